@@ -1,12 +1,10 @@
-"""The registry of drafters: this package's own, those of other packages (entry points), and any
-`module:Class`.
+"""Register drafters of this package, of entry points, and any `module:Class`.
 
-A drafter class names itself, says what it needs (`needs_draft_model` ... of `Drafter`), holds a
-frozen dataclass `Options` and is built by `Class.build(options)`, or `Class.build(options,
-draft_model)` where it needs one, or takes one and there is one. One of this package is a file and a
-line below, which repeats what it needs, so that lists load no model code; another package declares
-its own in the entry point group `paceline.drafters`. No drafter's module is imported before the
-drafter is chosen.
+A drafter class has a name, a frozen dataclass `Options`, and a class method `build`. Its class
+attributes say what it needs, such as `needs_draft_model`. Drafters of this package are one file and
+one line below. The line repeats what the drafter needs, so that lists load no model code. Other
+packages declare drafters in the entry point group `paceline.drafters`. The registry imports a
+drafter's module only when the drafter is chosen.
 """
 
 from __future__ import annotations
@@ -37,17 +35,18 @@ _OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """Where the class of a drafter is found, and one line about it.
+    """Locate the class of a drafter, with a summary of one line.
 
     Attributes:
-        target: "module:Class".
-        summary: what it does, for lists; empty where only the class can tell.
-        source: the package that declares it, for messages; empty for `module:Class` as the user
-            wrote it.
-        light: "module:Class" of its options, which can be imported without torch or a compiler;
-            empty: as `target` has them.
-        needs: what it is built with, out of "draft_model", "draft_model_if_given", "trained" and
-            "datastore"; None: only the class can tell.
+        name: Name in drafter strings.
+        target: Location of the class, as "module:Class".
+        summary: Description for lists; empty if only the class has one.
+        source: Package that declares the drafter, for messages; empty for a `module:Class` that the
+            user wrote.
+        light: Location of the options as "module:Class", importable without torch or numba; empty
+            if only `target` has them.
+        needs: Requirements, out of "draft_model", "draft_model_if_given", "trained" and
+            "datastore"; None if only the class knows them.
     """
 
     name: str
@@ -58,11 +57,10 @@ class DrafterEntry:
     needs: frozenset[str] | None = None
 
     def load(self) -> Any:
-        """Import and return its class.
+        """Import and return the drafter class.
 
         Raises:
-            ConfigError: the module cannot be imported, or what it holds there is no drafter that
-                can be built.
+            ConfigError: The module cannot be imported, or the class is no drafter.
         """
         try:
             found = _imported(self.target)
@@ -76,22 +74,20 @@ class DrafterEntry:
         return found
 
     def describe(self) -> str:
-        """Return what it does, in one line; loads the class where no summary is registered."""
+        """Return the summary; loads the class if none is registered."""
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
     def options(self) -> Any:
-        """Return the dataclass of its options.
+        """Return the dataclass of the drafter's options.
 
         Raises:
-            ConfigError: as `load`.
+            ConfigError: The module cannot be imported, or the class is no drafter.
         """
         return _imported(self.light) if self.light else self.load().Options
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether it is built with a draft model; loads the class where nothing is registered,
-        as those below do.
-        """
+        """Tell whether the drafter requires a draft model; may load the class."""
         return (
             bool(self.load().needs_draft_model)
             if self.needs is None
@@ -100,19 +96,19 @@ class DrafterEntry:
 
     @property
     def takes_draft_model(self) -> bool:
-        """Whether it is built with a draft model where there is one; all that need one do."""
+        """Tell whether the drafter uses a draft model if one is given."""
         if self.needs is None:
             return self.needs_draft_model or bool(self.load().takes_draft_model)
         return not self.needs.isdisjoint(("draft_model", "draft_model_if_given"))
 
     @property
     def needs_trained(self) -> bool:
-        """Whether it reads a file trained for the models at hand."""
+        """Tell whether the drafter reads a file that was trained for these models."""
         return bool(self.load().needs_trained) if self.needs is None else "trained" in self.needs
 
     @property
     def needs_store(self) -> bool:
-        """Whether its option `datastore` must be given."""
+        """Tell whether the drafter requires its option `datastore`."""
         return bool(self.load().needs_store) if self.needs is None else "datastore" in self.needs
 
     def _refusal(self, fault: str) -> str:
@@ -132,7 +128,7 @@ def _imported(target: str) -> Any:
 
 
 def _missing(found: Any) -> str | None:
-    """What `found` lacks to be a drafter that can be built from its options."""
+    """Return why a class cannot be built as a drafter, or None."""
     from paceline.core.drafter import (
         Drafter,
     )  # it brings numpy along, and the names alone need none
@@ -235,18 +231,17 @@ REGISTRY: dict[str, DrafterEntry] = {one.name: one for one in _OWN}
 
 
 def available() -> list[str]:
-    """Return the names that `create` and `LLM(drafter=...)` accept: our own, then those of
-    installed packages.
-    """
+    """Return the names that `create` accepts, built-in drafters first."""
     return [*REGISTRY, *sorted({found.name for found in _installed()} - REGISTRY.keys())]
 
 
 def entry(name: str) -> DrafterEntry:
-    """Find a drafter by its name, or by "module:Class". A name of our own is never another
-    package's.
+    """Find a drafter by its name, or by "module:Class".
+
+    Built-in names take precedence over those of other packages.
 
     Raises:
-        ConfigError: no such drafter (the close match is named), or two packages declare it.
+        ConfigError: The drafter is unknown (a close match is named), or two packages declare it.
     """
     if name in REGISTRY:
         return REGISTRY[name]
@@ -274,7 +269,7 @@ def entry(name: str) -> DrafterEntry:
 
 
 def _installed() -> Iterator[DrafterEntry]:
-    """The entry points of installed packages; none of them is imported."""
+    """Yield the entry points of installed packages without importing them."""
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for point in entry_points(group=GROUP):
@@ -285,16 +280,14 @@ def _installed() -> Iterator[DrafterEntry]:
 def create(
     spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = None, **options: Any
 ) -> Drafter:
-    """Build a drafter from "name", "name:key=value,...", "module:Class" or
-    "module:Class:key=value,...".
+    """Build a drafter from "name:key=value,..." or "module:Class:key=value,...".
 
     Args:
-        draft_model: directory, hub id, GGUF file or loaded model, for the drafters that need or
-            take one.
-        options: more options, typed, as keywords.
+        spec: Drafter string; the options may be left out.
+        draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use one.
+        options: Further options as typed keywords.
     Raises:
-        ConfigError: unknown name or option, a class that is no drafter, a value out of range, or a
-            missing draft model.
+        ConfigError: An unknown name or option, a value out of range, or a missing draft model.
     """
     from paceline.core.drafter import Drafter
 
@@ -326,12 +319,12 @@ def create(
 
 
 class Maker:
-    """Builds drafters from their specs, all with the same draft model, which is loaded when one
-    needs it.
+    """Build drafters that share one draft model, which is loaded on first use.
 
     Args:
-        draft_model: as for `create`; None = there is none.
-        dtype, device: to load it with.
+        draft_model: Directory, hub id, GGUF file or loaded model; None for no draft model.
+        dtype: Data type to load it with.
+        device: Device to load it on.
     """
 
     def __init__(
@@ -344,10 +337,10 @@ class Maker:
         self._loaded: CachedLM | None = None
 
     def __call__(self, spec: str) -> Drafter:
-        """Build one.
+        """Build a drafter from its string.
 
         Raises:
-            as `create`.
+            ConfigError: An unknown name or option, a value out of range, or a missing draft model.
         """
         if (
             entry(parse_spec(spec)[0]).takes_draft_model

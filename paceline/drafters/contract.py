@@ -1,8 +1,8 @@
-"""The drafter contract as a check to call in a test: `check_drafter(create("bigram"))`.
+"""Check the drafter contract in a test: `check_drafter(create("bigram"))`.
 
-It decodes a few prompts with the drafter under node budgets that change from step to step and from
-sequence to sequence, holds every tree against the rules of `paceline.core.drafter`, and every
-answer against plain decoding.
+The check decodes a few prompts under node limits that change between steps and requests. It
+verifies every tree against the rules of `paceline.core.drafter`, and every answer against plain
+decoding.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ _STEPS_BEFORE_AN_ABORT = 3
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """What a drafter did while it was checked.
+    """Summarise what a drafter did during the check.
 
     Attributes:
-        steps: trees it was asked for. drafted, accepted: their nodes, and those the target kept.
-        draws: whether some of its trees carried distributions.
+        steps: Number of trees that were requested.
+        drafted: Number of nodes in these trees.
+        accepted: Number of nodes that the target accepted.
+        draws: Whether some trees carried distributions.
     """
 
     steps: int
@@ -48,15 +50,19 @@ class ContractReport:
 
 
 class CheckedDrafter(DelegatingDrafter):
-    """Passes everything on to a drafter, with budgets that change, and holds each of its trees
-    against the contract.
+    """Wrap a drafter, vary its node limits, and check each of its trees.
 
     Args:
-        vocab: size of the target's vocabulary.
+        inner: Drafter to check.
+        vocab: Size of the target's vocabulary.
+        budgets: Node limits to draw from.
+        seed: Random seed of the limits.
     Attributes:
-        steps, empty_on_zero: trees asked for, and those of them with a budget of 0.
-        nodes, accepted: nodes of all trees, and those the target kept.
-        drawn: whether a tree carried distributions.
+        steps: Number of trees that were requested.
+        empty_on_zero: Number of these with a limit of 0.
+        nodes: Number of nodes in all trees.
+        accepted: Number of nodes that the target accepted.
+        drawn: Whether a tree carried distributions.
     """
 
     def __init__(
@@ -69,10 +75,10 @@ class CheckedDrafter(DelegatingDrafter):
         self._random = random.Random(seed)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the drafter's trees, which keep the contract.
+        """Return the drafter's trees after checking them against the contract.
 
         Raises:
-            DrafterError: a tree breaks it.
+            DrafterError: A tree breaks the contract.
         """
         budget = [min(limit, self._random.choice(self._budgets)) for limit in max_nodes]
         trees = super().propose(requests, list(budget))
@@ -145,7 +151,7 @@ def check_aborts(
     answers: Sequence[Sequence[int]],
     budgets: Sequence[int] = BUDGETS,
 ) -> None:
-    """Stop greedy sequences before their first proposal, midway and twice; nothing of them may be
+    """Stop greedy requests before, during and after drafting, and twice; nothing of them may be
     left, no other be disturbed.
 
     Args:

@@ -1,21 +1,16 @@
-"""Jacobi decoding: guess the whole rest of the answer, and let every forward replace each guess by
-what the target says there.
+"""Jacobi decoding: guess the rest of the answer and refine it in parallel.
 
-The answer y_1 .. y_m solves m equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
+The answer y_1 .. y_m solves the equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
 iteration starts from random guesses and evaluates all equations at once, each with the guesses of
-the iteration before (Santilli et al. 2023; Algorithm 2 of Fu et al. 2024, "Lookahead Decoding"). A
-guess is final once all before it are, so each forward settles at least one token and every further
-one whose guess had become right. Where tokens are sampled the guesses are still the target's
-arg-max.
+the previous iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding").
+A guess is final once all guesses before it are final. Each forward pass therefore settles at least
+one token. Guesses are the target's arg-max even for sampled requests.
 
-With `block=B` it is Gauss-Seidel-Jacobi (Song et al. 2021, "Accelerating feedforward computation
-via parallel nonlinear equation solving"; "PGJ" in table 6 of Fu et al.): the answer is cut into
-blocks of B tokens counted from its first one, solved one after the other, each by Jacobi iteration
-given the final tokens before it. A block has B equations, whose inputs are the token before the
-block and the block's first B - 1 tokens. Hence a step with k tokens of the block left proposes k -
-1 nodes, feeds k tokens, and its bonus is at most the block's last token: no step reaches into the
-next block, which starts from random guesses of its own. B = 1 is plain decoding, and a block as
-long as the answer is Algorithm 2.
+With `block=B` the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et al.).
+The answer is cut into blocks of B tokens, counted from its first token. The blocks are solved one
+after the other, each by Jacobi iteration. A step with k tokens of the block left proposes k - 1
+nodes and processes k tokens, so no step reaches into the next block. B = 1 is plain decoding; a
+block as long as the answer is algorithm 2.
 """
 
 from __future__ import annotations
@@ -33,12 +28,11 @@ from paceline.drafters.shared.file_options import JacobiOptions
 
 @dataclass(slots=True)
 class _Iterate:
-    """Where the iteration of one sequence stands.
+    """Hold the state of the iteration of one request.
 
     Attributes:
-        random: draws the initial guesses.
-        guesses: for the places right behind the newest token, in order; places beyond have none
-            yet.
+        random: Generator of the initial guesses.
+        guesses: Guesses for the positions after the newest token, in order.
     """
 
     random: random.Random
@@ -46,7 +40,7 @@ class _Iterate:
 
 
 class Jacobi(Drafter):
-    """A chain of guesses: lossless and seed-identical at any temperature."""
+    """Draft a chain of deterministic guesses; lossless at any temperature."""
 
     name = "jacobi"
     needs_predictions = True
@@ -58,18 +52,17 @@ class Jacobi(Drafter):
 
     @classmethod
     def build(cls, options: JacobiOptions) -> Jacobi:
-        """Build it from its options."""
+        """Build the drafter from its options."""
         return cls(options)
 
     def start(self, request: Request) -> None:
-        """Begin without guesses, and with a source of them that depends on the request's seed
-        only.
-        """
+        """Start without guesses; the random generator depends on the request's seed only."""
         self._iterates[request.id] = _Iterate(random.Random(request.params.seed))
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the guesses up to the last token but one of the block, as many as fit; new
-        places get random prompt tokens.
+        """Return the guesses up to the second-last token of the block.
+
+        Positions without a guess get a random token of the prompt.
         """
         trees = []
         for request, limit in zip(requests, max_nodes, strict=True):
@@ -88,7 +81,7 @@ class Jacobi(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Replace every guess that was evaluated, and drop those whose places are taken now."""
+        """Replace every evaluated guess, and drop those whose positions are decided."""
         for outcome in outcomes:
             iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)
@@ -97,11 +90,11 @@ class Jacobi(Drafter):
             ]
 
     def stop(self, request: Request) -> None:
-        """Drop the guesses."""
+        """Drop the guesses of a request."""
         self._iterates.pop(request.id, None)
 
     def _unsolved(self, request: Request) -> int:
-        """Return how many tokens are left of the block that the next one belongs to."""
+        """Return the number of tokens left in the current block."""
         block = self._options.block
         if block is None:
             return request.remaining
@@ -109,8 +102,9 @@ class Jacobi(Drafter):
 
 
 def _answers_along(guesses: list[int], outcome: Outcome) -> list[int]:
-    """Return the target's tokens after the root and after each guess, as far as the verified
-    tree holds them as a branch.
+    """Return the target's tokens after the root and after each guess.
+
+    The result ends where the verified tree does not contain the next guess.
     """
     child = outcome.tree.edges()
     answers, node = [outcome.target_argmax[0]], -1

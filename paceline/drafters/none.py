@@ -1,4 +1,4 @@
-"""Plain decoding as a drafter, so that the loop needs no second path."""
+"""Plain decoding as a drafter (null object)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from paceline.drafters.shared.file_options import NoOptions
 
 
 class NoDrafter(Plain):
-    """Proposes nothing."""
+    """Propose empty trees: plain decoding."""
 
     Options = NoOptions
 
     @classmethod
     def build(cls, options: NoOptions) -> NoDrafter:
-        """Build it from its (empty) options."""
+        """Build the drafter; it has no options."""
         return cls()

@@ -1,12 +1,12 @@
-"""Prompt lookup: the newest n-gram has occurred before, so propose what followed it then.
+"""Prompt lookup: propose what followed earlier occurrences of the newest n-gram.
 
-Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). Longest n-gram first, most
-recent match, the continuation clipped at the end of the text.
+Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter looks up the
+longest n-gram first and takes the most recent match.
 
-This implementation differs from the paper in two ways. It proposes a tree: the continuations of
-earlier matches and of shorter n-grams become branches, and the most frequent tokens of the text
-become single nodes (`max_matches=1,max_frequent_tokens=0` gives the paper's chain). An index of the
-n-grams keeps the cost of a step independent of the length of the text.
+This implementation differs from the paper in two ways. It proposes a tree, whose branches are the
+continuations of earlier matches and of shorter n-grams. The most frequent tokens of the text become
+single nodes. `max_matches=1,max_frequent_tokens=0` gives the paper's chain. An index of the n-grams
+keeps the cost of a step independent of the length of the text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOOKS = 4  # places that are looked at for each match: many are followed by the
 
 
 class PromptLookup(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature."""
+    """Draft from matches in the text; lossless and seed-identical at any temperature."""
 
     name = "prompt_lookup"
     Options = PromptLookupOptions
@@ -52,17 +52,17 @@ class PromptLookup(Drafter):
 
     @classmethod
     def build(cls, options: PromptLookupOptions) -> PromptLookup:
-        """Build it from its options."""
+        """Build the drafter from its options."""
         return cls(options)
 
     def start(self, request: Request) -> None:
-        """Begin with nothing; the prompt is taken in with the first proposal."""
+        """Open an empty index; the first proposal indexes the prompt."""
         self._texts[request.id] = _IndexedText(
             NgramIndex(self._options.min_ngram, self._options.max_ngram), Frequencies()
         )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a tree per sequence; first in it is what followed the longest, latest match."""
+        """Return one tree per request; the longest and latest match comes first."""
         return [
             self._propose(request, self._texts[request.id], limit)
             for request, limit in zip(requests, max_nodes, strict=True)
@@ -82,7 +82,7 @@ class PromptLookup(Drafter):
         return growing.tree()
 
     def stop(self, request: Request) -> None:
-        """Drop what is known of its text."""
+        """Drop the index of a request."""
         self._texts.pop(request.id, None)
 
 
@@ -92,7 +92,7 @@ class _IndexedText(NamedTuple):
 
 
 class _Growing:
-    """A tree under way, of at most so many nodes."""
+    """Grow one draft tree up to a maximum number of nodes."""
 
     def __init__(self, most: int, prompt_length: int) -> None:
         self._most, self._prompt_length = most, prompt_length
@@ -101,7 +101,7 @@ class _Growing:
         self._origins: list[Origin] = []
 
     def join(self, found: Iterable[Continuation], matches: int) -> None:
-        """Take in continuations, of which so many may differ."""
+        """Add continuations until `matches` different branches exist."""
         branches = 0
         for tokens, matched, place in found:
             parent, fresh = -1, 0
@@ -120,9 +120,7 @@ class _Growing:
                 break
 
     def add_frequent(self, tokens: list[tuple[int, int]]) -> None:
-        """Take in the most frequent tokens of the text that are not there yet, each with a place
-        of it.
-        """
+        """Add the most frequent tokens that are not children of the root yet."""
         chance = _FREQUENT[min(sum(parent < 0 for parent, _ in self._nodes), len(_FREQUENT) - 1)]
         fresh = [one for one in tokens if (-1, one[0]) not in self._nodes]
         for rank, (token, place) in enumerate(fresh[: self._most - len(self._nodes)]):
@@ -135,7 +133,6 @@ class _Growing:
         return node
 
     def tree(self) -> DraftTree:
-        """Return it."""
         if not self._nodes:
             return EMPTY_TREE
         parents, token_ids = zip(*self._nodes, strict=True)
@@ -145,8 +142,12 @@ class _Growing:
 
 
 def _confidence(branch: int, matched: int, fresh: int) -> float:
-    """Return the chance of a token, given those before it, that is the `fresh`-th its branch
-    adds behind a match.
+    """Return the probability of a token given its parent.
+
+    Args:
+        branch: Number of branches before this one.
+        matched: Tokens of the matching n-gram.
+        fresh: Nodes that the branch has added before this one.
     """
     match = min(matched, len(_NEXT)) - 1
     return (

@@ -1,6 +1,4 @@
-"""A drafter that proposes what a script says: to test an engine, a wrapper or a measurement
-without a method in the way.
-"""
+"""Propose what a script lists, to test an engine or a measurement."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ Script = Propose | Sequence[DraftTree | Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ProposeCall:
-    """What `propose` was asked for one sequence: its id, its tokens at that time, and its node
-    budget.
-    """
+    """Record one request of a `propose` call: its id, tokens and node limit."""
 
     sequence: int
     token_ids: list[int]
@@ -27,23 +23,22 @@ class ProposeCall:
 
 
 class ScriptedDrafter(Drafter):
-    """Proposes what a script says, and records what it was asked and what the target answered.
-    Needs no torch.
+    """Propose the trees of a script, and record calls and outcomes; needs no torch.
 
     Args:
-        script: the proposals of the first, second, ... step of every sequence, each a `DraftTree`
-            or the token ids of a chain, cut to the node budget; afterwards trees are empty. Or a
-            function with the arguments and the result of `Drafter.propose`, whose trees are passed
-            on as they are.
-        name: the word in messages and tables.
+        script: Proposals of the first, second, ... step of every request, each a `DraftTree` or the
+            token ids of a chain, cut to the node limit. Afterwards trees are empty. A function with
+            the signature of `Drafter.propose` is called instead, and its trees are passed on
+            unchanged.
+        name: Name in messages and tables.
     Attributes:
-        questions: what `propose` was asked, one per sequence and step.
-        outcomes: what `observe` was given, in order.
-        open: ids of the sequences that were started and not stopped.
+        questions: Calls of `propose`, one per request and step.
+        outcomes: Arguments of `observe`, in order.
+        open: Ids of the requests that were started and not stopped.
 
     Example:
-        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) guesses 5 then 6, in the next step 7
-        or 8, and nothing after.
+        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) drafts 5 and 6, in the next step 7 or
+        8, and nothing afterwards.
     """
 
     def __init__(self, script: Script, name: str = "scripted") -> None:
@@ -55,12 +50,12 @@ class ScriptedDrafter(Drafter):
         self._steps: dict[int, int] = {}
 
     def start(self, request: Request) -> None:
-        """Open the sequence at the first step of the script."""
+        """Open a request at the first step of the script."""
         self.open.add(request.id)
         self._steps[request.id] = 0
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return what the script says for these sequences."""
+        """Return the script's trees for these requests."""
         self.questions += [
             ProposeCall(request.id, list(request.token_ids), limit)
             for request, limit in zip(requests, max_nodes, strict=True)
@@ -68,17 +63,18 @@ class ScriptedDrafter(Drafter):
         return self._propose(requests, max_nodes)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes."""
+        """Record the outcomes of the step."""
         self.outcomes += outcomes
 
     def stop(self, request: Request) -> None:
-        """Close the sequence; once more does nothing."""
+        """Close a request; a second call does nothing."""
         self.open.discard(request.id)
         self._steps.pop(request.id, None)
 
     def _next_of(self, script: Sequence[DraftTree | Sequence[int]]) -> Propose:
         trees = [
-            one if isinstance(one, DraftTree) else DraftTree.chain(list(one)) for one in script
+            entry if isinstance(entry, DraftTree) else DraftTree.chain(list(entry))
+            for entry in script
         ]
 
         def propose(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:

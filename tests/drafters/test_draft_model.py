@@ -60,9 +60,9 @@ def ask(
 
 
 def grown(
-    limit: int = 10, longest: int = 5, branch_above: float = 0.1, stop_below: float = 0.5
+    limit: int = 10, longest: int = 5, branch_threshold: float = 0.1, stop_threshold: float = 0.5
 ) -> GuessTree:
-    return GuessTree(DraftCalibration(), limit, longest, branch_above, stop_below)
+    return GuessTree(DraftCalibration(), limit, longest, branch_threshold, stop_threshold)
 
 
 def test_likely_siblings_are_kept_and_asked_about_in_one_forward() -> None:
@@ -117,13 +117,13 @@ def test_what_others_guess_is_asked_about_in_the_first_forward() -> None:
 
 
 def test_the_first_choice_is_guessed_however_unlikely_and_limits_hold() -> None:
-    tree = grown(stop_below=0.5)
+    tree = grown(stop_threshold=0.5)
     ask(tree, {(): ([7, 8], [0.01, 0.01])})
     assert tree.newest() == []
     assert tree.finished()[0].token_ids == [7]
     for limit, longest in ((0, 5), (5, 0)):
         assert grown(limit, longest).newest() == []
-    tree = grown(limit=3, longest=2, stop_below=0.0)
+    tree = grown(limit=3, longest=2, stop_threshold=0.0)
     while tree.newest():
         ask(
             tree,

@@ -112,7 +112,7 @@ CERTAIN, UNSURE, EVEN = [0.9, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.25] * 4
         (ProductRule(9, 0.4), [CERTAIN, CERTAIN, UNSURE], None),
         (ConfidenceRule(9, 0.4), [CERTAIN, UNSURE, EVEN, CERTAIN], 3),
         (ConfidenceRule(9, 0.65), [CERTAIN, UNSURE, EVEN], 2),
-        (ConfidenceRule(9, 0.65, least=3), [CERTAIN, UNSURE, CERTAIN, UNSURE], 4),
+        (ConfidenceRule(9, 0.65, min_tokens=3), [CERTAIN, UNSURE, CERTAIN, UNSURE], 4),
         (EntropyRule(9, 0.5), [CERTAIN, UNSURE, EVEN], 3),  # 0.745, 0.576, 0.473
         (EntropyRule(9, 0.6), [CERTAIN, UNSURE, EVEN], 2),
     ],
@@ -242,9 +242,9 @@ class ByToken:
 RULES: dict[str, Callable[[], ThresholdRule]] = {
     "product": lambda: ProductRule(3, 0.35),
     "confidence": lambda: ConfidenceRule(3, 0.3),
-    "entropy": lambda: EntropyRule(3, 0.55, least=2),
-    "head": lambda: HeadRule(ByToken(), 0.5, 1, 3, newest=False),  # type: ignore[arg-type]
-    "head, newest token": lambda: HeadRule(ByToken(), 0.65, 1, 3, newest=True),  # type: ignore[arg-type]
+    "entropy": lambda: EntropyRule(3, 0.55, min_tokens=2),
+    "head": lambda: HeadRule(ByToken(), 0.5, 1, 3, counts_newest=False),  # type: ignore[arg-type]
+    "head, newest token": lambda: HeadRule(ByToken(), 0.65, 1, 3, counts_newest=True),  # type: ignore[arg-type]
 }
 
 

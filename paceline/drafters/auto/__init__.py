@@ -1,1 +1,1 @@
-"""One tree from everything that is known."""
+"""Merge all sources of draft tokens into one draft tree."""

@@ -1,14 +1,14 @@
-"""Whether a source that takes time is asked: what it adds to the trees of the others, against its
-seconds.
+"""Decide per batch size whether running the draft model is worth its time.
 
-Both trees of a step are known where it is asked, the others' and that with it, so one text says
-what each is worth: how far the others' tree, cut to as many nodes, would have come, which may be
-farther; that shows in what the next steps say. The difference scatters much less than two texts do.
+Both trees of a step are known when the draft model runs: the tree without it and the tree with it.
+The text that follows shows how far the other tree, cut to the same size, would have come. The
+difference is the gain in tokens; it varies much less than the difference between two texts.
 
-The source is asked where that many tokens, at the speed of all steps, take longer than it does;
-what is not well known yet is taken for more, since few trials decide nothing; the cheaper it is,
-the surer must be that it does not pay. What it adds differs little by how much the others expect:
-to decide by that as well is to decide by noise (docs/one-tree.md).
+The gate runs the draft model if the gain, at the current seconds per token, exceeds its cost. It
+uses an upper confidence bound (UCB) of the gain, so that a few trials do not switch the draft model
+off. The cheaper the draft model is, the more evidence the gate requires. While the gate is closed,
+it tries again with exponential back-off. The gain depends little on what the other sources expect,
+so the gate ignores that (docs/one-tree.md).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from time import perf_counter
 from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
+from paceline.drafters.auto.settings import DraftModelGateSettings
 
-_FIRST, _PRIOR = (
-    1.0,
-    1.0,
-)  # tokens that it adds before anything was counted, and how many sequences' word that is
-# over its share of a step's time: by so many standard deviations is what it adds taken for more, or
-# by one
-_PATIENCE = 0.15
-_MEMORY = 400.0  # sequences that are remembered
-_KEPT = 0.98  # of what earlier steps say of time, with every one
-_SHORTEST, _LONGEST = 16, 256  # steps that do not ask between two trials
+_SETTINGS = DraftModelGateSettings()
 
 
 class _Mean:
-    """A mean that forgets. Attributes: sum. weight: 0 = nothing is known."""
+    """Track an exponentially decaying mean.
+
+    Attributes:
+        sum: Decayed sum of the values.
+        weight: Decayed number of values; 0 before the first.
+    """
 
     def __init__(self) -> None:
         self.sum = self.weight = 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        self.sum, self.weight = _KEPT * self.sum + value, _KEPT * self.weight + weight
+        self.sum, self.weight = (
+            _SETTINGS.decay * self.sum + value,
+            _SETTINGS.decay * self.weight + weight,
+        )
 
     @property
     def value(self) -> float:
@@ -49,58 +49,57 @@ class _Mean:
 
 
 class DraftModelGate:
-    """Says for each step with a certain number of sequences whether the source is asked."""
+    """Switch the draft model on or off for steps with a given number of requests.
 
-    def __init__(self) -> None:
-        # Tokens that it added: their sum, that of their squares, and of how many sequences.
-        self._sum, self._squares, self._count = _FIRST * _PRIOR, (_FIRST**2 + 1) * _PRIOR, _PRIOR
-        self._token, self._step = _Mean(), _Mean()  # seconds of one
-        self._price = (
-            _Mean()
-        )  # logarithms of the seconds of asking, of which outliers, as a prompt is, change little
-        self._refused, self._pause = (
-            0,
-            _SHORTEST,
-        )  # steps since the last that asked; so many before the next trial
+    Args:
+        settings: Settings of the gate.
+    """
+
+    def __init__(self, settings: DraftModelGateSettings = _SETTINGS) -> None:
+        self._settings = settings
+        prior, weight = settings.prior_gain, settings.prior_weight
+        # Gains in tokens: their sum, the sum of their squares, and their number.
+        self._sum, self._squares, self._count = prior * weight, (prior**2 + 1) * weight, weight
+        self._token, self._step = _Mean(), _Mean()  # seconds of a token, and of a step
+        # The cost is a mean of logarithms, so that outliers such as a prompt change it little.
+        self._cost = _Mean()
+        # Steps since the last one with the draft model, and steps until the next trial.
+        self._refused, self._pause = 0, settings.min_pause
 
     def asks(self, sequences: int) -> bool:
-        """Whether the next step asks: where that pays, and now and then where it does not."""
-        if not self._price.weight or not self._token.weight:
+        """Return whether the next step should run the draft model."""
+        if not self._cost.weight or not self._token.weight:
             return True
-        price = math.exp(self._price.value)
-        deviations = max(1.0, _PATIENCE * self._step.value / price)
-        if sequences * self._gain_upper_bound(deviations) * self._token.value >= price:
-            self._refused, self._pause = 0, _SHORTEST
+        cost = math.exp(self._cost.value)
+        num_errors = max(1.0, self._settings.patience * self._step.value / cost)
+        if sequences * self._gain_upper_bound(num_errors) * self._token.value >= cost:
+            self._refused, self._pause = 0, self._settings.min_pause
             return True
         self._refused += 1
         if self._refused <= self._pause:
             return False
-        self._refused, self._pause = 0, min(2 * self._pause, _LONGEST)
+        self._refused, self._pause = 0, min(2 * self._pause, self._settings.max_pause)
         return True
 
-    def _gain_upper_bound(self, deviations: float) -> float:
-        """Return the mean of what it adds to a sequence, and so many standard deviations of that
-        mean.
-        """
+    def _gain_upper_bound(self, num_errors: float) -> float:
+        """Return the mean gain per request plus `num_errors` standard errors."""
         mean = self._sum / self._count
-        return mean + deviations * math.sqrt(
+        return mean + num_errors * math.sqrt(
             max(0.0, self._squares / self._count - mean * mean) / self._count
         )
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Take in a step, the source's time included."""
+        """Record the new tokens and the seconds of a step, draft model included."""
         self._token.add(seconds, tokens)
         self._step.add(seconds)
 
     def record_cost(self, seconds: float) -> None:
-        """Take in how long it took to ask."""
-        self._price.add(math.log(max(seconds, 1e-9)))
+        """Record the seconds that the draft model took."""
+        self._cost.add(math.log(max(seconds, 1e-9)))
 
     def record_gain(self, tokens: int) -> None:
-        """Take in what asking was worth to a sequence: its tokens less those that the others'
-        tree would have had.
-        """
-        if self._count >= _MEMORY:
+        """Record the tokens of a request less those that the other tree would have had."""
+        if self._count >= self._settings.memory:
             self._sum, self._squares, self._count = (
                 self._sum / 2,
                 self._squares / 2,
@@ -115,41 +114,45 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """A step that has asked, until the text shows how far the others' tree would have come.
+    """Track a step until the text shows how far the other tree would have come.
 
     Attributes:
-        asking: that learns of it.
-        edges: of the others' tree. node, at: reached in it, and the place in the text behind.
-        end: place in the text behind what the step had.
+        gate: Gate that records the gain.
+        edges: Edges of the tree without the draft model.
+        end: Text position after the tokens of the step.
+        position: Text position after the last node that matched.
+        node: Last node of the other tree that the text has followed; -1 is the root.
     """
 
-    asking: DraftModelGate
+    gate: DraftModelGate
     edges: dict[tuple[int, int], int]
     end: int
-    at: int
+    position: int
     node: int = -1
 
-    def resolve_batch_invariance(self, token_ids: Sequence[int], ended: bool) -> bool:
-        """Go on along the text, and return whether it is known what asking was worth; if so, that
-        is taken in.
+    def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
+        """Follow the text along the other tree; return whether the gain is known now.
 
         Args:
-            ended: no more text comes.
+            token_ids: Text of the request.
+            ended: Whether the text is complete.
         """
-        while self.at < len(token_ids):
-            following = self.edges.get((self.node, token_ids[self.at]))
+        while self.position < len(token_ids):
+            following = self.edges.get((self.node, token_ids[self.position]))
             if following is None:
                 break
-            self.node, self.at = following, self.at + 1
-        if self.at == len(token_ids) and not ended:
+            self.node, self.position = following, self.position + 1
+        if self.position == len(token_ids) and not ended:
             return False
-        behind = self.at < len(token_ids)  # the token that the target would have said after it
-        self.asking.record_gain(self.end - (self.at + behind))
+        behind = self.position < len(
+            token_ids
+        )  # the token that the target would have said after it
+        self.gate.record_gain(self.end - (self.position + behind))
         return True
 
 
 class DraftModelGates:
-    """That for each number of sequences in a step, and the clock."""
+    """Hold one gate per number of requests, and the clock of the step."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
@@ -160,27 +163,27 @@ class DraftModelGates:
 
     @property
     def has_asked(self) -> bool:
-        """Whether the newest step has asked."""
+        """Tell whether the newest step has run the draft model."""
         return self._seconds > 0
 
     def begin(self, others: dict[int, DraftTree], telling: bool) -> bool:
-        """Begin a step, and return whether it asks.
+        """Begin a step, and return whether it runs the draft model.
 
         Args:
-            others: trees without the source, by sequence, the likeliest nodes first.
-            telling: whether its time says something.
+            others: Trees without the draft model by request id, likeliest nodes first.
+            telling: Whether the time of the step counts; a step with prompts does not.
         """
         self._begun, self._others, self._seconds = perf_counter(), others, 0.0
-        asking = self._by_number.setdefault(len(others), DraftModelGate())
-        self._running = asking if telling else None
-        return asking.asks(len(others))
+        gate = self._by_number.setdefault(len(others), DraftModelGate())
+        self._running = gate if telling else None
+        return gate.asks(len(others))
 
     def asked(self) -> None:
-        """The source has answered."""
+        """Record that the draft model has finished."""
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """End the step."""
+        """End the step: record its time and follow the text of each request."""
         if self._running is None:
             return
         self._running.note(
@@ -199,12 +202,10 @@ class DraftModelGates:
         self._running = None
 
     def stop(self, request: Request) -> None:
-        """Free what belongs to a sequence, whose text is as long as it will be."""
+        """Free the state of a request whose text is complete."""
         self._settle(request, self._open.pop(request.id, []), ended=True)
 
     def _settle(self, request: Request, waiting: list[_Open], ended: bool) -> None:
-        left = [
-            one for one in waiting if not one.resolve_batch_invariance(request.token_ids, ended)
-        ]
+        left = [one for one in waiting if not one.follow_text(request.token_ids, ended)]
         if left:
             self._open[request.id] = left

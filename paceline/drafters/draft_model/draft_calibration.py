@@ -1,4 +1,4 @@
-"""How often a draft model's first choice came true, by the probability it gave."""
+"""Calibrate a draft model: the acceptance rate of its first choice by probability."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ _PRIOR_POWER = 0.6
 
 
 def first_choice_prior(prob: float) -> float:
-    """Return the chance of a first choice that the draft model gave `prob`, before anything was
-    counted.
-    """
+    """Return the prior acceptance rate of a first choice with probability `prob`."""
     return math.pow(prob, _PRIOR_POWER)
 
 
 class DraftCalibration:
-    """How often a draft model's first choice was right, by the probability it gave.
+    """Count how often the draft model's first choice was accepted, by its probability.
 
-    It is right more often than that probability, above all where the target is greedy and never
-    says its second choice. Where little is known, the confidence is taken as a power of the
-    probability, which fits such pairs.
+    A first choice is accepted more often than its probability suggests, above all with a greedy
+    target. With few counts the estimate is a power of the probability, which fits such pairs.
     """
 
     def __init__(self) -> None:
@@ -35,20 +32,19 @@ class DraftCalibration:
         self._hits = [0] * _BUCKETS
 
     def confidence(self, prob: float) -> float:
-        """Return the estimated probability that a first choice is right which the draft model
-        gave `prob`.
-        """
+        """Return the estimated acceptance rate of a first choice with probability `prob`."""
         bucket = _bucket(prob)
         return (self._hits[bucket] + _PRIOR_WEIGHT * first_choice_prior(prob)) / (
             self._offered[bucket] + _PRIOR_WEIGHT
         )
 
     def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:
-        """Take in what became of a tree.
+        """Count the outcome of a draft tree.
 
         Args:
-            first_choice_probs: per node of it the probability it was given, None where it was no
-                first choice.
+            outcome: Outcome of the tree.
+            first_choice_probs: Per node the draft model's probability; None if it was no first
+                choice.
         """
         for node, right in tried(outcome):
             prob = first_choice_probs[node]

@@ -1,15 +1,15 @@
-"""The tree a draft model guesses in one step, likeliest guesses first.
+"""Grow the tree that a draft model drafts in one step, likeliest nodes first.
 
-Each draft forward is fed the whole tree so far: a small draft's forward costs much the same for one
-token as for twenty, so every guess not yet followed up is, all in one forward. One round is
-`newest`, `question`, the forward, and `learn_answers`:
+Each draft forward pass processes the whole tree so far. A small model's forward pass costs about
+the same for one token as for twenty, so every open node is extended at once. One round is `newest`,
+`question`, the forward pass, and `learn_answers`:
 
     newest()       [-1]                        [7, 8]
-    question()     root                        root -> 7, root -> 8; and text looked up behind the
-    likeliest the draft      after the root: 7, or 8     after 7: 1;  after 8: 3, or 4
+    question()     root                        root -> 7, root -> 8; text looked up after these
+    the draft      after the root: 7, or 8     after 7: 1;  after 8: 3, or 4
     the tree       7, 8                        7 -> 1,  8 -> 3,  8 -> 4
 
-`finished` keeps the nodes worth verifying.
+`finished` keeps the nodes that are likely enough to verify.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ LOOKED_UP = 2  # guesses behind which text is looked up
 
 @dataclass(slots=True)
 class GuessNode:
-    """A node.
+    """Hold one node of the growing tree.
 
     Attributes:
-        token: its id.
-        parent: its parent's node, -1 = the root.
-        depth: 1 for a child of the root.
-        path_confidence: estimated probability that it and all nodes above it are accepted.
-        on_main_path: whether it and all nodes above it are first choices.
-        first_choice_prob: the probability the draft model gave it, None where it is no first
-            choice.
+        token: Token id.
+        parent: Index of the parent node; -1 is the root.
+        depth: Depth; 1 is a child of the root.
+        path_confidence: Estimated probability that the node and all its ancestors are accepted.
+        on_main_path: Whether the node and all its ancestors are first choices.
+        first_choice_prob: Probability of a first choice by the draft model; None for other nodes.
     """
 
     token: int
@@ -51,13 +50,13 @@ class GuessNode:
 
 @dataclass(frozen=True, slots=True)
 class DraftForwardInput:
-    """What one draft forward is fed: nodes of the tree, then looked-up text behind some of them.
+    """Hold the input of one draft forward pass: tree nodes, then looked-up text.
 
     Attributes:
-        tree: what is fed, as a tree.
-        nodes: per fed place the guess tree's node; -1 for the root in front, None for a looked-up
-            token.
-        asked: fed places (0 = the root) whose answer is wanted.
+        tree: Processed tokens as a tree.
+        nodes: Per processed position the node of the growing tree; -1 for the root in front, None
+            for a looked-up token.
+        asked: Positions (0 is the root) whose predictions are needed.
     """
 
     tree: DraftTree
@@ -66,12 +65,12 @@ class DraftForwardInput:
 
 
 class NodePrediction(NamedTuple):
-    """What the draft model says after one place.
+    """Hold the draft model's prediction after one node.
 
     Attributes:
-        choice: the token it chooses.
-        likeliest: its likeliest tokens, likeliest first.
-        probs: their probabilities.
+        choice: Chosen token id.
+        likeliest: Likeliest token ids, in order.
+        probs: Their probabilities.
     """
 
     choice: int
@@ -80,47 +79,46 @@ class NodePrediction(NamedTuple):
 
 
 class GuessTree:
-    """Grows by one level or more per draft forward.
+    """Grow a tree by one level or more per draft forward pass.
 
     Args:
-        rates: how often first choices came true so far.
-        limit: most nodes.
-        longest: most levels.
-        branch_above: nodes whose path confidence is below are dropped, but for those on the main
-            path.
-        stop_below: the tree is finished once the path confidences of its newest guesses add up to
-            less.
+        calibration: Acceptance rates of first choices.
+        limit: Maximum number of nodes.
+        max_depth: Maximum depth.
+        branch_threshold: Minimum path confidence of nodes that are not on the main path.
+        stop_threshold: Summed path confidence of the newest nodes below which the tree is finished.
     """
 
     def __init__(
         self,
-        rates: DraftCalibration,
+        calibration: DraftCalibration,
         limit: int,
-        longest: int,
-        branch_above: float,
-        stop_below: float,
+        max_depth: int,
+        branch_threshold: float,
+        stop_threshold: float,
     ) -> None:
-        self._rates, self._limit, self._longest = rates, limit, longest
-        self._branch_above, self._stop_below = branch_above, stop_below
+        self._calibration, self._limit, self._max_depth = calibration, limit, max_depth
+        self._branch_threshold, self._stop_threshold = branch_threshold, stop_threshold
         self._guesses: list[GuessNode] = []
         self._children: dict[
             int, dict[int, int]
-        ] = {}  # of every node the draft was asked about: token -> node
+        ] = {}  # children of every extended node: token -> node
 
     def newest(self) -> list[int]:
-        """Return the nodes to ask about, -1 being the root; none once the tree is finished."""
-        if self._limit <= 0 or self._longest <= 0:
+        """Return the nodes to extend, -1 being the root; none once the tree is finished."""
+        if self._limit <= 0 or self._max_depth <= 0:
             return []
         if -1 not in self._children:
             return [-1]
         nodes = [
             n
             for n in self._kept()
-            if n not in self._children and self._guesses[n].depth < self._longest
+            if n not in self._children and self._guesses[n].depth < self._max_depth
         ]
         return (
             nodes
-            if nodes and sum(self._guesses[n].path_confidence for n in nodes) >= self._stop_below
+            if nodes
+            and sum(self._guesses[n].path_confidence for n in nodes) >= self._stop_threshold
             else []
         )
 
@@ -130,12 +128,14 @@ class GuessTree:
         look_up: Callable[[list[int], int], list[int]],
         likely: DraftTree,
     ) -> DraftForwardInput:
-        """Return what to feed the draft model in order to learn what follows `newest`.
+        """Return the forward input that predicts the tokens after the `newest` nodes.
 
         Args:
-            look_up: (path, length) -> up to so many tokens that may follow the path.
-            likely: what others guess behind the root; what the draft model says to all of that is
-                known after the first forward.
+            newest: Nodes to extend.
+            look_up: Function (path, length) that returns up to `length` tokens that may follow a
+                path.
+            likely: Tree of the other sources. With it, the first forward pass predicts after all
+                its nodes.
         """
         if -1 in newest and likely.token_ids:
             return DraftForwardInput(
@@ -143,15 +143,15 @@ class GuessTree:
             )
         context = {ancestor for node in newest for ancestor in self._path(node)}
         fed = sorted(context)
-        place = {-1: 0} | {node: at for at, node in enumerate(fed, 1)}
+        position_of = {-1: 0} | {node: position for position, node in enumerate(fed, 1)}
         tokens = [self._guesses[node].token for node in fed]
-        parents = [place[self._guesses[node].parent] - 1 for node in fed]
+        parents = [position_of[self._guesses[node].parent] - 1 for node in fed]
         nodes: list[int | None] = [-1, *fed]
-        asked = [place[node] for node in newest]
+        asked = [position_of[node] for node in newest]
         for node in sorted(newest, key=lambda node: -self._path_confidence(node))[:LOOKED_UP]:
-            path, parent = self._path(node), place[node] - 1
+            path, parent = self._path(node), position_of[node] - 1
             for token in look_up(
-                [self._guesses[n].token for n in path], self._longest - len(path) - 1
+                [self._guesses[n].token for n in path], self._max_depth - len(path) - 1
             ):
                 tokens.append(token)
                 parents.append(parent)
@@ -161,36 +161,32 @@ class GuessTree:
         return DraftForwardInput(DraftTree(tokens, parents), nodes, asked)
 
     def learn_answers(self, question: DraftForwardInput, answers: Sequence[NodePrediction]) -> None:
-        """Take in what the draft model said at each place asked about, in the order of
-        `question.asked`.
-        """
+        """Add the predictions, in the order of `question.asked`, to the tree."""
         nodes = list(question.nodes)
-        for at, answer in zip(question.asked, answers, strict=True):
-            if nodes[at] is None:  # looked-up text counts where the draft model itself would say it
-                above = nodes[question.tree.parents[at - 1] + 1]
-                nodes[at] = (
+        for position, answer in zip(question.asked, answers, strict=True):
+            if nodes[position] is None:  # looked-up text counts only if the draft model predicts it
+                above = nodes[question.tree.parents[position - 1] + 1]
+                nodes[position] = (
                     None
                     if above is None
-                    else self._children.get(above, {}).get(question.tree.token_ids[at - 1])
+                    else self._children.get(above, {}).get(question.tree.token_ids[position - 1])
                 )
-            node = nodes[at]
+            node = nodes[position]
             if node is not None and self._worth_keeping(node):
                 self._branch(node, answer)
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
-        """Return the tree to verify, likeliest paths first, and per node its probability where
-        it is a first choice.
-        """
-        kept = self._kept()
-        place = {-1: -1} | {node: at for at, node in enumerate(kept)}
-        guesses = [self._guesses[node] for node in kept]
+        """Return the tree, likeliest paths first, and first-choice probabilities."""
+        selected = self._kept()
+        position_of = {-1: -1} | {node: position for position, node in enumerate(selected)}
+        guesses = [self._guesses[node] for node in selected]
         confidence = [
             min(1.0, guess.path_confidence / max(self._path_confidence(guess.parent), 1e-9))
             for guess in guesses
         ]
         tokens, parents = (
             [guess.token for guess in guesses],
-            [place[guess.parent] for guess in guesses],
+            [position_of[guess.parent] for guess in guesses],
         )
         tree, before = likeliest_first(
             DraftTree(tokens, parents, confidence=confidence, origins=[Origin.MODEL] * len(guesses))
@@ -198,7 +194,7 @@ class GuessTree:
         return tree, [guesses[node].first_choice_prob for node in before]
 
     def _branch(self, node: int, answer: NodePrediction) -> None:
-        """Add the choice below `node`, and the other likely tokens."""
+        """Add the chosen token and the other likely tokens as children of `node`."""
         above, on_main_path = (
             self._path_confidence(node),
             node < 0 or self._guesses[node].on_main_path,
@@ -208,11 +204,16 @@ class GuessTree:
         children = self._children[node] = {choice: len(self._guesses)}
         self._guesses.append(
             GuessNode(
-                choice, node, depth, above * self._rates.confidence(first), on_main_path, first
+                choice,
+                node,
+                depth,
+                above * self._calibration.confidence(first),
+                on_main_path,
+                first,
             )
         )
         for token, prob in zip(answer.likeliest, answer.probs, strict=True):
-            if token != choice and above * prob >= self._branch_above:
+            if token != choice and above * prob >= self._branch_threshold:
                 children[token] = len(self._guesses)
                 self._guesses.append(GuessNode(token, node, depth, above * prob, False, None))
 
@@ -229,14 +230,14 @@ class GuessTree:
         return (
             node < 0
             or self._guesses[node].on_main_path
-            or self._guesses[node].path_confidence >= self._branch_above
+            or self._guesses[node].path_confidence >= self._branch_threshold
         )
 
     def _path_confidence(self, node: int) -> float:
         return 1.0 if node < 0 else self._guesses[node].path_confidence
 
     def _path(self, node: int) -> list[int]:
-        """Return the nodes from below the root down to `node`."""
+        """Return the nodes from the first level down to `node`."""
         path: list[int] = []
         while node >= 0:
             path.append(node)

@@ -1,10 +1,9 @@
-"""Speculative decoding with a small model that drafts a chain (Leviathan et al. 2023, Chen et al.
-2023), or a tree.
+"""Draft chains or trees with a small model (Leviathan, Chen et al. 2023).
 
-What is different here: draws make a chain as in the papers (`shared/chains.py`); guesses, greedy
-ones above all, make a tree (`guess_tree.py`), unless a length or a length rule is given. A tree has
-as many nodes as the draft model's confidence is worth; of these the engine feeds what pays for its
-forward.
+Sampled drafts are chains as in the papers (`shared/chains.py`). Deterministic drafts, those of
+greedy requests above all, are trees (`draft_tree_builder.py`), unless the options give a length or
+another rule. The confidence of the draft model decides the size of a tree. The engine then
+processes the nodes that are expected to save time.
 """
 
 from __future__ import annotations
@@ -47,28 +46,28 @@ _FEWEST = 3
 
 @dataclass(slots=True)
 class _Record:
-    """What has been learned about a sequence's trees.
+    """Hold the calibration and the newest tree of one request.
 
     Attributes:
-        rates: how often the draft was right here so far.
-        tree: the newest one, likeliest paths first; empty for a chain.
-        first_choice_probs: per node of it, the probability it had as a first choice.
-        likely: what others guess in this step.
+        calibration: Acceptance rates of first choices in this request.
+        tree: Newest tree, likeliest paths first; empty for a chain.
+        first_choice_probs: Per node its probability if it was a first choice, else None.
+        likely: Tree of the other sources in this step.
     """
 
-    rates: DraftCalibration = field(default_factory=DraftCalibration)
+    calibration: DraftCalibration = field(default_factory=DraftCalibration)
     tree: DraftTree = EMPTY_TREE
     first_choice_probs: list[float | None] = field(default_factory=list)
     likely: DraftTree = EMPTY_TREE
 
 
 class DraftModel(ChainDrafter):
-    """Drafts chains, and trees where that is allowed.
+    """Draft a tree or a chain per request with a draft model.
 
     Args:
-        options: how to draft.
-        draft: the draft model.
-        rule: a length rule in place of the one the options name; drafts are chains then.
+        options: Options of the drafter.
+        draft: The draft model.
+        rule: Length rule that replaces the one of the options; drafts are chains then.
     """
 
     name = "draft_model"
@@ -91,37 +90,40 @@ class DraftModel(ChainDrafter):
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> DraftModel:
-        """Build it from its options and the draft model."""
+        """Build the drafter from its options and the draft model."""
         return cls(options, draft)
 
     def start(self, request: Request) -> None:
-        """Open the shadow; nothing is known about its trees."""
+        """Open the draft model's copy of the request, with an empty calibration."""
         super().start(request)
         self._records[request.id] = _Record()
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Have the next draft begin with what the draft model says to others' guesses: one
-        forward more goes further then.
+        """Seed the next draft with the nodes of another tree of the same request.
+
+        The first forward pass of the draft model then predicts the tokens after all of them.
         """
         self._records[request.id].likely = tree
 
     def stop(self, request: Request) -> None:
-        """Close the shadow and forget."""
+        """Close the draft model's copy of the request."""
         super().stop(request)
         self._records.pop(request.id, None)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn how often guesses come true."""
+        """Update the calibration with the outcomes of the step."""
         super().observe(outcomes)
         for outcome in outcomes:
             record = self._records.get(outcome.request.id)
             if record is not None and record.tree.token_ids:
-                record.rates.learn(outcome_of(record.tree, outcome), record.first_choice_probs)
+                record.calibration.learn(
+                    outcome_of(record.tree, outcome), record.first_choice_probs
+                )
 
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Grow trees for sequences that may have one, then draft chains for the others."""
+        """Grow trees where allowed, then draft chains for the other requests."""
         branching = [self._grows and not self.draws(request) for request in requests]
         sizes = [
             limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)
@@ -141,23 +143,23 @@ class DraftModel(ChainDrafter):
         return trees
 
     def _grow_trees(
-        self, requests: list[Request], longest: list[int], sizes: list[int]
+        self, requests: list[Request], max_depths: list[int], sizes: list[int]
     ) -> list[GuessTree]:
-        """Grow a tree of at most so many nodes for every sequence; those that are finished, or have
-        none, run along.
+        """Grow one tree per request, all requests together in each forward pass.
 
-        Nothing drafted stays in the draft's cache: every forward is fed the root and the tree anew.
+        Each forward pass processes the root and the whole tree again; the draft's KV cache keeps no
+        drafted token.
         """
         options = self._options
         trees = [
             GuessTree(
-                self._records[request.id].rates,
+                self._records[request.id].calibration,
                 size,
                 depth,
                 options.min_branch_confidence,
                 options.tree_stop_threshold,
             )
-            for request, size, depth in zip(requests, sizes, longest, strict=True)
+            for request, size, depth in zip(requests, sizes, max_depths, strict=True)
         ]
         shadows = [self._shadows[request.id] for request in requests]
         likely = [self._records[request.id].likely for request in requests]
@@ -180,12 +182,12 @@ class DraftModel(ChainDrafter):
     def _answers(
         self, copies: list[Request], questions: list[DraftForwardInput | None]
     ) -> list[list[NodePrediction]]:
-        """Return what the draft model says at the places asked about."""
-        fed = [question.tree if question else EMPTY_TREE for question in questions]
+        """Return the draft model's predictions at the requested nodes."""
+        inputs = [question.tree if question else EMPTY_TREE for question in questions]
         if not sampler.is_greedy(copies):
-            return adjusted_answers(self._draft.forward(copies, fed), copies, fed, questions)
+            return adjusted_answers(self._draft.forward(copies, inputs), copies, inputs, questions)
         with kept_alone():
-            logits = self._draft.forward(copies, fed)
+            logits = self._draft.forward(copies, inputs)
         return greedy_answers(logits, questions, self._draft.kept_ids)
 
 
@@ -194,40 +196,45 @@ def greedy_answers(
     questions: list[DraftForwardInput | None],
     kept_ids: NDArray[np.int64] | None = None,
 ) -> list[list[NodePrediction]]:
-    """Return what a draft model says at the places asked about, by its logits as they are.
+    """Return the draft model's predictions from its raw logits.
 
     Args:
-        logits: [batch, 1 + width, kept], after the root and each node fed. kept_ids: [kept]; None =
-            the whole vocabulary.
+        logits: [batch, 1 + width, kept], after the root and each processed node.
+        questions: Per request the nodes to predict after; None for none.
+        kept_ids: [kept] ids of a reduced vocabulary; None for the whole vocabulary.
     """
     answers = []
-    for own, question in zip(logits, questions, strict=True):
-        places, probs = likeliest(own[question.asked if question else []], CHOICES)
-        token_ids = places if kept_ids is None else kept_ids[places]
-        said = zip(token_ids.tolist(), probs.tolist(), strict=True)
-        answers.append([NodePrediction(tokens[0], tokens, chances) for tokens, chances in said])
+    for row, question in zip(logits, questions, strict=True):
+        indices, probs = likeliest(row[question.asked if question else []], CHOICES)
+        token_ids = indices if kept_ids is None else kept_ids[indices]
+        predictions = zip(token_ids.tolist(), probs.tolist(), strict=True)
+        answers.append(
+            [NodePrediction(tokens[0], tokens, chances) for tokens, chances in predictions]
+        )
     return answers
 
 
 def adjusted_answers(
     logits: Tensor,
     copies: list[Request],
-    fed: list[DraftTree],
+    inputs: list[DraftTree],
     questions: list[DraftForwardInput | None],
 ) -> list[list[NodePrediction]]:
-    """Return what a draft model says at the places asked about, by what sampling makes of its
-    logits.
+    """Return the draft model's predictions with sampling settings applied.
 
     Args:
-        logits: [batch, 1 + width, vocab], after the root and each node fed.
+        logits: [batch, 1 + width, vocab], after the root and each processed node.
+        copies: The draft model's copies of the requests.
+        fed: Per request the processed tree.
+        questions: Per request the nodes to predict after; None for none.
     """
-    scores = sampler.target_scores(logits, copies, fed)
-    drawn = guess_tokens(copies, sampler.draw(scores, copies, fed, sampler.TARGET))
+    scores = sampler.target_scores(logits, copies, inputs)
+    drawn = guess_tokens(copies, sampler.draw(scores, copies, inputs, sampler.TARGET))
     answers = []
-    for own, said, question in zip(scores, drawn, questions, strict=True):
+    for row, predictions, question in zip(scores, drawn, questions, strict=True):
         asked = question.asked if question else []
-        token_ids, probs = likeliest(own[asked], CHOICES)
-        choices = [said[place] for place in asked]
+        token_ids, probs = likeliest(row[asked], CHOICES)
+        choices = [predictions[place] for place in asked]
         answers.append(
             [
                 NodePrediction(*one)

@@ -75,7 +75,7 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum number of tokens drafted per step; with the heuristic, in the first draft."""
+        """Maximum number of draft tokens per step (heuristic: in the first draft)."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return _FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
@@ -120,15 +120,15 @@ class DraftModelOptions:
 
     @property
     def looks_up(self) -> bool:
-        """Whether prompt lookup speeds up the draft model, defaults applied."""
+        """Tell whether prompt lookup speeds up the draft model, defaults applied."""
         return self.adapts_length if self.use_prompt_lookup is None else self.use_prompt_lookup
 
     @property
     def has_budget(self) -> bool:
-        """Whether the engine may cut the drafts, defaults applied."""
+        """Tell whether the engine may cut the drafts, defaults applied."""
         return self.adapts_length if self.budget is None else self.budget
 
     @property
     def adapts_length(self) -> bool:
-        """Whether the draft length adapts and the requests of a batch share one node limit."""
+        """Tell whether the draft length adapts and a batch shares one node limit."""
         return self.max_draft_tokens is None and self.stop_rule == "product"

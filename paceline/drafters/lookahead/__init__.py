@@ -1,1 +1,1 @@
-"""Lookahead Decoding."""
+"""Implement Lookahead Decoding (Fu et al. 2024)."""

@@ -1,23 +1,22 @@
-"""Lookahead Decoding (Fu et al. 2024): the target drafts for itself.
+"""Lookahead Decoding (Fu et al. 2024, algorithm 1): the target drafts.
 
-Section 3, algorithm 1. Beside the newest token every forward also feeds a window of guesses for the
-positions ahead (section 3.1, the lookahead branch: `window.py`) and up to G n-grams that began with
-the newest token before (section 3.2, the verification branch; its algorithms 3 and 4 are here the
-verification that all drafters share). The target's answers at the window's newest level complete W
-n-grams per step, which go into a pool and are the guesses of later steps.
+Every forward pass also processes a window of guesses for the next positions (section 3.1, the
+lookahead branch: `window.py`). It verifies up to G n-grams that started with the newest token
+before (section 3.2, the verification branch). Algorithms 3 and 4 of the paper are the verification
+that all drafters share. The target's predictions at the newest level of the window complete W
+n-grams per step. These enter a pool and become the guesses of later steps.
 
-What is different here; `reference_mode=true` turns all of it off, and repeats the public code:
+Differences from the public code, all switched off by `reference_mode=true`:
 
-- the token after a fully matched n-gram is emitted (as the paper's algorithm 3 has it and the code
-  has not);
-- guesses and window share their common prefixes, and what that saves extends the first guesses by
-  what the pool has behind them;
-- window nodes can be accepted; the window is full and guesses are verified from the first step on;
-- the two newest tokens are looked up before the one; where the pool has too few n-grams for a key,
-  those that have it further inside are guessed;
-- the text the target has confirmed becomes the newest entry; a guess whose first token was wrong
-  leaves the pool until it is generated again;
-- the window is left out while long runs are accepted anyway, and at the very end.
+- The token after a fully matched n-gram is emitted, as in the paper's algorithm 3.
+- Guesses and window share common prefixes; the saved nodes extend the first guesses with n-grams of
+  the pool.
+- Window nodes can be accepted. The window is full and guesses are verified from the first step.
+- The pool is looked up by the two newest tokens before the newest one. If it has too few n-grams
+  for a key, the drafter uses n-grams that contain the key further inside.
+- Text that the target has confirmed becomes the newest entry. A guess whose first token was wrong
+  leaves the pool until it is generated again.
+- The window is left out while long runs are accepted, and at the end of the answer.
 """
 
 from __future__ import annotations
@@ -42,22 +41,18 @@ WINDOW_LEFT_OUT = "window_left_out"  # note: steps whose max_nodes had no room f
 
 @dataclass(slots=True)
 class _State:
-    """What belongs to one sequence.
+    """Hold the state of one request.
 
     Attributes:
-        window: None once it is known that only chains are verified, as no answer would ever come
-            back.
-        pool: n-grams by the one or two tokens before.
-        inner_ngrams: the window's n-grams without their first tokens, for keys the pool does not
-            know.
-        drops_wrong_guesses: whether wrong guesses leave the pool; not where it is shared, as its
-            owner knows better.
-        pooled_tokens: tokens of the text whose n-grams are in the pool.
-        accepted: tokens accepted in the last step.
-        tree: the last proposal.
-        newest_level: in `tree`, the nodes of the window's newest level; None = the window was left
-            out.
-        guesses: n-grams in `tree`.
+        window: Lookahead window; None once only chains are verified, which return no predictions.
+        pool: N-grams by the one or two tokens before them.
+        inner_ngrams: The window's n-grams without their first tokens, for keys that the pool lacks.
+        drops_wrong_guesses: Whether wrong guesses leave the pool; false for a shared pool.
+        pooled_tokens: Number of text tokens whose n-grams are in the pool.
+        accepted: Tokens accepted in the last step.
+        tree: Last proposal.
+        newest_level: Nodes of the window's newest level in `tree`; None if the window was left out.
+        guesses: N-grams in `tree`.
     """
 
     window: LookaheadWindow | None
@@ -72,9 +67,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. A pool is shared only where
-    one is given.
-    """
+    """Draft n-grams from a window; lossless and seed-identical at any temperature."""
 
     name = "lookahead"
     needs_predictions = True
@@ -88,20 +81,20 @@ class Lookahead(Drafter):
 
     @classmethod
     def build(cls, options: LookaheadOptions) -> Lookahead:
-        """Build it from its options."""
+        """Build the drafter from its options."""
         return cls(options)
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the largest tree."""
+        """Number of nodes of the largest tree."""
         return self._options.max_nodes
 
     def start(self, request: Request, pool: NgramPool | None = None) -> None:
-        """Fill the window with the prompt's own tokens.
+        """Fill the window with tokens of the prompt.
 
         Args:
-            pool: one that is shared with whoever gave it; else the sequence gets an empty one of
-                its own.
+            request: The new request.
+            pool: Shared n-gram pool; by default the request gets an empty pool.
         """
         options = self._options
         fill = (
@@ -116,26 +109,26 @@ class Lookahead(Drafter):
         )
 
     def stop(self, request: Request) -> None:
-        """Drop the state."""
+        """Drop the state of a request."""
         self._states.pop(request.id, None)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return window and guesses of every sequence, as one tree each."""
+        """Return window and guesses of every request, as one tree each."""
         return [
             self._propose(request, self._states[request.id], limit)
             for request, limit in zip(requests, max_nodes, strict=True)
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Pool the new n-grams and move the windows ahead."""
+        """Add the new n-grams to the pools and advance the windows."""
         for outcome in outcomes:
             self._learn(outcome, self._states[outcome.request.id])
 
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
-        """Return up to `count` n-grams that followed the newest tokens of `text`, as `request` has
-        them pooled.
+        """Return up to `count` n-grams that followed the newest tokens of `text`.
 
-        Longer keys come first, newest first; inner n-grams where there are fewer.
+        Longer keys come first, then newer entries. N-grams that contain the key further inside fill
+        up the rest.
         """
         state = self._states[request.id]
         found: dict[Ngram, None] = {}
@@ -172,7 +165,7 @@ class Lookahead(Drafter):
     def _window_to_feed(
         self, request: Request, state: _State, limit: int
     ) -> LookaheadWindow | None:
-        """Return the window, or None where it would not pay or does not fit."""
+        """Return the window, or None if it would not help or does not fit."""
         options, window = self._options, state.window
         if not options.reference_mode and (
             request.remaining <= options.ngram or state.accepted > options.ngram
@@ -186,8 +179,9 @@ class Lookahead(Drafter):
         return window
 
     def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
-        """Add the guesses, then the continuations of the first ones; the further, the more was
-        accepted last time.
+        """Add the guesses, then continue the first ones.
+
+        More accepted tokens in the last step mean longer continuations.
         """
         for ngram in state.guesses:
             builder.add_path(ngram[:depth], origin=Origin.POOL)
@@ -205,8 +199,9 @@ class Lookahead(Drafter):
     def _add_as_published(
         self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
     ) -> None:
-        """Feed every token of every guess; the last one of each and the window are never
-        accepted.
+        """Add every token of every guess as in the public code.
+
+        The last token of each guess and the window are scoring-only nodes.
         """
         probes: list[tuple[int, int]] = []
         for ngram in state.guesses:
@@ -222,7 +217,7 @@ class Lookahead(Drafter):
             state.newest_level = window.add_to_tree(builder.add_probe)
 
     def _learn(self, outcome: Outcome, state: _State) -> None:
-        """Take in what the target said about the last tree of one sequence."""
+        """Update the state of a request from the outcome of its tree."""
         text, new = outcome.request.token_ids, outcome.new_token_ids
         root = len(text) - len(new) - 1
         context = tuple(text[max(0, root - 1) : root + 1])
@@ -238,9 +233,7 @@ class Lookahead(Drafter):
             state.window.slide(answers)
 
     def _judge_guesses(self, context: Ngram, new: list[int], state: _State) -> None:
-        """Forget the guesses that were wrong at once; what the target said in place of a right
-        one is the newest entry.
-        """
+        """Remove guesses whose first token was wrong, and add the confirmed text."""
         for ngram in state.guesses:
             if ngram[0] != new[0]:
                 state.pool.remove(context, ngram)
@@ -252,7 +245,7 @@ class Lookahead(Drafter):
     def _pool_window(
         self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
     ) -> None:
-        """Add the n-grams that the target's answers to the window complete."""
+        """Add the n-grams that the target's predictions for the window complete."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
             if not self._options.reference_mode:

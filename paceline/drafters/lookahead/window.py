@@ -1,18 +1,16 @@
-"""The lookahead branch (Fu et al. 2024, section 3.1): N - 1 levels of guesses for the W positions
-ahead, refined in parallel.
+"""Hold the lookahead window (Fu et al. 2024, 3.1): N - 1 levels of W guesses.
 
 Level 0 is the oldest iteration and holds W - 1 tokens, one per position after the newest token,
-which is its column 0; every other level holds W tokens, each the target's answer to the level
-before it. As a draft tree, level 0 is a chain from the root and node (level l, column i) the child
-of (l - 1, i), which gives the paper's mask and positions without a second mask.
+which is its column 0. Every other level holds W tokens, each predicted by the target from the level
+before. As a draft tree, level 0 is a chain from the root, and the node at (level l, column i) is a
+child of (l - 1, i). This gives the paper's mask and positions without a second mask.
 
-For W = 3, N = 3, with c the newest token (the root), and the target's answers x to the newest
-level:
+For W = 3 and N = 3, with newest token c (the root) and predictions x at the newest level:
 
-    column      0   1   2
-    level 0     c   a1  a2
-    level 1     b0  b1  b2
-    answers     x0  x1  x2      new n-grams: c b0 x0,  a1 b1 x1,  a2 b2 x2
+    column        0   1   2
+    level 0       c   a1  a2
+    level 1       b0  b1  b2
+    predictions   x0  x1  x2      new n-grams: c b0 x0,  a1 b1 x1,  a2 b2 x2
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 
 
 class LookaheadWindow:
-    """The levels of one sequence.
+    """Hold the levels of one request.
 
     Args:
-        levels: tokens, the oldest iteration first.
-        ngram: N; the window is full with N - 1 levels.
+        levels: Token ids per level, the oldest iteration first.
+        ngram: N; a full window has N - 1 levels.
     """
 
     def __init__(self, levels: list[list[int]], ngram: int) -> None:
@@ -42,8 +40,9 @@ class LookaheadWindow:
     def from_phrases(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return a full window whose columns are phrases from random places of the prompt, so
-        n-grams come from step one.
+        """Return a full window of phrases from random positions of the prompt.
+
+        The window completes n-grams from the first step.
         """
         starts = [rng.randrange(max(1, len(prompt) - ngram + 2)) for _ in range(width)]
         levels = [
@@ -56,23 +55,19 @@ class LookaheadWindow:
     def from_tokens(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return one level of random prompt tokens; the others come one per step (the public
-        code's warm-up).
-        """
+        """Return one level of random prompt tokens, as the warm-up of the public code."""
         return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
 
     @property
     def full(self) -> bool:
-        """Whether all levels are there; until then no n-gram is complete."""
+        """Tell whether all levels exist; n-grams are complete only then."""
         return len(self.levels) == self._ngram - 1
 
     def __len__(self) -> int:
         return sum(map(len, self.levels))
 
     def add_to_tree(self, add: AddNode) -> list[int]:
-        """Add the window to a tree, and return the nodes of the newest level, by column (-1 =
-        the root).
-        """
+        """Add the window to a tree; return the newest level by column (-1 = root)."""
         chain = [-1]
         for token in self.levels[0]:
             chain.append(add(token, chain[-1], Origin.WINDOW))
@@ -86,14 +81,13 @@ class LookaheadWindow:
         return nodes
 
     def ngrams(self, context: Ngram, answers: list[int]) -> Iterator[tuple[Ngram, Ngram]]:
-        """Return the n-grams this step completes, column by column; only when the window is full.
+        """Yield the n-grams that this step completes, column by column, for a full window.
 
         Args:
-            context: the newest token of the text, the root, and in front of it the one before, if
-                there is one.
-            answers: the target's token after each node of the newest level.
+            context: Newest token of the text (the root), preceded by the token before it, if any.
+            answers: The target's token after each node of the newest level.
         Returns:
-            pairs of a key, the one or two tokens before, and the N - 1 tokens that followed.
+            Pairs of a key (the one or two tokens before) and the N - 1 tokens that followed.
         """
         text = (*context, *self.levels[0])
         for column, ngram in enumerate(zip(*self.levels[1:], answers, strict=True)):
@@ -101,8 +95,9 @@ class LookaheadWindow:
             yield text[max(0, end - 2) : end], ngram
 
     def slide(self, answers: list[int]) -> None:
-        """Move one position ahead: the newest level becomes `answers`, the oldest is dropped
-        once the window is full.
+        """Advance by one position: `answers` become the newest level.
+
+        A full window drops its oldest level.
         """
         if self.full:
             levels = [*self.levels[1:], answers]

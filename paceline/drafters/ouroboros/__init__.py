@@ -1,1 +1,1 @@
-"""Ouroboros."""
+"""Implement Ouroboros (Zhao et al. 2024)."""

@@ -1,23 +1,22 @@
-"""Ouroboros (Zhao et al. 2024): a small model drafts phrase by phrase, and the target teaches the
-phrases.
+"""Ouroboros (Zhao et al. 2024, algorithm 1): draft phrase by phrase.
 
-Algorithm 1. The draft model runs Lookahead Decoding through `decode_step`, so it drafts several
-tokens per forward (section 2.4). The target verifies the drafted chain together with K phrases of
-the pool behind its end (sections 2.2 and 2.3). One pool serves both: the draft model fills it with
-its window, the target with the accepted text and with what it said about nodes that were not
-accepted (section 2.5: `learning.py`); it may be kept for later requests (section 2.6).
+The draft model runs Lookahead Decoding through `decode_step`, so it drafts several tokens per
+forward pass (section 2.4). The target verifies the drafted chain together with K phrases of the
+pool after its end (sections 2.2 and 2.3). One pool serves both models. The draft model fills it
+from its window. The target adds accepted text and its predictions at rejected nodes (section 2.5:
+`learning.py`). The pool may be kept for later requests (section 2.6).
 
-What is different here, both from the paper and from its public code:
+Differences from the paper and its public code:
 
-- the draft is not cut to gamma tokens; the token after a fully matched suffix is emitted, as for
-  all drafters;
-- prompt and answer go into the pool; every node teaches, not only those behind a rejection;
-- phrases of the pool are verified behind the newest token as well; where the draft model was
-  unsure, its alternatives are verified too, each with the phrase that follows it;
-- of all this the engine feeds what pays for its forward, likeliest paths first (`budget`);
-- any temperature, and batches. Drafts of sampled requests are drawn with the target's own keyed
-  noise, so they agree with it more often than a draft model's arg-max would; all of them are
-  guesses, so the text is that of plain decoding.
+- The draft is not cut to gamma tokens. The token after a fully matched suffix is emitted.
+- Prompt and answer enter the pool. Predictions at every node enter the pool, not only those after a
+  rejection.
+- Phrases are also verified after the newest token. Where the draft model was unsure, its
+  alternatives are verified too, each with the phrase that follows it.
+- The engine processes the nodes that are expected to save time, likeliest paths first (`budget`).
+- Any temperature and batch size works. Drafts of sampled requests are drawn with the target's keyed
+  noise, so they agree with it more often than the arg-max would. All drafts are deterministic, so
+  the text is that of plain decoding.
 """
 
 from __future__ import annotations
@@ -62,9 +61,7 @@ _BATCH_NODES = (
 
 
 class Ouroboros(Drafter):
-    """Drafts chains by a `CachedLM` that holds a shadow of every sequence, sped up by a phrase
-    drafter. Guesses only.
-    """
+    """Draft chains with a draft model that a phrase drafter speeds up."""
 
     name = "ouroboros"
     needs_predictions = True
@@ -103,7 +100,7 @@ class Ouroboros(Drafter):
 
     @classmethod
     def build(cls, options: OuroborosOptions, draft: CachedLM) -> Ouroboros:
-        """Build it from its options and the draft model."""
+        """Build the drafter from its options and the draft model."""
         return cls(options, draft)
 
     @property
@@ -112,16 +109,19 @@ class Ouroboros(Drafter):
         return self._draft.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Refuse a pool with ids that the target does not have."""
+        """Refuse a pool file with ids that the target does not have."""
         if self._kept is not None:
             self._kept.check_ids(vocab_size)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the draft model for its target."""
+        """Pair the draft model with its target."""
         pair(self._draft, target, tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
+        """Open the draft model's copy of the request.
+
+        A prompt that exceeds the draft model's context gets no copy and no drafts.
+        """
         context = self._draft.context_length
         if len(request) > context:
             return
@@ -147,7 +147,7 @@ class Ouroboros(Drafter):
         self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
 
     def stop(self, request: Request) -> None:
-        """Close the shadow. A warm pool stays, and is saved while nobody waits."""
+        """Close the copy of the request; save a shared pool once no request is open."""
         shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
             self._phrases.stop(shadow.request)
@@ -156,10 +156,10 @@ class Ouroboros(Drafter):
             self._kept.save_changes(wait=True)
 
     def save_pool(self) -> None:
-        """Write the pool's file now, rather than when the drafter is idle or gone.
+        """Write the pool file now.
 
         Raises:
-            ConfigError: there is no file, or it cannot be written.
+            ConfigError: No file was given, or it cannot be written.
         """
         if self._kept is None:
             raise ConfigError(
@@ -169,7 +169,7 @@ class Ouroboros(Drafter):
         self._kept.save()
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for every sequence, all sequences together in each draft forward."""
+        """Draft for every request, all requests together in each draft forward pass."""
         trees = [EMPTY_TREE] * len(requests)
         rows = []
         for row, (request, limit) in enumerate(zip(requests, max_nodes, strict=True)):
@@ -195,7 +195,7 @@ class Ouroboros(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Teach the pool what the target said about every tree."""
+        """Add the target's predictions for every tree to the pool."""
         options = self._options
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)
@@ -221,7 +221,7 @@ class Ouroboros(Drafter):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
-        """Give the shadow the target's tokens, and the pool their n-grams; begin a draft."""
+        """Update copy and pool with the target's tokens; begin a draft."""
         shadow.sync_with_target(self._draft, request.token_ids)
         shadow.request.finish_reason = None
         shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)
@@ -229,8 +229,9 @@ class Ouroboros(Drafter):
         shadow.begin()
 
     def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
-        """Draft until every shadow has reached its goal; those that have run along, as rows of
-        one batch.
+        """Draft until every copy has reached its goal.
+
+        Requests that have reached their goal stay in the batch as idle rows.
         """
         requests = [shadow.request for shadow in shadows]
         check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})
@@ -255,9 +256,7 @@ class Ouroboros(Drafter):
         trees: Sequence[DraftTree],
         logits: NodeLogits,
     ) -> list[Outcome]:
-        """Verify phrases with the draft model, in its own `decode_step`; beside it, note what
-        else it might have said.
-        """
+        """Verify phrases with the draft model, and record its alternatives."""
         if is_greedy(requests):
             logits = logits.with_top(CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)
@@ -276,9 +275,7 @@ class Ouroboros(Drafter):
         return outcomes
 
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
-        """Return the drafted chain, suffixes behind it, the draft model's alternatives, and
-        phrases behind the root.
-        """
+        """Return the drafted chain with suffixes, alternatives and phrases after the root."""
         options = self._options
         builder = ProposalBuilder(
             request.token_ids[-2:],

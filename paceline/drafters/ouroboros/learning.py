@@ -1,8 +1,7 @@
-"""What the pool learns from the target's answers to a tree: inspiration and refinement (Zhao et al.
-2024, section 2.5).
+"""Update the pool from the target's predictions (Zhao et al. 2024, section 2.5).
 
-Both are pure functions of an outcome. What is different here: the rule "every" learns from all
-nodes.
+Inspiration and refinement are pure functions of an outcome. The rule "every", which uses all nodes,
+is not in the paper.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _FEWEST_TOKENS = 2  # of a phrase that the rule "every" adds
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the two tokens that end with `node` (-1 = root); one where the text has no more."""
+    """Return the two tokens that end with `node` (-1 = root), or one at the start."""
     text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1
     if node < 0:
@@ -29,16 +28,15 @@ def context_of(outcome: Outcome, node: int) -> Ngram:
 def inspirations(
     outcome: Outcome, chain: Sequence[int], rule: str, ngram: int
 ) -> Iterator[tuple[Ngram, Ngram]]:
-    """Return phrases the target has confirmed beside the accepted text, each with the tokens before
-    it (inspiration).
+    """Yield confirmed phrases at rejected nodes with their context (inspiration).
 
-    A phrase is what the target says after a node, after the child that carries this, and so on, at
-    most N - 1 tokens.
+    A phrase is the target's prediction after a node, then after the child that carries this token,
+    and so on, up to N - 1 tokens.
 
     Args:
-        outcome: what the target said about a tree.
-        chain: the nodes of the drafted chain, as far as they were fed.
-        rule: as in `OuroborosOptions.inspiration`.
+        outcome: Outcome of a tree.
+        chain: Nodes of the drafted chain that the engine processed.
+        rule: Value of `OuroborosOptions.inspiration`.
         ngram: N.
     """
     if rule == "off":
@@ -70,9 +68,7 @@ def inspirations(
 def _said_after(
     outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int
 ) -> Ngram:
-    """Return up to `length` tokens that the target says from `node` on, along the tree's edges
-    `child`.
-    """
+    """Return up to `length` tokens that the target predicts from `node` on."""
     phrase = [outcome.target_argmax[node + 1]]
     while len(phrase) < length:
         following = child.get((node, phrase[-1]))
@@ -84,8 +80,9 @@ def _said_after(
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """Replace every suffix in the pool by what the target says in its place (refinement); by
-    value, so none is there twice.
+    """Replace every suffix in the pool by the target's predictions (refinement).
+
+    The replacement is by value, so no suffix appears twice.
     """
     last, fed = (proposal.chain[-1] if proposal.chain else -1), len(outcome.tree)
     if last >= fed:

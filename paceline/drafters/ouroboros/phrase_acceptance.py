@@ -1,6 +1,4 @@
-"""How often what Ouroboros proposes comes true, by where it came from: counted while decoding,
-one table for all requests.
-"""
+"""Calibrate the nodes of Ouroboros: acceptance rates by source and probability."""
 
 from __future__ import annotations
 
@@ -18,8 +16,12 @@ _FADING = 1000.0  # trials of a step that are remembered
 
 
 class NodeSource(IntEnum):
-    """Where a node came from: the drafted chain, another choice of the draft model, a phrase behind
-    the chain or any other's first token, or a later token of a phrase."""
+    """Name the source of a node.
+
+    CHAIN is the drafted chain, ALTERNATIVE another choice of the draft model. SUFFIX is the first
+    token of a phrase after the chain, PHRASE that of any other phrase, WITHIN a later token of a
+    phrase.
+    """
 
     CHAIN = 0
     ALTERNATIVE = 1
@@ -36,27 +38,34 @@ _PRIORS = {
 
 
 class Evidence(NamedTuple):
-    """What speaks for a node. Attributes: prob: by the draft model, where it was asked; else 0."""
+    """Describe the source of a node.
+
+    Attributes:
+        kind: Source of the node.
+        prob: Probability by the draft model; 0 if it gives none.
+    """
 
     kind: NodeSource
     prob: float = 0.0
 
     @property
     def prior(self) -> float:
-        """The chance that it is accepted where its parent is, before anything was counted."""
+        """Acceptance rate given the parent before any count."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)
 
     @property
     def step(self) -> int:
-        """Its row of the table."""
+        """Bucket of the probability in the table of counts."""
         return min(_STEPS - 1, int(self.prob * _STEPS))
 
 
 class PhraseAcceptance:
-    """Trials and hits by kind and probability. A node is tried when the target has spoken at its
-    parent, fed or not.
+    """Count trials and hits by source and probability, for all requests.
+
+    A node is tried when the target has predicted a token after its parent, whether the node was
+    processed or not.
     """
 
     def __init__(self) -> None:
@@ -64,15 +73,16 @@ class PhraseAcceptance:
         self._hits = [[0.0] * _STEPS for _ in NodeSource]
 
     def confidence(self, evidence: Evidence) -> float:
-        """Return the chance of a node, given its parent."""
+        """Return the estimated acceptance rate of a node given its parent."""
         hits = self._hits[evidence.kind][evidence.step] + _PRIOR_TRIALS * evidence.prior
         return min(1.0, hits / (self._trials[evidence.kind][evidence.step] + _PRIOR_TRIALS))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
-        """Count what came true.
+        """Count which nodes of an outcome were right.
 
         Args:
-            evidence: per node of the outcome's tree.
+            evidence: Source per node of the outcome's tree.
+            outcome: Outcome of the tree.
         """
         for node, right in tried(outcome):
             self._note(evidence[node], right)

@@ -1,6 +1,4 @@
-"""A sequence in the draft model's cache while Ouroboros drafts for it, and what else the draft
-model might have said.
-"""
+"""Hold a request in the draft model's cache while Ouroboros drafts for it."""
 
 from __future__ import annotations
 
@@ -22,17 +20,17 @@ _LEAST_PROB = 0.03  # of an alternative and the draft before it, that it is wort
 
 @dataclass(slots=True)
 class PhraseSequence(DraftSequence):
-    """What a sequence owns here.
+    """Hold the phrase draft of one request.
 
     Attributes:
-        pool: the phrases this sequence uses.
-        pooled_tokens: how many of the target's tokens are in it.
-        goal: tokens wanted of the running draft.
-        reach: with a budget, the most that are wanted: hardly more than it lets be fed.
-        prob: the probability, by the draft model, that the draft so far is right.
-        probs: that each of its tokens is, where those before it are.
-        alternatives: what else it might have said.
-        proposal: the newest one.
+        pool: Phrases that this request uses.
+        pooled_tokens: Number of target tokens in the pool.
+        goal: Number of tokens that the running draft should reach.
+        reach: With the budget, maximum draft length: little more than the engine processes.
+        prob: Probability, by the draft model, that the draft so far is right.
+        probs: Per token its probability given the tokens before.
+        alternatives: Other tokens that the draft model considered.
+        proposal: Newest proposal.
     """
 
     pool: NgramPool
@@ -46,30 +44,30 @@ class PhraseSequence(DraftSequence):
 
     @property
     def drafted(self) -> list[int]:
-        """The draft so far."""
+        """Tokens drafted so far."""
         return self.request.token_ids[self.agreed :]
 
     @property
     def open(self) -> bool:
-        """Whether more is to be drafted; nothing follows an end of sequence."""
+        """Tell whether drafting continues; nothing follows an end of sequence."""
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
     def note_fed(self, count: int) -> None:
-        """So many nodes of the drafted chain were fed."""
+        """Record how many nodes of the drafted chain the engine processed."""
         whole = count == len(self.proposal.chain)
         self.reach = max(count, self.reach) + 1 if whole else max(_LEAST_REACH, count + 1)
 
     def begin(self) -> None:
-        """Nothing is drafted."""
+        """Begin an empty draft."""
         self.prob, self.probs, self.alternatives = 1.0, [], []
 
     def note_probs(self, run: list[int], own: list[float], top: TopTokens) -> None:
-        """Keep the probabilities of `run`, which is about to be added to the draft, and the
-        likeliest other tokens in its places.
+        """Record the probabilities of the next tokens and their alternatives.
 
         Args:
-            run, own: the tokens that the draft model says, and their probabilities. top: the
-                likeliest tokens in their places.
+            run: Tokens that are about to join the draft.
+            own: Their probabilities.
+            top: Likeliest tokens at their positions.
         """
         first = len(self.request) - self.agreed
         likely = zip(top.token_ids.tolist(), top.probs.tolist(), strict=True)
@@ -84,10 +82,11 @@ class PhraseSequence(DraftSequence):
 
 
 def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
-    """Return the probabilities of tokens, and of the likeliest ones in their places.
+    """Return the probabilities of tokens and the likeliest tokens at their positions.
 
     Args:
-        logits: [len(run), vocab], from which each of them was chosen.
+        run: Token ids.
+        logits: [len(run), vocab], from which the tokens were chosen.
     """
     probs = (
         logits.float().softmax(-1).nan_to_num(0.0)

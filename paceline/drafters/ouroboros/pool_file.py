@@ -1,4 +1,4 @@
-"""A phrase pool that outlives its process."""
+"""Save phrase pools to files and load them."""
 
 from __future__ import annotations
 
@@ -22,40 +22,39 @@ _KIND = FileKind(
 
 
 class PoolFile(StateFile):
-    """A pool and its file.
+    """Connect a phrase pool with its file.
 
     Args:
-        path, cold: as for `StateFile`.
-        pool: filled from the file.
-        longest: most tokens of a phrase; longer ones in the file are cut.
-        vocab_size: rows of the draft's LM head; the file must have been written for as many, but
-            for padding.
+        path: File of the pool.
+        pool: Pool to fill from the file.
+        max_length: Maximum number of tokens in a phrase; longer phrases in the file are cut.
+        vocab_size: Rows of the draft model's LM head, which the file must match except for padding.
+        cold: Start with an empty pool if the file is refused.
     Raises:
-        ConfigError: the file is there and cannot be used, or its folder is not there; it says what
-            is wrong.
+        ConfigError: The file cannot be used, or its folder does not exist.
     """
 
     def __init__(
-        self, path: str, pool: NgramPool, longest: int, vocab_size: int, cold: bool
+        self, path: str, pool: NgramPool, max_length: int, vocab_size: int, cold: bool
     ) -> None:
         super().__init__(path, cold)
         self.pool, self._vocab_size = pool, vocab_size
-        for key, phrases in self.load(lambda found: read_pool(found, vocab_size)) or ():
+        for key, phrases in self.load(lambda entries: read_pool(entries, vocab_size)) or ():
             for phrase in phrases:
-                pool.insert(key, phrase[:longest])
+                pool.insert(key, phrase[:max_length])
 
     def check_ids(self, ids: int) -> None:
         """Refuse a file with ids that the target does not have.
 
         Raises:
-            ConfigError: an id is `ids` or above; the highest is named.
+            ConfigError: An id is `ids` or above; the highest id is named.
         """
         highest = max(
             (
                 token
                 for key, phrases in self.pool.items()
-                for one in (key, *phrases)
-                for token in one
+                for ngram in (key, *phrases)
+                for token in ngram
             ),
             default=-1,
         )
@@ -65,18 +64,18 @@ class PoolFile(StateFile):
             )
 
     def content(self) -> bytes:
-        """Return the pool as it is now."""
+        """Return the current pool as file content."""
         return pool_bytes(self.pool, self._vocab_size)
 
 
 def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
-    """Return a pool as the content of a file, keys and phrases in their order."""
+    """Return a pool as file content, with keys and phrases in order."""
     entries = list(pool.items())
-    phrases = [phrase for _, found in entries for phrase in found]
+    phrases = [phrase for _, entries in entries for phrase in entries]
     columns = (
         [len(key) for key, _ in entries],
         [token for key, _ in entries for token in key],
-        [len(found) for _, found in entries],
+        [len(entries) for _, entries in entries],
         [len(phrase) for phrase in phrases],
         [token for phrase in phrases for token in phrase],
     )
@@ -88,16 +87,13 @@ def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
 
 
 def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
-    """Return keys with their phrases, in the order they were saved, as far as the models have their
-    ids.
+    """Return keys with their phrases in the saved order, limited to the models' ids.
 
     Args:
-        path: the file.
-        vocab_size: rows of the draft's LM head. The file's may differ by padding, of which guesses
-            are made at no risk.
+        path: File of the pool.
+        vocab_size: Rows of the draft model's LM head. The file may differ by padding.
     Raises:
-        ConfigError: the file cannot be read, is no pool, is damaged, or is of another version or
-            vocabulary.
+        ConfigError: The file is unreadable, damaged, or of another kind, version or vocabulary.
     """
     head, arrays = _KIND.read(path)
     written = int(head["vocab_size"])
@@ -115,7 +111,7 @@ def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
 def _below(
     entries: list[tuple[Ngram, list[Ngram]]], ids: int
 ) -> Iterator[tuple[Ngram, list[Ngram]]]:
-    """Yield those of the keys and phrases whose ids are all below a number."""
+    """Yield the keys and phrases whose ids are all below `ids`."""
     for key, phrases in entries:
         if all(token < ids for token in key):
             yield key, [phrase for phrase in phrases if all(token < ids for token in phrase)]

@@ -1,6 +1,4 @@
-"""The tree Ouroboros proposes: the drafted chain, phrases behind it and behind the newest token,
-and the draft's alternatives.
-"""
+"""Build the tree of Ouroboros: drafted chain, phrases and alternatives."""
 
 from __future__ import annotations
 
@@ -20,33 +18,30 @@ Phrases = Callable[
 
 
 class Alternative(NamedTuple):
-    """A token the draft model might have said instead.
+    """Hold another token that the draft model considered.
 
     Attributes:
-        path_prob: the probability, by the draft model, that the draft is right up to there and this
-            token follows.
-        prob: that this token follows where the draft is right so far.
-        place: its place in the drafted chain.
-        token: its id.
+        path_prob: Probability, by the draft model, of the draft up to there and this token.
+        prob: Probability of this token given the draft up to there.
+        position: Index in the drafted chain.
+        token: Token id.
     """
 
     path_prob: float
     prob: float
-    place: int
+    position: int
     token: int
 
 
 @dataclass(slots=True)
 class Proposal:
-    """What was proposed for one sequence.
+    """Hold the proposal for one request.
 
     Attributes:
-        tree: all of it. What is fed may be less: its first nodes, or where the target takes chains,
-            its best one.
-        chain: the nodes of the drafted chain.
-        suffixes: per phrase behind the chain the phrase itself and its nodes, fewer where it was
-            cut.
-        evidence: per node what speaks for it, where the tree has confidence.
+        tree: Whole tree. The engine may process only its first nodes, or its best chain.
+        chain: Nodes of the drafted chain.
+        suffixes: Per phrase after the chain the phrase and its nodes, fewer if it was cut.
+        evidence: Source per node, if the tree has confidences.
     """
 
     tree: DraftTree = EMPTY_TREE
@@ -55,34 +50,38 @@ class Proposal:
     evidence: Sequence[Evidence] = ()
 
     def begins_with(self, tree: DraftTree) -> bool:
-        """Whether a tree is this one, or its first nodes."""
+        """Return whether a tree consists of the first nodes of this one."""
         fed = len(tree)
         return tree is self.tree or (
             tree.token_ids == self.tree.token_ids[:fed] and tree.parents == self.tree.parents[:fed]
         )
 
     def likeliest_first(self) -> Proposal:
-        """The same with the nodes of the tree in another order."""
+        """Return the proposal with its nodes ordered by path probability."""
         tree, before = likeliest_first(self.tree)
-        place = {node: at for at, node in enumerate(before)}
-        suffixes = [(phrase, [place[node] for node in nodes]) for phrase, nodes in self.suffixes]
+        position_of = {node: position for position, node in enumerate(before)}
+        suffixes = [
+            (phrase, [position_of[node] for node in nodes]) for phrase, nodes in self.suffixes
+        ]
         return Proposal(
             tree,
-            [place[node] for node in self.chain],
+            [position_of[node] for node in self.chain],
             suffixes,
             [self.evidence[node] for node in before],
         )
 
 
 class ProposalBuilder:
-    """Merges what is proposed for a sequence.
+    """Merge the parts of a proposal into one tree.
 
     Args:
-        text: the newest two tokens of the sequence, or one.
-        chain: the drafted tokens. probs: of each, by the draft model, where there are rates.
-        most: nodes. deepest: levels.
-        phrases: asks the pool.
-        rates: if given, the tree gets confidence by them, and the likeliest paths first.
+        text: Newest two tokens of the request, or one.
+        chain: Drafted tokens.
+        probs: Probability per drafted token by the draft model, if `calibration` is given.
+        max_nodes: Maximum number of nodes.
+        max_depth: Maximum depth.
+        phrases: Function that looks up phrases in the pool.
+        calibration: If given, the tree gets confidences, and the likeliest paths come first.
     """
 
     def __init__(
@@ -91,82 +90,79 @@ class ProposalBuilder:
         chain: Sequence[int],
         probs: Sequence[float],
         most: int,
-        deepest: int,
+        max_depth: int,
         phrases: Phrases,
-        rates: PhraseAcceptance | None = None,
+        calibration: PhraseAcceptance | None = None,
     ) -> None:
-        self._text, self._chain, self._deepest, self._phrases = (
+        self._text, self._chain, self._max_depth, self._phrases = (
             list(text),
-            list(chain[:deepest]),
-            deepest,
+            list(chain[:max_depth]),
+            max_depth,
             phrases,
         )
-        self._rates = rates
+        self._calibration = calibration
         self._tree = TreeBuilder(most)
         self._last = self._tree.add_path(self._chain, origin=Origin.MODEL)
         self._chain_nodes = range(len(self._tree))
         self._evidence = (
             []
-            if rates is None
+            if calibration is None
             else [Evidence(NodeSource.CHAIN, probs[node]) for node in self._chain_nodes]
         )
         self._suffixes: list[tuple[Ngram, list[int]]] = []
 
     def add_suffixes(self, most: int) -> None:
-        """Add phrases behind the chain."""
+        """Add up to `count` phrases after the chain."""
         for phrase in self._phrases([*self._text[-1:], *self._chain], most):
             self._suffixes.append(
-                (phrase, self._add_suffix(phrase[: self._deepest - len(self._chain)]))
+                (phrase, self._add_suffix(phrase[: self._max_depth - len(self._chain)]))
             )
 
     def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
-        """Add tokens the draft model might have said instead, each with the newest phrase that
-        follows it.
+        """Add the draft model's alternatives, each with the newest phrase that follows it.
 
-        None goes deeper than the chain: where the target takes chains only, the chain is what it
-        gets.
+        No alternative is deeper than the chain, so that a target that takes chains only gets the
+        chain.
         """
         chain = self._chain
         for alternative in alternatives:
-            place, token = alternative.place, alternative.token
-            if place >= len(chain):
+            index, token = alternative.position, alternative.token
+            if index >= len(chain):
                 continue
-            before = chain[place - 1] if place else self._text[-1]
+            before = chain[index - 1] if index else self._text[-1]
             following = next(iter(self._phrases([before, token], 1)), ())
-            node = self._tree.add(token, place - 1, Origin.MODEL)
-            if (place - 1, token) in self._tree:
+            node = self._tree.add(token, index - 1, Origin.MODEL)
+            if (index - 1, token) in self._tree:
                 self._note(Evidence(NodeSource.ALTERNATIVE, alternative.prob))
-                self._tree.add_path(following[: len(chain) - place - 1], node, Origin.POOL)
+                self._tree.add_path(following[: len(chain) - index - 1], node, Origin.POOL)
                 self._note(Evidence(NodeSource.PHRASE))
 
     def add_phrases(self, most: int) -> None:
-        """Add phrases behind the newest token, no deeper than the chain."""
+        """Add up to `count` phrases after the newest token, no deeper than the chain."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
             self._note(Evidence(NodeSource.PHRASE))
 
     def build(self) -> Proposal:
-        """Return all of it."""
+        """Return the finished proposal."""
         tree = self._tree.build()
-        if self._rates is None:
+        if self._calibration is None:
             return Proposal(tree, self._chain_nodes, self._suffixes)
-        confidence = [self._rates.confidence(one) for one in self._evidence]
+        confidence = [self._calibration.confidence(one) for one in self._evidence]
         return Proposal(
             replace(tree, confidence=confidence), self._chain_nodes, self._suffixes, self._evidence
         ).likeliest_first()
 
     def _note(self, first: Evidence) -> None:
-        """Note what speaks for the nodes that were added last: the first one, and those behind
-        it.
-        """
-        if self._rates is None:
+        """Record the source of the nodes that were added last."""
+        if self._calibration is None:
             return
         for _ in range(len(self._evidence), len(self._tree)):
             self._evidence.append(first)
             first = Evidence(NodeSource.WITHIN)
 
     def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
-        """Add a phrase behind the chain as far as there is room, and return its nodes."""
+        """Add a phrase after the chain as far as it fits, and return its nodes."""
         nodes, parent, tree = [], self._last, self._tree
         for token in phrase:
             if (parent, token) not in tree and len(tree) >= tree.max_nodes:

@@ -1,1 +1,1 @@
-"""PIA."""
+"""Implement the "Lookahead" framework of PainlessInferenceAcceleration (PIA)."""

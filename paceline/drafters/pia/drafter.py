@@ -1,10 +1,10 @@
-"""PIA's "Lookahead": phrases of the request's prompt and of all outputs so far, from tries that
-hold one by first token.
+"""Draft phrases of the prompt and of all outputs from tries (PIA's "Lookahead").
 
 Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large
 Language Model with Lossless Generation Accuracy" (public code:
-alipay/PainlessInferenceAcceleration). Not the Lookahead Decoding of `lookahead`.
-docs/retrieval-baselines.md says where paper, public code and this differ.
+alipay/PainlessInferenceAcceleration). It differs from the Lookahead Decoding of `lookahead`.
+docs/retrieval-baselines.md lists the differences between paper, public code and this
+implementation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.pia.options import PiaOptions
 from paceline.drafters.pia.tries import Children, Node, PhraseTries
 
-_OUTPUT_WEIGHT = 1e-4  # what an occurrence in an output counts beside one in the prompt
+_OUTPUT_WEIGHT = 1e-4  # weight of an occurrence in an output; 1 in the prompt
 
 
 class Pia(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. Outputs are shared by all
-    requests of the engine.
-    """
+    """Draft from phrase tries; lossless. All requests of the engine share the outputs."""
 
     name = "pia"
     Options = PiaOptions
@@ -40,30 +38,28 @@ class Pia(Drafter):
 
     @classmethod
     def build(cls, options: PiaOptions) -> Pia:
-        """Build one from its options."""
+        """Build the drafter from its options."""
         return cls(options)
 
     def start(self, seq: Request) -> None:
-        """Put the prompt in."""
+        """Add the phrases of the prompt to the tries."""
         self._tries.add_prompt(seq.token_ids[: seq.prompt_length], seq.id)
         self._learned[seq.id] = seq.prompt_length
 
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft what followed the newest tokens."""
+        """Draft the phrases that followed the newest tokens."""
         return [
             self._draft(seq, min(limit, self._options.max_nodes))
             for seq, limit in zip(seqs, max_nodes, strict=True)
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Put in the phrases of the outputs that have become complete."""
+        """Add the phrases of the outputs that have become complete."""
         for outcome in outcomes:
             self._learn(outcome.request, self._tries.depth)
 
     def stop(self, seq: Request) -> None:
-        """Put in the last, shorter phrases of the output, take the prompt out, and keep the
-        tries small.
-        """
+        """Add the last phrases of the output, remove the prompt, and shrink the tries."""
         if seq.id in self._learned:
             self._learn(seq, 1)
             del self._learned[seq.id]
@@ -71,16 +67,15 @@ class Pia(Drafter):
             self._tries.squeeze()
 
     def _learn(self, seq: Request, shortest: int) -> None:
-        """Put in the phrases of the output that have `shortest` tokens or more behind their
-        first one.
-        """
+        """Add output phrases with at least `shortest` tokens after their first one."""
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft the tree of the first query, longest first, with as many nodes as a branch; else
-        of the last that gives any.
+        """Draft the tree of the first query that fills a branch, longest query first.
+
+        If no query does, the last query that matches is used.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -96,12 +91,11 @@ class Pia(Drafter):
 
 @dataclass(slots=True)
 class Selection:
-    """A draft tree in the making, of the phrases that one request knows.
+    """Select the phrases that one request knows as a draft tree.
 
     Attributes:
-        limit: most nodes. Where there are more, those stay that are among the best limit / 2 by
-            output, or score as well as the best others; ties may be too many, and go in depth-first
-            order, the best child first.
+        limit: Maximum number of nodes. If more are known, the best limit / 2 by output count stay,
+            and the best others by score. Ties beyond the limit enter in depth-first order.
     """
 
     request: int
@@ -112,8 +106,9 @@ class Selection:
     origins: list[int] = field(default_factory=list)
 
     def tree_below(self, children: Children, depth: int) -> DraftTree:
-        """Return the tree below a query, at most `depth` deep; `confidence` is a child's share
-        of its parent's score.
+        """Return the tree below a query, at most `depth` levels deep.
+
+        The confidence of a child is its share of its parent's score.
         """
         least_output, least_score = self._least(list(self._counted(children, depth)))
         self._add(children, -1, depth, least_output, least_score)
@@ -134,7 +129,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _least(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the output count and the score of which either is enough to stay."""
+        """Return the output count and the score that a node needs to stay; one is enough."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

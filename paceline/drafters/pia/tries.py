@@ -1,8 +1,7 @@
-"""The phrase tries of the `pia` drafter: for every token a trie of what followed it, in prompts and
-in outputs.
+"""Store the phrases of prompts and outputs in tries by first token.
 
 A node counts how often its path occurred in the prompt of each running request, and in all outputs
-together. The path to a node has occurred at least as often as the node, in each of these counts.
+together. In each of these counts, a parent is at least as frequent as its children.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from dataclasses import dataclass, field
 
 
 class Node:
-    """A token of a phrase.
+    """Hold one token of a phrase.
 
     Attributes:
-        inputs: request -> how often the path occurs in its prompt; no zeros.
-        output: how often it occurred in outputs, halved by every squeeze; 0 = not at all.
+        inputs: Occurrences of the path in the prompt, by request; no zeros.
+        output: Occurrences of the path in outputs, halved by every squeeze.
     """
 
     __slots__ = ("children", "inputs", "output")
@@ -26,7 +25,7 @@ class Node:
         self.output = 0.0
 
     def known_to(self, request: int) -> bool:
-        """Whether the path occurred in the request's prompt or in any output."""
+        """Return whether the path occurred in the request's prompt or in any output."""
         return self.output > 0 or request in self.inputs
 
 
@@ -35,8 +34,11 @@ Children = dict[int, Node]
 
 @dataclass(slots=True)
 class Tree:
-    """What followed one token; `nodes` counts all its nodes, `outputs` those that occurred in
-    outputs.
+    """Hold the phrases that followed one token.
+
+    Attributes:
+        nodes: Number of nodes.
+        outputs: Number of nodes that occurred in outputs.
     """
 
     children: Children = field(default_factory=dict)
@@ -46,12 +48,12 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When tries shrink; the defaults are those of the public code.
+    """Define when tries shrink; the defaults are those of the public code.
 
     Attributes:
-        nodes, outputs: a tree with more nodes, or more nodes of outputs, is squeezed
-        touched: once outputs have been added to so many trees. More `nodes` are not borne beyond
-            the end of a request.
+        nodes: Nodes of a tree above which it is squeezed at the end of a request.
+        outputs: Output nodes of a tree above which it is squeezed once `touched` is reached.
+        touched: Number of trees with new outputs that triggers the check of `outputs`.
     """
 
     nodes: int = 65_536
@@ -60,10 +62,11 @@ class Limits:
 
 
 class PhraseTries:
-    """Tries by first token.
+    """Hold the phrase tries of all first tokens.
 
     Args:
-        depth: tokens of a phrase behind its first one.
+        depth: Number of tokens in a phrase after its first one.
+        limits: When tries shrink.
     """
 
     def __init__(self, depth: int, limits: Limits | None = None) -> None:
@@ -81,7 +84,7 @@ class PhraseTries:
                 node.inputs[request] = node.inputs.get(request, 0) + 1
 
     def forget_prompt(self, tokens: list[int], request: int) -> None:
-        """Take back what `add_prompt` has counted."""
+        """Undo `add_prompt` for a request."""
         for first in set(tokens[:-1]):
             tree = self._trees[first]
             tree.nodes -= _forget(tree.children, request)
@@ -98,7 +101,7 @@ class PhraseTries:
                 node.output += 1
 
     def following(self, phrase: list[int], request: int) -> Children:
-        """Return what has followed the phrase, as far as the request knows it."""
+        """Return the nodes that followed the phrase, as far as the request knows it."""
         tree = self._trees.get(phrase[0])
         children = tree.children if tree is not None else {}
         for token in phrase[1:]:
@@ -109,9 +112,7 @@ class PhraseTries:
         return children
 
     def squeeze(self) -> None:
-        """Halve the outputs of trees that are too large, and drop what occurred once only;
-        called at the end of a request.
-        """
+        """Halve the outputs of trees that are too large; drop phrases that occurred once."""
         limits = self._limits
         everything = len(self._touched) >= limits.touched
         for first in sorted(self._touched):
@@ -126,13 +127,11 @@ class PhraseTries:
             self._touched.clear()
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Return first token -> nodes of its tree, and how many of them occurred in outputs."""
+        """Return per first token the nodes of its tree and those that occurred in outputs."""
         return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
 
     def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:
-        """Return the tree and the nodes of the phrase that starts at `start`; what is not there
-        is made.
-        """
+        """Return tree and nodes of the phrase at `start`, creating missing nodes."""
         tree = self._trees.setdefault(tokens[start], Tree())
         children, path = tree.children, []
         for token in tokens[start + 1 : start + 1 + self.depth]:
@@ -146,7 +145,7 @@ class PhraseTries:
 
 
 def _forget(children: Children, request: int) -> int:
-    """Take a request's counts out of a forest; return how many nodes went with them."""
+    """Remove a request's counts from a forest; return how many nodes were dropped."""
     gone = 0
     for token, node in list(children.items()):
         if node.inputs.pop(request, 0):
@@ -158,8 +157,9 @@ def _forget(children: Children, request: int) -> int:
 
 
 def _halve(children: Children) -> tuple[int, int]:
-    """Halve the outputs of a forest, those of 1 or less to 0; return the nodes left, and how
-    many of them are of outputs.
+    """Halve the outputs of a forest; return the nodes left and those with outputs.
+
+    Counts of 1 or less become 0.
     """
     nodes = outputs = 0
     for token, node in list(children.items()):

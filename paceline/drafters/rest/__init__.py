@@ -1,1 +1,1 @@
-"""REST."""
+"""Implement REST (He et al. 2023)."""

@@ -1,9 +1,8 @@
-"""What REST does with a store, compiled: the first suffixes of a range, their continuations, and
-the prefixes found most often.
+"""Count continuations in a datastore: the most frequent prefixes as a tree.
 
-The prefixes of all continuations of one query form a trie, an array of nodes in the order in which
-they were first seen, so that a parent stands before its children. The continuations (3 4), (3 5)
-and (6) give:
+The prefixes of all continuations of one query form a trie. The trie is an array of nodes in the
+order of first occurrence, so a parent precedes its children. The continuations (3 4), (3 5) and (6)
+give:
 
     node           0   1   2   3
     token          3   4   5   6
@@ -11,11 +10,13 @@ and (6) give:
     depth          1   2   2   1
     occurrences    2   1   1   1
 
-The most frequent ones are kept: with three nodes 3, 6 and 3-4, as the shallower and then the
-earlier one comes first.
+The most frequent prefixes are kept: with three nodes 3, 6 and 3-4, since shallower and then earlier
+prefixes come first.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from paceline.util.compiled import Records, compiled, record_dtype
 
 
 class TrieNode:
-    """A prefix of some continuations."""
+    """Describe a prefix of some continuations."""
 
     token: int  # its last token
     parent: int  # the node of the prefix without it; -1 = none, it is a first token
@@ -37,36 +38,67 @@ class TrieNode:
 TRIE_NODE = record_dtype(TrieNode)
 
 
+class Queries(NamedTuple):
+    """Hold the queries of a batch.
+
+    Attributes:
+        ids: [total] tokens; query b is ids[offsets[b]:offsets[b + 1]].
+        offsets: [batch + 1].
+        depths: [batch] maximum number of tokens in a continuation.
+        limits: [batch] maximum number of nodes in a tree.
+    """
+
+    ids: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    limits: NDArray[np.int64]
+
+
+class SuffixSearch(NamedTuple):
+    """Define which suffixes are looked up, and how many matches are read.
+
+    Attributes:
+        min_ngram: Tokens of the shortest suffix.
+        max_ngram: Tokens of the longest suffix.
+        max_matches: Maximum number of matches read per shard, the first ones of the range.
+    """
+
+    min_ngram: int
+    max_ngram: int
+    max_matches: int
+
+
+class Trees(NamedTuple):
+    """Hold the trees of a batch as arrays that `draft` fills.
+
+    Attributes:
+        tokens: [batch, nodes].
+        parents: [batch, nodes].
+        shares: [batch, nodes] frequency of a prefix over that of its parent.
+        sizes: [batch] number of nodes; 0 if nothing was found.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    sizes: NDArray[np.int64]
+
+
 @compiled
-def draft(
-    table: Records[ShardRow],
-    ids: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    shortest: int,
-    longest: int,
-    matches: int,
-    depths: NDArray[np.int64],
-    limits: NDArray[np.int64],
-    tokens: NDArray[np.int64],
-    parents: NDArray[np.int64],
-    shares: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-) -> int:
-    """Draw a tree for each query: the prefixes most frequent behind its longest suffix that the
-    store continues.
+def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, trees: Trees) -> int:
+    """Draft a tree per query from its longest suffix that the datastore continues.
 
     Args:
-        table: of a snapshot, which the caller keeps alive.
-        ids, offsets: [total], [batch + 1] query b is ids[offsets[b]:offsets[b + 1]].
-        shortest, longest: tokens of the suffixes of a query that are looked up.
-        matches: most suffixes read in each shard: the first ones of the range.
-        depths, limits: [batch] most tokens of a continuation, and most nodes of the tree.
-        tokens, parents, shares: [batch, nodes] filled; `shares` is the frequency of a prefix over
-            that of its parent.
-        sizes: [batch] filled: nodes of each tree; 0 where nothing was found.
+        table: Shards of a snapshot, which the caller keeps alive.
+        queries: Query tokens, offsets, and limits per request.
+        search: Suffix lengths and maximum number of matches.
+        trees: Output arrays, which are filled.
     Returns:
-        -1, or the index of a damaged shard; then the rest is not filled.
+        -1, or the index of a damaged shard; then the output is incomplete.
     """
+    ids, offsets, depths, limits = queries
+    shortest, longest, matches = search
+    tokens, parents, shares, sizes = trees
     sizes[:] = 0
     low = np.empty((sizes.size, longest, len(table)), dtype=np.int64)
     high, lengths = np.empty_like(low), np.empty((sizes.size, 2), dtype=np.int64)
@@ -94,10 +126,10 @@ def draft(
 def _continuations(
     table: Records[ShardRow], ids: NDArray[np.int64], begin: int, end: int, matches: int, depth: int
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Read what follows the first suffixes of every shard that begin with ids[begin:end].
+    """Read the continuations of the first matches of ids[begin:end] in every shard.
 
     Returns:
-        the index of a damaged shard or -1; tokens [n, depth] and how many each row has [n].
+        The index of a damaged shard or -1; tokens [n, depth]; and their number per row [n].
     """
     ranks = np.zeros((len(table), 2), dtype=np.int64)
     for shard in range(len(table)):
@@ -123,9 +155,7 @@ def _continuations(
 
 @compiled
 def _prefixes(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return the trie of all prefixes of rows[i, :ends[i]], [prefixes] in the order of their
-    first occurrence.
-    """
+    """Return the trie of all prefixes of rows[i, :ends[i]]."""
     trie: NDArray[np.void] = np.empty(ends.sum(), dtype=TRIE_NODE)
     bits = 1
     while 1 << bits < 2 * trie.size:
@@ -162,11 +192,10 @@ def _keep(
     parents: NDArray[np.int64],
     shares: NDArray[np.float64],
 ) -> int:
-    """Write the `limit` most frequent prefixes of `total` continuations; among equals the
-    shallower, then the one seen first.
+    """Write the `limit` most frequent prefixes; return how many there are.
 
-    A parent is never behind its child in this order, so what is kept is a tree. Returns how many
-    there are.
+    Among equals shallower, then earlier prefixes come first. A parent never follows its child in
+    this order, so the result is a tree.
     """
     deepest, most = 0, 0
     for node in range(len(trie)):

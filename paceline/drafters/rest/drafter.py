@@ -1,10 +1,10 @@
-"""REST: what followed the newest tokens in a datastore, the most frequent prefixes of all
-continuations as one tree.
+"""REST: draft the most frequent continuations of the newest tokens in a datastore.
 
 He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (public code:
-FasterDecoding/REST). The longest suffix of the text that the store has is looked up, its first
-matches in the order of the suffix array are read, and their continuations are counted.
-docs/retrieval-baselines.md says where paper, public code and this differ.
+FasterDecoding/REST). The drafter looks up the longest suffix of the text that the datastore
+contains. It reads the first matches in the order of the suffix array and counts their
+continuations. docs/retrieval-baselines.md lists the differences between paper, public code and this
+implementation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.datastore.store import Snapshot
-from paceline.drafters.rest.counting import draft
+from paceline.drafters.rest.counting import Queries, SuffixSearch, Trees, draft
 from paceline.drafters.rest.options import RestOptions
 
 
 class Rest(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. Nothing is kept of a
-    sequence.
-    """
+    """Draft from a datastore; lossless and seed-identical. Requests have no state."""
 
     name = "rest"
     needs_store = True
@@ -42,26 +40,26 @@ class Rest(Drafter):
 
     @classmethod
     def build(cls, options: RestOptions) -> Rest:
-        """Build one from its options.
+        """Build the drafter from its options.
 
         Raises:
-            DatastoreError: no store, or a damaged one.
+            DatastoreError: The datastore does not exist or is damaged.
         """
         assert options.datastore
         return cls(options, datastore.open(options.datastore))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Propose ids of the target only."""
+        """Restrict proposals to ids of the target."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._limited = None
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a store whose ids are not of `tokenizer`."""
+        """Refuse a datastore that was made with another tokenizer."""
         self._store.check_tokenizer(tokenizer)
 
     def _searchable(self) -> Snapshot:
-        """Return the store as it is now, limited to the target's ids."""
+        """Return the current datastore, limited to the target's ids."""
         snapshot = self._store.snapshot
         if not self._limit:
             return snapshot
@@ -70,11 +68,10 @@ class Rest(Drafter):
         return self._limited
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft the most frequent prefixes of what follows in the store; the whole batch in one
-        call.
+        """Draft the most frequent continuations; the whole batch in one compiled call.
 
         Raises:
-            DatastoreError: a page of the store that was needed is damaged; the shard is named.
+            DatastoreError: A needed page of the datastore is damaged; the shard is named.
         """
         options, snapshot = self._options, self._searchable()
         queries = [request.token_ids[-options.max_ngram :] for request in requests]
@@ -91,15 +88,15 @@ class Rest(Drafter):
             np.empty(tokens.shape),
             np.empty(len(requests), dtype=np.int64),
         )
-        sources = (
-            snapshot.table,
-            ids,
-            offsets,
-            options.min_ngram,
-            options.max_ngram,
-            options.max_matches,
+        search = SuffixSearch(options.min_ngram, options.max_ngram, options.max_matches)
+        snapshot.check(
+            draft(
+                snapshot.table,
+                Queries(ids, offsets, depths, limits),
+                search,
+                Trees(tokens, parents, shares, sizes),
+            )
         )
-        snapshot.check(draft(*sources, depths, limits, tokens, parents, shares, sizes))
         return [
             DraftTree(
                 tokens[i, :size].tolist(),

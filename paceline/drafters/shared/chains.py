@@ -1,14 +1,13 @@
-"""Chains drafted by a small model: speculative decoding as Leviathan et al. 2023 and Chen et al.
-2023 describe it.
+"""Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
 
-The draft model continues a sequence token by token, all sequences of a batch in each of its
-forwards, and the target verifies the chain at once. Greedy sequences get guesses; sampled ones get
-draws with their distributions (`verification="reject"`, the papers' rejection rule), or, with
-`verification="follow"`, guesses drawn with the target's own keyed noise, which agree with it often
-and keep the text of a seed.
+The draft model continues all requests of a batch in each of its forward passes, and the target
+verifies the chains at once. Greedy requests get deterministic drafts. Sampled requests get sampled
+drafts with their distributions (`verification="reject"`, rejection sampling), or deterministic
+drafts drawn with the target's keyed noise (`verification="follow"`), which agree with it often and
+keep the text of a seed.
 
-Beyond the papers: how long a chain gets is up to a rule (`length_rules.py`), and prompt lookup may
-guess what the draft model will say, so that one of its forwards adds several tokens.
+Two things are not in the papers. A rule decides the length of a chain (`length_rules.py`). Prompt
+lookup may predict the draft model's tokens, so that one of its forward passes adds several tokens.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft m
 
 
 class DraftStep(NamedTuple):
-    """One chain's part of a draft forward.
+    """Hold one chain's part of a draft forward pass.
 
     Attributes:
-        looked_up: nodes of the looked-up guess that the draft model agrees with.
-        run: the tokens it says, one or more.
+        looked_up: Nodes of the looked-up text that the draft model agrees with.
+        run: New tokens by the draft model, one or more.
     """
 
     looked_up: list[int]
@@ -52,11 +51,11 @@ class DraftStep(NamedTuple):
 
 @dataclass(slots=True)
 class ChainSequence(DraftSequence):
-    """A sequence in the draft's cache, and how to draft for it.
+    """Hold the draft model's copy of a request.
 
     Attributes:
-        index: where n-grams of the target's tokens occurred.
-        length: most tokens of its next draft, by the length rule.
+        index: Index of the n-grams of the target's tokens.
+        length: Maximum number of tokens of the next draft, by the length rule.
     """
 
     index: NgramIndex
@@ -64,14 +63,14 @@ class ChainSequence(DraftSequence):
 
 
 class ChainDrafter(Drafter):
-    """Drafts a chain for each sequence, by a `CachedLM` that holds a shadow of every one.
+    """Draft a chain per request with a `CachedLM` that holds a copy of each request.
 
     Args:
-        draft: the draft model.
-        rule: how long drafts get.
+        draft: The draft model.
+        rule: Length rule.
         verification: "reject" or "follow".
-        looks_up: whether prompt lookup speeds up the draft model.
-        spare: cache positions of the draft model set aside for drafted tokens.
+        looks_up: Whether prompt lookup speeds up the draft model.
+        spare: Cache positions of the draft model reserved for draft tokens.
     """
 
     def __init__(
@@ -90,11 +89,14 @@ class ChainDrafter(Drafter):
         return self._draft.forward_seconds
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the draft model for its target."""
+        """Pair the draft model with its target."""
         pair(self._draft, target, tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open the shadow. A prompt beyond the draft's context gets none, and no drafts."""
+        """Open the draft model's copy of the request.
+
+        A prompt that exceeds the draft model's context gets no copy and no drafts.
+        """
         if len(request) <= self._draft.context_length:
             self._draft.reserve(
                 0, min(request.max_length, self._draft.context_length) + self._spare
@@ -106,13 +108,13 @@ class ChainDrafter(Drafter):
             )
 
     def stop(self, request: Request) -> None:
-        """Close the shadow."""
+        """Close the draft model's copy of the request."""
         shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
             self._draft.close(shadow.request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for every sequence, all sequences together in each draft forward."""
+        """Draft for every request, all requests together in each draft forward pass."""
         trees = [EMPTY_TREE] * len(requests)
         rows = [row for row, request in enumerate(requests) if request.id in self._shadows]
         limits = [self._limit(requests[row], max_nodes[row]) for row in rows]
@@ -135,13 +137,11 @@ class ChainDrafter(Drafter):
         return trees
 
     def draws(self, request: Request) -> bool:
-        """Whether drafts of `request` come with their distributions: sampled ones, under
-        "reject".
-        """
+        """Return whether drafts of `request` are sampled, with their distributions."""
         return self._rejects and not request.params.greedy
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell the length rule what became of each draft."""
+        """Report the outcome of each draft to the length rule."""
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)
             if shadow is not None and outcome.tree.token_ids:
@@ -152,19 +152,19 @@ class ChainDrafter(Drafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft for sequences whose shadows have caught up.
+        """Draft for requests whose copies have the target's newest tokens.
 
         Args:
-            limits: most tokens in a row, per sequence.
-            max_nodes: most nodes, per sequence.
+            requests: Requests to draft for.
+            limits: Maximum number of tokens in a row per request.
+            max_nodes: Maximum number of nodes per request.
         """
         return self._draft_chains(requests, limits)
 
     def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
-        """Draft until every chain has reached its limit or the rule ends it; a limit of 0 gives
-        none.
+        """Draft until every chain reaches its limit or the rule ends it.
 
-        Sequences that have stopped run along, as rows of one batch.
+        Requests that have stopped stay in the batch as idle rows. A limit of 0 gives no chain.
         """
         shadows = [self._shadows[request.id] for request in requests]
         chains = [
@@ -196,7 +196,7 @@ class ChainDrafter(Drafter):
     def _forward(
         self, copies: list[Request], guesses: list[DraftTree]
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits, and hidden states for a rule that reads them."""
+        """Return logits, and hidden states if the rule reads them."""
         if self._rule.reads_hidden:
             return self._draft.forward_with_hidden(copies, guesses)
         return self._draft.forward(copies, guesses), None
@@ -209,14 +209,16 @@ class ChainDrafter(Drafter):
         hidden: Tensor | None,
         kept: IntArray | None,
     ) -> list[list[int]]:
-        """Add to every chain and to its copy what the draft model says, up to where the rule stops.
+        """Extend every chain and its copy up to the rule's stop.
 
         Args:
-            scores: [batch, 1 + width, vocab, or kept], after the root and each looked-up node.
+            chains: Chains of the batch.
+            steps: The draft model's tokens per chain.
+            scores: [batch, 1 + width, vocab or kept], after the root and each looked-up node.
             hidden: [batch, 1 + width, hidden].
-            kept: see `NewTokens`.
+            kept: Ids of a reduced vocabulary; see `NewTokens`.
         Returns:
-            the nodes to commit: the newest token of a run stays pending.
+            The nodes to commit; the newest token of a run stays pending.
         """
         rows = [row for row, chain in enumerate(chains) if chain.open]
         runs = [step.run for step in steps]
@@ -239,7 +241,7 @@ class ChainDrafter(Drafter):
         return [step.looked_up[: len(run) - 1] for step, run in zip(steps, runs, strict=True)]
 
     def _look_up(self, shadow: ChainSequence, chain: Chain) -> DraftTree:
-        """Guess what the draft model will say, so that it says more in one forward."""
+        """Look up text that the draft model may predict."""
         return (
             DraftTree.chain(self._continuation(shadow, [], chain.room - 1))
             if chain.open
@@ -247,7 +249,7 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Return up to `room` tokens that followed the shadow's text and `path` earlier."""
+        """Return up to `room` tokens that followed the copy's text and `path` earlier."""
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(
@@ -258,37 +260,36 @@ class ChainDrafter(Drafter):
         return chain_tree(chain)
 
     def _limit(self, request: Request, limit: int) -> int:
-        """Return the most tokens to draft for `request`: by its rule, `limit`, the end of the
-        answer, and the draft's context.
-        """
+        """Return the maximum number of tokens to draft for `request`."""
         room = self._draft.context_length - len(request)
         return min(self._shadows[request.id].length, limit, request.remaining - 1, room)
 
     def _catch_up(self, request: Request) -> None:
-        """Give the shadow the target's tokens, and the index."""
+        """Append the target's tokens to the copy and the index."""
         shadow = self._shadows[request.id]
         shadow.sync_with_target(self._draft, request.token_ids)
         if self._looks_up:
             shadow.index.update(request.token_ids)
 
     def _prefill(self, shadows: list[Request]) -> None:
-        """Feed long prompts in chunks, all but the last chunk."""
+        """Process long prompts in chunks, all but the last chunk."""
         while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
             self._draft.feed(late)
 
 
 def chain_tree(chain: Chain, confidence: list[float] | None = None) -> DraftTree:
-    """Return a chain as it is proposed: with its distributions where it was drawn."""
+    """Return a chain as a draft tree, with distributions if it was sampled."""
     origins = [Origin.MODEL] * len(chain.tokens)
     return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence, origins)
 
 
 def _follow(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
-    """Follow what the draft model drew through the looked-up guess: one token or more, at most the
-    chain's room.
+    """Follow the draft model's tokens through the looked-up text.
 
     Args:
-        drawn: the draft model's token after the root and after each node of `guess`.
+        guess: Looked-up text.
+        drawn: The draft model's token after the root and after each node of `guess`.
+        chain: Chain to extend.
     """
     return DraftStep(
         *follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room)
@@ -303,10 +304,15 @@ def _new_tokens(
     hidden: Tensor | None,
     kept: IntArray | None,
 ) -> NewTokens:
-    """Gather the new tokens of the open chains `rows`, and what they were drawn from.
+    """Gather the new tokens of the open chains `rows` with their scores.
 
     Args:
-        scores, hidden, kept: of all chains, as `ChainDrafter._extend` has them.
+        rows: Rows of the open chains.
+        chains: All chains.
+        steps: The draft model's tokens per chain.
+        scores: Scores of all chains, as in `ChainDrafter._extend`.
+        hidden: Hidden states of all chains.
+        kept: Ids of a reduced vocabulary.
     """
     runs = [steps[row].run for row in rows]
     where: tuple[Any, Any]

@@ -1,6 +1,4 @@
-"""A sequence of the target as a draft model sees it: shared by the drafters that own a draft
-model.
-"""
+"""Hold the draft model's copy of a request of the target."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ from paceline.model.rotary import start_anew
 
 @dataclass(slots=True)
 class DraftSequence:
-    """A sequence in the draft's cache: the target's tokens, then drafted ones.
+    """Hold a request in the draft's cache: the target's tokens, then draft tokens.
 
     Attributes:
-        seq: the draft model's copy.
-        agreed: leading tokens known to be the target's.
+        request: The draft model's copy.
+        agreed: Number of leading tokens that are known to be the target's.
     """
 
     request: Request
@@ -27,9 +25,7 @@ class DraftSequence:
 
     @staticmethod
     def open_for(request: Request, copy: Request, draft: CachedLM) -> None:
-        """Open `copy` in the draft's cache, and have the target's states kept for it where the
-        draft reads them.
-        """
+        """Open `copy` in the draft's cache; record target states if the draft reads them."""
         draft.open(copy)
         if draft.uses_target_states:
             request.states = copy.states = request.states or HiddenStateLog(
@@ -37,11 +33,10 @@ class DraftSequence:
             )
 
     def sync_with_target(self, draft: CachedLM, text: list[int]) -> None:
-        """Take over the target's `text`, rewinding the draft to the common prefix; the newest token
-        stays to be fed.
+        """Copy the target's `text`, truncating the draft's KV cache to the common prefix.
 
-        A draft that reads states reads again what it has drafted itself, now that its states are
-        known.
+        The newest token stays pending. A draft model that reads target states processes its draft
+        tokens again, now that their states are known.
         """
         mine, common = self.request.token_ids, self.agreed
         while (

@@ -1,4 +1,4 @@
-"""Options of the drafters that are a single file, importable without torch or numba."""
+"""Options of single-file drafters, importable without torch or numba."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_FREQUENT_TOKENS = 16  # a forward over 16 more tokens took little longer on
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options of `none`, which has no options."""
+    """Options of `none`, which has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""The tokens of a growing text by how often they are in it, the most frequent first: a few
-look-ups for every token.
-"""
+"""Rank the tokens of a growing text by frequency, in constant time per token."""
 
 from __future__ import annotations
 
@@ -9,8 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _TokenRank:
-    """Attributes: times: a token is there. rank: its place in the order. first: its first place
-    in the text.
+    """Hold the rank of one token.
+
+    Attributes:
+        times: Number of occurrences.
+        rank: Index in the order.
+        first: First position in the text.
     """
 
     times: int
@@ -19,8 +21,9 @@ class _TokenRank:
 
 
 class Frequencies:
-    """Counts the tokens of one text; of equally frequent ones that comes first which was so
-    often first.
+    """Count the tokens of one text and keep them in order of frequency.
+
+    Among equally frequent tokens the one that reached the count first comes first.
     """
 
     def __init__(self) -> None:
@@ -32,23 +35,23 @@ class Frequencies:
         self._counted = 0  # tokens of the text
 
     def update(self, tokens: list[int]) -> None:
-        """Take in what was appended to the text since the last call."""
-        for place in range(self._counted, len(tokens)):
-            self._count(tokens[place], place)
+        """Count the tokens that were appended since the last call."""
+        for position in range(self._counted, len(tokens)):
+            self._count(tokens[position], position)
         self._counted = len(tokens)
 
     def most_frequent(self, count: int) -> list[tuple[int, int]]:
-        """Return up to `count` tokens, each with its first place in the text."""
+        """Return up to `count` tokens, each with its first position in the text."""
         return [(token, self._known[token].first) for token in self._order[:count]]
 
-    def _count(self, token: int, place: int) -> None:
+    def _count(self, token: int, position: int) -> None:
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = _TokenRank(0, len(self._order), place)
+            known = self._known[token] = _TokenRank(0, len(self._order), position)
             self._order.append(token)
             self._begin[0] = known.rank
         # It goes before all that are there as often; the one that was first of them takes its
-        # place.
+        # position.
         rank = self._begin[known.times]
         other = self._order[rank]
         self._order[known.rank], self._known[other].rank = other, known.rank

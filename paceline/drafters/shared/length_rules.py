@@ -1,11 +1,10 @@
-"""Length rules: how many tokens a draft model drafts before the target verifies them.
+"""Length rules: decide how many tokens a draft model drafts before verification.
 
-The trade (Huang et al. 2024, "SpecDec++", equation 2.3): a longer draft has more tokens discarded
-after a rejection, a shorter one costs more forwards of the target. A rule is asked after every
-forward of the draft model, once for all chains of the batch. It may go by anything known of the
-tokens drafted so far, the newest one included, but that one is verified in any case: whether a
-drawn token is shown to the target must not depend on which token was drawn, or the output would
-follow another law.
+A longer draft has more tokens discarded after a rejection; a shorter one costs more forward passes
+of the target (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass
+of the draft model, once for all chains of the batch. It may use anything known about the tokens
+drafted so far. The newest token is verified in any case: whether a sampled token is verified must
+not depend on the token itself, or the output distribution would change.
 """
 
 from __future__ import annotations
@@ -28,14 +27,16 @@ _ENTROPY_WEIGHT = 0.2  # per nat
 
 
 class DrawnToken(NamedTuple):
-    """Figures of one token at the time it was drawn, for a rule that judges it one forward later.
+    """Hold the figures of a token at the time it was drawn.
+
+    A rule may judge the token one forward pass later.
 
     Attributes:
-        log_prob: its log-probability in the distribution it was drawn from.
-        entropy: of that distribution, in nats.
-        early_confidence: the rule's first estimate, from these two alone, that the token is
-            accepted.
-        second: the likeliest other token there; second_prob: its probability.
+        log_prob: Log-probability in the distribution it was drawn from.
+        entropy: Entropy of that distribution, in nats.
+        early_confidence: First estimate of the acceptance probability, from these two figures.
+        second: Likeliest other token.
+        second_prob: Probability of `second`.
     """
 
     log_prob: float
@@ -47,20 +48,19 @@ class DrawnToken(NamedTuple):
 
 @dataclass(slots=True)
 class Chain:
-    """The tokens that one sequence has drafted in this step.
+    """Hold the tokens that one request has drafted in this step.
 
     Attributes:
-        seq: the draft model's copy of the sequence; it ends in `tokens`.
-        limit: most tokens.
-        open: whether drafting continues.
-        draws: whether the tokens are draws, to be verified by their distributions; else they are
-            guesses.
-        end_ids: token ids after which the draft ends.
-        tokens: the draft.
-        probs: for draws, per token the distribution [vocab] it was drawn from.
-        confidences: the figures that a `ThresholdRule` has given to tokens so far.
-        draft_confidence: what a `ThresholdRule` makes of them for the draft as a whole.
-        drawn: per token its figures when it was drawn, where the rule keeps them.
+        request: The draft model's copy of the request; it ends with `tokens`.
+        limit: Maximum number of tokens.
+        open: Whether drafting continues.
+        draws: Whether the tokens are sampled and verified by their distributions.
+        end_ids: Token ids that end the draft.
+        tokens: Draft tokens.
+        probs: Distribution [vocab] per token, for sampled drafts.
+        confidences: Values that a `ThresholdRule` gave to the tokens.
+        draft_confidence: Value of a `ThresholdRule` for the whole draft.
+        drawn: Figures per token, if the rule keeps them.
     """
 
     request: Request
@@ -76,26 +76,24 @@ class Chain:
 
     @property
     def room(self) -> int:
-        """How many more tokens the limit allows."""
+        """Number of tokens that the limit still allows."""
         return self.limit - len(self.tokens)
 
     def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
-        """Add new tokens, and close the chain where the rule stops, after an end id, or at the
-        limit.
+        """Add new tokens; close the chain at the rule's stop, an end id, or the limit.
 
         Args:
-            run: the new tokens, one or more.
-            stop_after: after how many of them the rule stops; None = it does not.
-            probs: [len(run), vocab], the distributions they were drawn from; only draws need them.
+            run: New tokens, one or more.
+            stop_after: Number of new tokens after which the rule stops; None if it continues.
+            probs: [len(run), vocab] distributions of the tokens, needed for sampled drafts only.
         Returns:
-            the part of `run` that stays in the draft model's copy: what was added, and one token at
-            least.
+            The part of `run` that stays in the draft model's copy, at least one token.
         """
         kept = len(run) if stop_after is None else stop_after
         self.open = stop_after is None
-        for place, token in enumerate(run[:kept] if self.end_ids else ()):
+        for index, token in enumerate(run[:kept] if self.end_ids else ()):
             if token in self.end_ids:
-                self.open, kept = False, place + 1
+                self.open, kept = False, index + 1
                 break
         self.tokens.extend(run[:kept])
         if self.draws and probs is not None:
@@ -106,15 +104,15 @@ class Chain:
 
 @dataclass(slots=True)
 class NewTokens:
-    """The n tokens that one forward of the draft model adds to the open chains, chain after chain.
+    """Hold the n tokens that one draft forward pass adds to the open chains.
 
     Attributes:
-        chains: the open chains, as they are without the new tokens.
-        runs: per chain its new tokens, one or more.
-        scores: [n, vocab, or kept], whose softmax is the distribution each token was drawn from.
-        hidden: [n, hidden], the last hidden state of the token before each of them; None unless the
-            rule reads it.
-        kept: ids, ascending, of the tokens that `scores` is about; None = all.
+        chains: Open chains without the new tokens.
+        runs: New tokens per chain, one or more.
+        scores: [n, vocab or kept]; the softmax is the distribution of each token.
+        hidden: [n, hidden] last hidden state of the token before each; None unless the rule reads
+            it.
+        kept: Ascending ids of a reduced vocabulary; None for the whole vocabulary.
     """
 
     chains: list[Chain]
@@ -128,7 +126,7 @@ class NewTokens:
 
     @property
     def probs(self) -> Tensor:
-        """The distributions, [n, vocab, or kept]."""
+        """Distributions of the tokens, [n, vocab or kept]."""
         return self.scores.softmax(-1)
 
     def highest(self) -> list[float]:
@@ -139,20 +137,20 @@ class NewTokens:
     def token_probs(self) -> Tensor:
         """Return the probabilities [n] of the new tokens."""
         likely, probs = self._two_likeliest()
-        places = self._places()
-        if likely[:, 0].tolist() == places:
+        columns = self._columns()
+        if likely[:, 0].tolist() == columns:
             return torch.from_numpy(probs[:, 0]).to(self.scores.device)
-        return self.probs.gather(1, torch.tensor(places, device=self.scores.device)[:, None])[:, 0]
+        return self.probs.gather(1, torch.tensor(columns, device=self.scores.device)[:, None])[:, 0]
 
     def seconds(self) -> tuple[list[int], list[float]]:
-        """Return the likeliest token at each place besides the new one, and its probability."""
+        """Return the likeliest other token per new token, and its probability."""
         likely, probs = self._two_likeliest()
         rows = np.arange(len(likely))
-        which = (likely[:, 0] == self._places()).astype(
+        which = (likely[:, 0] == self._columns()).astype(
             np.int64
         )  # 1 = the second, the first being the new token
-        places = likely[rows, which]
-        return (places if self.kept is None else self.kept[places]).tolist(), probs[
+        columns = likely[rows, which]
+        return (columns if self.kept is None else self.kept[columns]).tolist(), probs[
             rows, which
         ].tolist()
 
@@ -161,25 +159,25 @@ class NewTokens:
         return entropies(self.scores)
 
     def _two_likeliest(self) -> tuple[IntArray, NDArray[np.float32]]:
-        """The places of the two highest in each row, and their probabilities, [n, 2] each."""
+        """Return columns and probabilities of the two likeliest tokens, [n, 2] each."""
         if self._likely is None:
             self._likely = likeliest(self.scores, 2)
         return self._likely
 
-    def _places(self) -> list[int]:
-        """Where the new tokens stand in `scores`."""
+    def _columns(self) -> list[int]:
+        """Return the columns of the new tokens in `scores`."""
         tokens = [token for run in self.runs for token in run]
         return tokens if self.kept is None else np.searchsorted(self.kept, tokens).tolist()
 
 
 class LengthRule:
-    """A constant length: every draft has K tokens. The base of the other rules.
+    """Draft a constant number of tokens; base class of the other rules.
 
     Attributes:
-        length: most tokens of a sequence's first draft.
-        checks_tokens: whether `stop_after` must be asked.
-        reads_hidden: whether it needs the hidden states, too.
-        stops_at_end: whether drafts end with an end-of-sequence token.
+        length: Maximum number of tokens in the first draft of a request.
+        checks_tokens: Whether the rule needs `stop_after`.
+        reads_hidden: Whether the rule needs hidden states.
+        stops_at_end: Whether drafts end with an end-of-sequence token.
     """
 
     checks_tokens = False
@@ -190,26 +188,27 @@ class LengthRule:
         self.length = length
 
     def next_length(self, length: int, drafted: int, accepted: int) -> int:
-        """Return the most tokens of a sequence's next draft.
+        """Return the maximum number of tokens in a request's next draft.
 
         Args:
-            length: the most tokens of its last draft.
-            drafted: the tokens that draft had.
-            accepted: how many of them the target accepted.
+            length: Maximum number of tokens in its last draft.
+            drafted: Number of tokens in that draft.
+            accepted: Number of these that the target accepted.
         """
         return length
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return per chain after how many of its new tokens drafting stops, None where it
-        continues; for draws at least 1.
+        """Return per chain the number of new tokens after which drafting stops.
+
+        None continues; sampled drafts keep at least 1 token.
         """
         return [None] * len(new.chains)
 
 
 class HeuristicRule(LengthRule):
-    """Two tokens more after a draft that was accepted whole, else one less.
+    """Draft two tokens more after a fully accepted draft, else one less.
 
-    This is transformers' `num_assistant_tokens_schedule` "heuristic", a baseline of SpecDec++'s
+    This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline of SpecDec++'s
     public code.
     """
 
@@ -221,34 +220,36 @@ class HeuristicRule(LengthRule):
 
 
 class ThresholdRule(LengthRule):
-    """Stop once the confidence in the draft falls below a bound. Subclasses say what the confidence
-    is.
+    """Stop once the confidence in the draft falls below a threshold.
+
+    Subclasses define the confidence.
 
     Args:
-        length: most tokens.
-        stop_below: the bound.
-        least: fewest tokens.
+        length: Maximum number of tokens.
+        stop_below: The threshold.
+        min_tokens: Minimum number of tokens.
     Attributes:
-        multiplies: whether the draft's confidence is the product over its tokens; else it is the
-            newest figure alone.
+        multiplies: Whether the draft's confidence is the product over its tokens, else the newest
+            value.
     """
 
     checks_tokens = True
     stops_at_end = True
     multiplies = False
 
-    def __init__(self, length: int, stop_below: float, least: int = 1) -> None:
+    def __init__(self, length: int, stop_below: float, min_tokens: int = 1) -> None:
         super().__init__(length)
         self.stop_below = stop_below
-        self._least = least
+        self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return one figure per new token."""
+        """Return one value per new token."""
         raise NotImplementedError
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Stop at the first token that brings the confidence below the bound; that token is the
-        last of the draft.
+        """Stop at the first token that brings the confidence below the threshold.
+
+        That token is the last one of the draft.
         """
         confidences = self.confidences(new)
         first, stops = 0, []
@@ -266,21 +267,20 @@ class ThresholdRule(LengthRule):
             drafted = len(chain.tokens) + count
             if (
                 chain.draft_confidence * self.early_confidence(chain, drafted - 1) < self.stop_below
-                and drafted >= self._least
+                and drafted >= self._min_tokens
             ):
                 return count
         return None
 
     def early_confidence(self, chain: Chain, place: int) -> float:
-        """Return the confidence in the newest token, in `place` of the chain, where
-        `confidences` is about the one before it.
-        """
+        """Return the confidence in the newest token, for rules that judge one pass later."""
         return 1.0
 
 
 class ProductRule(ThresholdRule):
-    """The product of the draft model's highest probabilities: its own belief that every token of
-    a greedy draft is right.
+    """Stop by the product of the draft model's highest probabilities.
+
+    It is the draft model's probability that every token of a greedy draft is right.
     """
 
     stops_at_end = False
@@ -292,8 +292,9 @@ class ProductRule(ThresholdRule):
 
 
 class ConfidenceRule(ThresholdRule):
-    """The probability of the newest token: transformers' `assistant_confidence_threshold`, held
-    fixed.
+    """Stop by the probability of the newest token.
+
+    This is transformers' `assistant_confidence_threshold` with a fixed threshold.
     """
 
     def confidences(self, new: NewTokens) -> list[float]:
@@ -303,12 +304,12 @@ class ConfidenceRule(ThresholdRule):
 
 
 class EntropyRule(ThresholdRule):
-    """1 - sqrt(0.2 entropy), a lower bound of the acceptance probability after Agrawal et al. 2024,
-    "AdaEDL".
+    """Stop by 1 - sqrt(0.2 entropy), a lower bound of the acceptance probability.
 
-    The bound that it is held against is fixed here and adapted there.
+    The rule follows Agrawal et al. 2024, "AdaEDL", with a fixed threshold instead of an adaptive
+    one.
     """
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the lower bounds, negative where the entropy is large."""
+        """Return the lower bounds, which are negative for large entropies."""
         return [1.0 - math.sqrt(_ENTROPY_WEIGHT * entropy) for entropy in new.entropies().tolist()]

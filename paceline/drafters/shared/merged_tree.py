@@ -1,12 +1,13 @@
-"""One tree of guesses, best first: from the kept distributions, another drafter's tree, what was
-foreseen, and a draft model's.
+"""Grow one draft tree best first from all sources of draft tokens.
 
-drafted: 7 - 4        kept: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
+The sources are cached distributions (Token Recycling), another drafter's tree, the tokens of the
+draft head, and a draft model's tree:
 
-tree = [root]                            frontier = [7 (both): 0.7, 9 (kept): 0.25]
-take 7, offer what follows it            frontier = [7-5 (kept): 0.5, 9: 0.25, 7-4 (drafted): 0.2]
-take 7-5, ...                            until the tree has all its nodes, or nothing is worth
-taking
+drafted: 7 - 4        cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
+
+tree = [root]                       frontier = [7 (both): 0.7, 9 (cached): 0.25]
+take 7, add its children            frontier = [7-5 (cached): 0.5, 9: 0.25, 7-4 (drafted): 0.2]
+take 7-5, ...                       until the tree is full, or no candidate is likely enough
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and b
 
 
 class TreeCandidate:
-    """A token that waits to be taken into the tree, or was."""
+    """Describe a token on the frontier or in the tree."""
 
     token: int
     parent: int  # -1 = the root
@@ -55,8 +56,13 @@ GUESS = record_dtype(TreeCandidate)
 
 
 class Drafted(NamedTuple):
-    """Another drafter's tree. Attributes: token_ids, parents: [n]; confidence: [n] given the
-    parent; origins: [n].
+    """Hold the tree of one source.
+
+    Attributes:
+        token_ids: [n] token ids.
+        parents: [n] parent nodes; -1 is the root.
+        confidence: [n] acceptance probability given the parent.
+        origins: [n] origins of the tokens.
     """
 
     token_ids: IntArray
@@ -241,7 +247,7 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Weigh guesses, the children of one node from `first` on, by what was foreseen, or by what a
+    """Weigh the children of one node by the draft head or the draft model.
     draft model says there; return how many wait now."""
     others, asked = waiting, False
     for node in range(len(said.token_ids)):
@@ -291,8 +297,9 @@ def _weigh(
 
 @kernel
 def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
-    """Write probabilities of temperature 1 as what they are at another one; those of a greedy
-    request stay.
+    """Rescale probabilities of temperature 1 to another temperature.
+
+    Greedy requests keep the probabilities of temperature 1.
     """
     total = 0.0
     for index in range(count):
@@ -307,8 +314,9 @@ def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> Non
 def learn(
     chances: SourceCalibration, tree: Records[TreeCandidate], size: int, emitted: IntArray
 ) -> None:
-    """Count the guesses the target has decided: all children of the nodes it passed, whether
-    they were fed or not.
+    """Count the candidates that the target has decided.
+
+    These are all children of the nodes it passed, whether the engine processed them or not.
     """
     parent = -1
     for place in range(len(emitted)):

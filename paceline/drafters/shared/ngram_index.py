@@ -1,6 +1,4 @@
-"""An index of where every n-gram of a growing text occurred: for prompt lookup, and for what
-speeds up a draft model.
-"""
+"""Index the occurrences of every n-gram of a growing text, for prompt lookup."""
 
 from __future__ import annotations
 
@@ -9,34 +7,36 @@ from typing import NamedTuple
 
 
 class Continuation(NamedTuple):
-    """What followed an n-gram. Attributes:
+    """Hold the tokens that followed an n-gram.
 
-    tokens: that followed. matched: tokens of the n-gram; 0 = none was found. place: of the first of
-    `tokens` in the text.
+    Attributes:
+        tokens: Tokens that followed.
+        matched: Tokens of the n-gram; 0 if none was found.
+        position: Text position of the first of `tokens`.
     """
 
     tokens: list[int]
     matched: int
-    place: int
+    position: int
 
 
 class NgramIndex:
-    """Holds the places of every n-gram of one text that something follows, the latest first.
+    """Index the positions of every n-gram of one text, the latest first.
 
     Args:
-        min_ngram: tokens of the shortest n-gram.
-        max_ngram: tokens of the longest, which is looked up first.
+        min_ngram: Tokens of the shortest n-gram.
+        max_ngram: Tokens of the longest n-gram, which is looked up first.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._latest: dict[tuple[int, ...], int] = {}
-        # By size and by the place where an n-gram ends: where it ended before that, or -1.
+        # By size and by the position where an n-gram ends: where it ended before that, or -1.
         self._before: dict[int, list[int]] = {size: [] for size in self._sizes}
-        self._indexed = 0  # n-grams ending before this place are in
+        self._indexed = 0  # n-grams ending before this position are in
 
     def update(self, tokens: list[int]) -> None:
-        """Take in what was appended to the text since the last call."""
+        """Index the tokens that were appended since the last call."""
         for end in range(self._indexed, len(tokens) - 1):
             for size, before in self._before.items():
                 ngram = tuple(tokens[end + 1 - size : end + 1]) if size <= end + 1 else ()
@@ -46,23 +46,23 @@ class NgramIndex:
         self._indexed = max(self._indexed, len(tokens) - 1)
 
     def continuation(self, tokens: list[int], length: int) -> Continuation:
-        """Return up to `length` tokens that followed the latest earlier occurrence of the longest
-        matching suffix of `tokens`.
+        """Return the tokens after the latest occurrence of the longest matching suffix.
 
         Args:
-            tokens: the indexed text, and possibly more behind it.
+            tokens: Indexed text, possibly with more tokens after it.
+            length: Maximum number of tokens to return.
         """
         return next(self.continuations(tokens, length), Continuation([], 0, 0))
 
     def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
-        """Yield what followed each earlier occurrence of a suffix of `tokens`: of the longest
-        first, of these the latest.
-        """
+        """Yield the tokens after earlier occurrences, longest suffix and latest first."""
         seen = set()
         for size in self._sizes:
-            place = self._latest.get(tuple(tokens[-size:]), -1) if size < len(tokens) else -1
-            while place >= 0:
-                if place not in seen:
-                    seen.add(place)
-                    yield Continuation(tokens[place + 1 : place + 1 + length], size, place + 1)
-                place = self._before[size][place]
+            position = self._latest.get(tuple(tokens[-size:]), -1) if size < len(tokens) else -1
+            while position >= 0:
+                if position not in seen:
+                    seen.add(position)
+                    yield Continuation(
+                        tokens[position + 1 : position + 1 + length], size, position + 1
+                    )
+                position = self._before[size][position]

@@ -1,13 +1,12 @@
-"""The target's own next-token distributions, kept: what it said would follow the newest tokens, the
-last time it saw them.
+"""Cache the target's next-token distributions by their context (Token Recycling).
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
-Token Recycling" (section 3): every verification computes the target's distribution after every
-node, also behind rejected ones. The paper keeps the best 8 tokens after each single token; here
-keys have one to `LONGEST_KEY` tokens, and the longest one that is known is asked first.
+Token Recycling" (section 3). Every verification computes the target's distribution after every
+node, also after rejected ones. The paper caches the best 8 tokens after each single token. Contexts
+here have 1 to `LONGEST_KEY` tokens, and the longest known context is used.
 
-A table of fixed size: a key's entry is one of the `_WAYS` of its bucket, and a new key takes the
-place of the oldest there. Keys are hashes of 64 bits; two that collide cost a wrong guess.
+The table has a fixed size. A bucket holds `_WAYS` entries, and a new context replaces the oldest
+entry of its bucket. Contexts are 64-bit hashes; a collision costs a wrong draft token.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _LEAST_PROB = 0.001  # of a token that is kept
 
 
 class Successors:
-    """What followed a key."""
+    """Hold the likeliest tokens after one context."""
 
-    key: Annotated[Any, np.uint64]  # 0 = the place is free
+    key: Annotated[Any, np.uint64]  # 0 = the index is free
     written: int  # number of the writing; a newer one is higher
     size: int  # tokens that follow
     tokens: Annotated[Any, np.int64, TOP]
@@ -41,8 +40,11 @@ ENTRY = record_dtype(Successors)
 
 
 class SuccessorTable(NamedTuple):
-    """Attributes:
-    entries: [rows], in buckets of `_WAYS`. clock: [1], how many writings there were.
+    """Hold the cached distributions.
+
+    Attributes:
+        entries: [rows] in buckets of `_WAYS`.
+        clock: [1] number of writes.
     """
 
     entries: Records[Successors]
@@ -57,10 +59,10 @@ def new_table(rows: int) -> SuccessorTable:
 
 @kernel
 def key_of(tail: IntArray, size: int) -> Any:
-    """Hash the last `size` of some tokens; never 0."""
+    """Hash the last `size` tokens of `tail`; the result is never 0."""
     value = np.uint64(size)
-    for place in range(len(tail) - size, len(tail)):
-        value = (value ^ np.uint64(tail[place] + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    for index in range(len(tail) - size, len(tail)):
+        value = (value ^ np.uint64(tail[index] + 1)) * np.uint64(0x9E3779B97F4A7C15)
         value = value ^ (value >> np.uint64(29))
     return value | np.uint64(1)
 
@@ -72,37 +74,36 @@ def _bucket(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int]:
-    """Find what followed the newest tokens.
+    """Find the entry of the longest cached context.
 
     Args:
-        tail: [LONGEST_KEY] the newest tokens. known: how many of them may be a key.
+        table: Cached distributions.
+        tail: [LONGEST_KEY] newest tokens.
+        known: Maximum number of tokens in the context.
     Returns:
-        the place of the entry of the longest key that is known, and the length of that key;
-        (ABSENT, 0) if none is.
+        Index of the entry and tokens of its context; (ABSENT, 0) if there is none.
     """
     for size in range(known, 0, -1):
         key = key_of(tail, size)
         first = _bucket(table, key)
-        for place in range(first, first + _WAYS):
-            if table.entries[place].key == key:
-                return place, size
+        for index in range(first, first + _WAYS):
+            if table.entries[index].key == key:
+                return index, size
     return ABSENT, 0
 
 
 @kernel
-def _place_for(table: SuccessorTable, key: Any) -> Any:
-    """Return the entry that a key has, or gets in the place of the oldest of its bucket, marked
-    as the newest.
-    """
+def _entry_for(table: SuccessorTable, key: Any) -> Any:
+    """Return the entry of a key, or the oldest one of its bucket, marked as newest."""
     first = _bucket(table, key)
     chosen = first
-    for place in range(first, first + _WAYS):
-        entry = table.entries[place]
+    for index in range(first, first + _WAYS):
+        entry = table.entries[index]
         if entry.key == key:
-            chosen = place
+            chosen = index
             break
         if entry.written < table.entries[chosen].written:
-            chosen = place
+            chosen = index
     table.clock[0] += 1
     entry = table.entries[chosen]
     entry.key, entry.written = key, table.clock[0]
@@ -119,10 +120,11 @@ def write(
     offset: int,
     count: int,
 ) -> None:
-    """Keep what follows a key of the last `size` tokens: token_ids and probs [offset : offset +
-    count], the likeliest first.
+    """Cache the distribution after the last `size` tokens of `tail`.
+
+    The tokens are token_ids[offset : offset + count], likeliest first, with their probabilities.
     """
-    entry = _place_for(table, key_of(tail, size))
+    entry = _entry_for(table, key_of(tail, size))
     kept = 0
     while kept < min(count, TOP) and probs[offset + kept] >= _LEAST_PROB:
         entry.tokens[kept], entry.probs[kept] = token_ids[offset + kept], probs[offset + kept]
@@ -140,13 +142,16 @@ def remember(
     token_ids: IntArray,
     probs: NDArray[np.float32],
 ) -> None:
-    """Keep what the target said after the root and after every node of a tree, under keys of 1 to
-    `keys` tokens.
+    """Cache the target's distributions after every node of a tree.
 
     Args:
-        newest: up to LONGEST_KEY tokens, the root's the last.
-        drafted, parents: [n] the nodes.
-        token_ids, probs: [1 + n, k], as in `TopTokens`; rows that are not known change nothing.
+        table: Cached distributions.
+        newest: Up to LONGEST_KEY newest tokens, the root last.
+        keys: Maximum number of tokens in a context.
+        drafted: [n] tokens of the nodes.
+        parents: [n] parents of the nodes.
+        token_ids: [1 + n, k] likeliest tokens, as in `TopTokens`.
+        probs: [1 + n, k] their probabilities; rows of zeros are skipped.
     """
     rows, width = token_ids.shape
     tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)
@@ -175,13 +180,17 @@ def restore(
     tokens: Any,
     probs: NDArray[np.float32],
 ) -> None:
-    """Put entries into a table, the oldest first.
+    """Write entries into a table, the oldest first.
 
     Args:
-        keys, sizes: [n], as in `Successors`. tokens, probs: [n, TOP].
+        table: Table to fill.
+        keys: [n] context hashes.
+        sizes: [n] number of tokens per entry.
+        tokens: [n, TOP].
+        probs: [n, TOP].
     """
     for row in range(len(keys)):
-        entry = _place_for(table, keys[row])
+        entry = _entry_for(table, keys[row])
         entry.size = sizes[row]
         for index in range(TOP):
             entry.tokens[index], entry.probs[index] = tokens[row, index], probs[row, index]

@@ -1,4 +1,4 @@
-"""Kept distributions, and how often guesses from them came true, that outlive their process."""
+"""Save cached distributions and their calibration to a file."""
 
 from __future__ import annotations
 
@@ -38,38 +38,39 @@ _TYPES = {
 
 
 class SuccessorTableFile(StateFile):
-    """A table, the counts of its guesses, and their file.
+    """Connect a table, its calibration and their file.
 
-    The vocabulary and the tokenizer are known when an engine takes the drafter (`check_...`);
-    before that nothing is written.
+    Vocabulary and tokenizer are known once an engine takes the drafter (`check_...`). Nothing is
+    written before that.
 
     Args:
-        path: the file.
-        table, chances: filled from the file.
+        path: File to load and save.
+        table: Table to fill from the file.
+        chances: Calibration to fill from the file.
     Raises:
-        ConfigError: the file is there and cannot be used, or its folder is not there; it says what
-            is wrong.
+        ConfigError: The file cannot be used, or its folder does not exist.
     """
 
     def __init__(self, path: str, table: SuccessorTable, chances: SourceCalibration) -> None:
         super().__init__(path)
         self._table, self._chances = table, chances
         self._vocab_size = self._tokenizer = ""  # not known
-        found = self.load(read_table)
-        if found is not None:
-            head, arrays = found
+        loaded = self.load(read_table)
+        if loaded is not None:
+            head, arrays = loaded
             self._vocab_size, self._tokenizer = head["vocab_size"], head["tokenizer"]
             restore(table, *(arrays[name] for name in _KIND.arrays[:4]))
             chances.hits[:], chances.trials[:] = arrays["hits"], arrays["trials"]
 
     def check_vocabulary(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Hold the model's vocabulary against that of what is kept.
+        """Refuse a file of another vocabulary.
 
         Args:
-            vocab_size: rows of the model's LM head. tokenizer: of the model; the file's fits under
-                any padding of the rows.
+            vocab_size: Rows of the model's LM head.
+            tokenizer: Tokenizer of the model; with the file's tokenizer any padding of the rows
+                fits.
         Raises:
-            ConfigError: they differ; both sizes are named.
+            ConfigError: The vocabularies differ; both sizes are named.
         """
         if (
             self._tokenizer
@@ -81,10 +82,10 @@ class SuccessorTableFile(StateFile):
         _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Hold the model's tokenizer against that of what is kept, where both are known.
+        """Refuse a file that was made with another tokenizer, if both are known.
 
         Raises:
-            ConfigError: they differ; both fingerprints are named.
+            ConfigError: The tokenizers differ; both fingerprints are named.
         """
         given = fingerprint_of(tokenizer) or ""
         self._tokenizer = self._tokenizer or given
@@ -100,8 +101,8 @@ class SuccessorTableFile(StateFile):
         """Write the file now.
 
         Raises:
-            ConfigError: it cannot be written, or no engine has had the drafter, which leaves the
-                vocabulary unknown.
+            ConfigError: It cannot be written, or no engine has used the drafter, so the vocabulary
+                is unknown.
         """
         if not self._vocab_size:
             raise ConfigError(
@@ -112,7 +113,7 @@ class SuccessorTableFile(StateFile):
         super().save()
 
     def content(self) -> bytes:
-        """Return the table as it is now, the oldest entry first."""
+        """Return the current table as file content, the oldest entry first."""
         filled = entries_of(self._table)
         beyond = np.arange(TOP) >= filled["size"][:, None]  # left over from what stood there before
         columns = (
@@ -131,7 +132,7 @@ class SuccessorTableFile(StateFile):
 
 
 def entries_of(table: SuccessorTable) -> NDArray[np.void]:
-    """Return the entries of a table that are not free, the oldest first."""
+    """Return the used entries of a table, the oldest first."""
     entries = cast(NDArray[np.void], table.entries)
     filled: NDArray[np.void] = entries[entries["key"] != 0]
     ordered: NDArray[np.void] = filled[np.argsort(filled["written"])]
@@ -139,11 +140,10 @@ def entries_of(table: SuccessorTable) -> NDArray[np.void]:
 
 
 def read_table(path: Path) -> tuple[Head, Arrays]:
-    """Return the head of a file, and its arrays.
+    """Return the head and the arrays of a file.
 
     Raises:
-        ConfigError: the file cannot be read, is of another kind or version, is damaged, or has ids
-            beyond its own vocabulary.
+        ConfigError: The file is unreadable, damaged, or of another kind or version.
     """
     head, arrays = _KIND.read(path)
     rows = len(arrays["keys"])

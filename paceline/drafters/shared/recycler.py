@@ -1,6 +1,4 @@
-"""What drafters that keep the target's distributions share: the table, the counts, the tree of
-every sequence.
-"""
+"""Share one cache of the target's distributions among drafters of Token Recycling."""
 
 from __future__ import annotations
 
@@ -30,24 +28,24 @@ _NOTHING_DRAFTED = Drafted(
 
 
 def node_rule_of(nodes: int | None, budget: bool) -> NodeRule:
-    """Return the rule of a drafter whose options say so many nodes, or nothing."""
+    """Return the node rule for the option `max_nodes`."""
     if nodes is not None:
         return NodeRule(nodes)
     return WITH_BUDGET if budget else NodeRule(_NODES, batch=_BATCH_NODES)
 
 
 class Recycler:
-    """Keeps what the target says about every node, and drafts from it.
+    """Cache the target's distributions, and draft from them.
 
     Args:
-        keys: most tokens of a key.
-        rows: of the table.
-        pool: file that the table and the counts are read from, if it is there, and saved to: while
-            nobody waits, and when the recycler is gone or the process ends.
+        keys: Maximum number of tokens in a context.
+        rows: Number of cached distributions.
+        pool: File that cache and calibration are loaded from, if it exists, and saved to: while no
+            request is open, and at exit.
     Attributes:
-        kept: that file; None = without.
+        kept: That file; None without one.
     Raises:
-        ConfigError: the file is there and cannot be used.
+        ConfigError: The file exists and cannot be used.
     """
 
     def __init__(self, keys: int, rows: int = ROWS, pool: str | None = None) -> None:
@@ -73,9 +71,12 @@ class Recycler:
         """Return a tree of up to `nodes` nodes, the likeliest first.
 
         Args:
-            least: chance of a path below which it has no room.
-            beside: another drafter's tree of the same sequence, with confidences.
-            foreseen: what was foreseen. modelled: a draft model's.
+            request: Request to draft for.
+            nodes: Maximum number of nodes.
+            least: Minimum path probability.
+            beside: Another drafter's tree of the same request, with confidences.
+            head_draft: Tokens of the draft head.
+            modelled: A draft model's tree.
         """
         levels = request.remaining - 1
         if nodes <= 0 or levels <= 0:
@@ -100,7 +101,7 @@ class Recycler:
         return as_draft(tree, size)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Keep what the target said, and count which guesses came true."""
+        """Cache the target's distributions, and calibrate with the outcomes."""
         if self.kept is not None:
             self.kept.changed = True
         for outcome in outcomes:
@@ -122,33 +123,33 @@ class Recycler:
                 learn(self.chances, *known, _array(outcome.new_token_ids))
 
     def stop(self, request: Request) -> None:
-        """Free what belongs to a sequence; save while nobody waits."""
+        """Free the state of a request; save the file once no request is open."""
         self._trees.pop(request.id, None)
         if self.kept is not None and not self._trees:
             self.kept.save_changes(wait=True)
 
 
 class RecyclingDrafter(Drafter):
-    """A drafter that has a recycler, and with it perhaps a file."""
+    """Provide the cache and its file to drafters."""
 
     top_k = TOP
     _recycler: Recycler
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Refuse a file of another vocabulary."""
+        """Refuse a pool file of another vocabulary."""
         if self._recycler.kept is not None:
             self._recycler.kept.check_vocabulary(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a file whose ids are not of `tokenizer`."""
+        """Refuse a pool file that was made with another tokenizer."""
         if self._recycler.kept is not None:
             self._recycler.kept.check_tokenizer(tokenizer)
 
     def save_pool(self) -> None:
-        """Write the pool's file now, rather than when the drafter is idle or gone.
+        """Write the pool file now.
 
         Raises:
-            ConfigError: there is no file, it cannot be written, or no engine has had the drafter.
+            ConfigError: No file was given, it cannot be written, or no engine has used the drafter.
         """
         if self._recycler.kept is None:
             raise ConfigError(
@@ -159,7 +160,7 @@ class RecyclingDrafter(Drafter):
 
 
 def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
-    """Return the first `size` guesses of a tree as a drafter proposes them."""
+    """Return the first `size` candidates of a tree as a draft tree."""
     if size == 0:
         return EMPTY_TREE
     taken = tree[:size]
@@ -173,7 +174,7 @@ def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
 
 
 def _drafted(tree: DraftTree) -> Drafted:
-    """Return another drafter's tree as `grow` takes it."""
+    """Return another drafter's tree in the form of `grow`."""
     if not tree.token_ids:
         return _NOTHING_DRAFTED
     origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins

@@ -1,19 +1,18 @@
-"""How often a guess comes true, by what speaks for it: counted while decoding, one table for all
-requests of an engine.
+"""Calibrate the acceptance probability of a draft token by its sources.
 
-Two sources may offer a token: the kept distributions (a key of so many tokens, a probability) and
-the tree of another drafter (a confidence). Each pair of what they say is a cell that counts trials
-and hits, from a prior on; a guess is tried when the target has spoken at its parent, whether it was
-fed or not.
+One table counts trials and hits for all requests of an engine. Two sources may offer a token: the
+cached distributions (a context length and a probability) and another drafter's tree (a confidence).
+Each pair of their values is a cell that starts from a prior. A token is tried when the target has
+predicted a token after its parent, whether the token was processed or not.
 
-                       | kept: absent   below .01   .01-.03  ...  above .95  (keys of 1 to 4 tokens)
+                       | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
 
-What was foreseen from the target's state is weighed against that chance, in further cells: the
-chance by the cell above, and its probability. Where a draft model has been asked what follows, what
-it says is weighed against what came out of that, in cells of the same form.
+The draft head is weighed against that probability in further cells: the probability of the cell
+above and the head's probability. The draft model is weighed against the result in cells of the same
+form.
 """
 
 from __future__ import annotations
@@ -72,15 +71,22 @@ _FADING = 2000.0  # trials of a cell that are remembered
 
 
 class SourceCalibration(NamedTuple):
-    """Attributes: hits, trials: [CELLS]."""
+    """Count trials and hits per cell.
+
+    Attributes:
+        hits: [CELLS] accepted tokens.
+        trials: [CELLS] tried tokens.
+    """
 
     hits: NDArray[np.float64]
     trials: NDArray[np.float64]
 
 
 def new_source_calibration() -> SourceCalibration:
-    """Return a table of the prior: the larger of what both sources say, and fits to counts for
-    what is weighed against that.
+    """Return a table with the prior counts.
+
+    The prior of a pair is the larger of both values. The priors of head and draft model are fits to
+    counts.
     """
     hits = np.empty((2, LONGEST_KEY + 1, _SIDE, _SIDE))
     asked = np.empty((2, 2, _SIDE, _SIDE))
@@ -101,8 +107,13 @@ def _weighed(
     before: tuple[float, float],
     own: tuple[float, float],
 ) -> NDArray[np.float64]:
-    """Return chances [chance by those before, its own] of guesses that either has; `middle` of
-    each step, 0 = absent.
+    """Return prior probabilities [probability before, own probability].
+
+    Args:
+        middle: Middle of each bucket; 0 = absent.
+        both: Fit where both values exist.
+        before: Fit where only the probability before exists.
+        own: Fit where only the own probability exists.
     """
     odds = middle[1:] / (1 - middle[1:])
     found = np.zeros((len(middle), len(middle)))
@@ -114,11 +125,13 @@ def _weighed(
 
 @kernel
 def cell_of(sampled: bool, size: int, kept: float, drafted: float) -> int:
-    """Return the cell of a guess.
+    """Return the cell of a token of the first two sources.
 
     Args:
-        size: tokens of the key; 0 = not kept. kept: its probability there.
-        drafted: confidence; below 0 = not drafted.
+        sampled: Whether the request samples.
+        size: Tokens of the context; 0 if the token is not cached.
+        kept: Cached probability.
+        drafted: Confidence of the other drafter; below 0 if it does not have the token.
     """
     column = 0 if size == 0 else 1 + step_of(_EDGES, kept)
     row = 0 if drafted < 0 else 1 + step_of(_EDGES, drafted)
@@ -127,11 +140,13 @@ def cell_of(sampled: bool, size: int, kept: float, drafted: float) -> int:
 
 @kernel
 def cell_of_asked(head_draft: bool, sampled: bool, chance: float, modelled: float) -> int:
-    """Return the cell of a guess at a place where a draft model was asked, or that was foreseen.
+    """Return the cell of a token where the draft head or the draft model predicted.
 
     Args:
-        chance: by its other cell; 0 = no other source has it. modelled: the confidence there; below
-            0 = it has not got it.
+        head_draft: Whether the draft head predicted; else the draft model.
+        sampled: Whether the request samples.
+        chance: Probability by the other sources; 0 if none has the token.
+        modelled: Confidence of the prediction; below 0 if it does not have the token.
     """
     column = 0 if chance <= 0 else 1 + step_of(_EDGES, chance)
     row = 0 if modelled < 0 else 1 + step_of(_EDGES, modelled)
@@ -142,7 +157,7 @@ def cell_of_asked(head_draft: bool, sampled: bool, chance: float, modelled: floa
 
 @kernel
 def count_trial(chances: SourceCalibration, cell: int, came_true: bool) -> None:
-    """Count one guess."""
+    """Count one trial; older counts fade."""
     if chances.trials[cell] >= _FADING:
         chances.trials[cell] *= 0.5
         chances.hits[cell] *= 0.5

@@ -1,6 +1,4 @@
-"""What a drafter has learned, kept for later processes: one safetensors file, versioned,
-checksummed, whole or not there.
-"""
+"""Save the state of a drafter to a versioned, checksummed safetensors file."""
 
 from __future__ import annotations
 
@@ -28,19 +26,19 @@ _Read = TypeVar("_Read")
 
 
 class StateFile:
-    """A file and when it is written. Several processes may share it; each save is all the saver
-    knows, the last one stays.
+    """Connect a drafter's state with its file; subclasses provide `content`.
 
-    A subclass says what is written, in `content`.
+    Several processes may share a file. Each save writes the whole state of the saver, and the last
+    save stays.
 
     Args:
-        path: the file.
-        cold: begin with nothing where the file is refused, with a warning. It is then set aside as
-            PATH.refused before anything is written in its place.
+        path: File to load and save.
+        cold: Start empty, with a warning, if the file is refused. The refused file is renamed to
+            PATH.refused before the first save.
     Attributes:
-        changed: there may be something to save.
+        changed: Whether there may be something to save.
     Raises:
-        ConfigError: its folder is not there.
+        ConfigError: The folder does not exist.
     """
 
     def __init__(self, path: str, cold: bool = False) -> None:
@@ -53,15 +51,14 @@ class StateFile:
             )
 
     def content(self) -> bytes | None:
-        """Return what is to be written; None = that cannot be said yet."""
+        """Return the content to write; None if it is not known yet."""
         raise NotImplementedError
 
     def load(self, read: Callable[[Path], _Read]) -> _Read | None:
-        """Return what `read` finds in the file; None where there is none, or it is refused and that
-        is no matter.
+        """Return the result of `read`; None without a file or for a refused one.
 
         Raises:
-            ConfigError: the file is there and cannot be used; it says what is wrong.
+            ConfigError: The file exists and cannot be used.
         """
         if not self.path.exists():
             return None
@@ -78,7 +75,7 @@ class StateFile:
         """Write the file now.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: It cannot be written.
         """
         start = time.monotonic()
         content = self.content()
@@ -93,10 +90,10 @@ class StateFile:
         self._due = now + max(_LEAST_PAUSE, _PAUSES_PER_SAVE * (now - start))
 
     def save_changes(self, wait: bool = False) -> None:
-        """Write the file if something may have changed. Requests do not fail by it.
+        """Write the file if the state may have changed; failures only warn.
 
         Args:
-            wait: not too soon after the last time.
+            wait: Whether to skip the save soon after the last one.
         """
         if not self.changed or (wait and time.monotonic() < self._due):
             return
@@ -109,11 +106,13 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a file must be.
+    """Describe the format of a file.
 
     Attributes:
-        name: as its head says it. version: of its layout. arrays: their names.
-        help: what to do about a file that is refused.
+        name: Name of the kind, as in the head.
+        version: Version of the layout.
+        arrays: Names of the arrays.
+        help: Advice for errors.
     """
 
     name: str
@@ -122,11 +121,7 @@ class FileKind:
     help: str
 
     def to_bytes(self, arrays: Arrays, **head: str) -> bytes:
-        """Return the content of a file.
-
-        Args:
-            head: what its head says besides.
-        """
+        """Return arrays as file content; `head` adds entries to the head."""
         full = {"kind": self.name, "version": self.version, **head}
         content: bytes = save(arrays, {**full, "sha256": _digest(full, arrays)})
         return content
@@ -135,7 +130,7 @@ class FileKind:
         """Return the head and the arrays of a file.
 
         Raises:
-            ConfigError: it cannot be read, is of another kind or version, or is damaged.
+            ConfigError: The file is unreadable, damaged, or of another kind or version.
         """
         head, arrays = self._open(path)
         if head.get("kind") != self.name:
@@ -147,19 +142,19 @@ class FileKind:
         return head, arrays
 
     def check_vocabulary(self, path: Path, got: str, vocab_size: int) -> None:
-        """Hold the vocabulary that a head names against the model's.
+        """Refuse a file whose vocabulary differs from the model's.
 
         Raises:
-            ConfigError: they differ; both sizes are named.
+            ConfigError: They differ; both sizes are named.
         """
         if got != str(vocab_size):
             self.refuse(path, f"a vocabulary of {got} tokens", f"{vocab_size}, as the models have")
 
     def refuse(self, path: Path, got: str, expected: str) -> None:
-        """Say what is wrong with a file, and what to do.
+        """Raise an error that names the file, the fault and the fix.
 
         Raises:
-            ConfigError: always.
+            ConfigError: Always.
         """
         raise ConfigError(f"pool {str(path)!r}: got {got}; expected {expected}. {self.help}")
 

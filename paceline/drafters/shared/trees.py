@@ -1,6 +1,4 @@
-"""Trees that may be cut before they are fed: the likeliest paths first; what the text made of a
-tree, fed whole or not.
-"""
+"""Order draft trees by probability, and compute outcomes of trees that were cut."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from paceline.verification.verify import follow
 
 
 def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
-    """Return a tree of guesses with the likeliest paths first, and per node which one of `tree` it
-    was.
+    """Return a tree ordered by path probability, and the old index of each node.
 
     Args:
-        tree: guesses with confidence, none above 1, so that no node is likelier than its parent.
+        tree: Deterministic draft with confidences of at most 1, so that no node is likelier than
+            its parent.
     """
     assert tree.confidence is not None
     assert tree.probs is None
@@ -28,20 +26,19 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
     )  # stable: of equals the parent comes first
     if before == list(range(len(tree))):
         return tree, before
-    place = {-1: -1} | {node: at for at, node in enumerate(before)}
+    position_of = {-1: -1} | {node: position for position, node in enumerate(before)}
     return DraftTree(
         [tree.token_ids[node] for node in before],
-        [place[tree.parents[node]] for node in before],
+        [position_of[tree.parents[node]] for node in before],
         confidence=[tree.confidence[node] for node in before],
         origins=None if tree.origins is None else [tree.origins[node] for node in before],
     ), before
 
 
 def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
-    """Return what the text that was said makes of a tree of which the target may have seen another
-    part, or nothing.
+    """Return the outcome of a tree of which the target verified another part, or none.
 
-    The target's choices behind its nodes stay those of the tree that was fed.
+    The target's predictions stay those of the tree that was processed.
     """
     if tree is outcome.tree:
         return outcome
@@ -53,9 +50,7 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 
 
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
-    """Return the nodes that the target has decided on, fed or not, each with whether it was
-    right.
-    """
+    """Yield the nodes that the target has decided, each with whether it was right."""
     reached = {-1, *outcome.accepted}
     spoken_at = {
         -1,

@@ -1,4 +1,4 @@
-"""The option `verification` of the drafters that draw from a draft model."""
+"""Check the option `verification` of drafters that use a draft model."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _VERIFICATIONS = ("reject", "follow")
 
 
 def require_verification(owner: str, verification: str) -> None:
-    """Refuse a value of the option `verification` that names no rule.
+    """Refuse an unknown value of the option `verification`.
 
     Raises:
-        ConfigError: the close match is named.
+        ConfigError: The value is unknown; a close match is named.
     """
     if verification not in _VERIFICATIONS:
         hint = did_you_mean(verification, _VERIFICATIONS)

@@ -1,1 +1,1 @@
-"""SpecDec++."""
+"""Implement SpecDec++ (Huang, Guo, Wang 2024)."""

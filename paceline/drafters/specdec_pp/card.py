@@ -1,4 +1,4 @@
-"""The card of an acceptance head: for which draft model it is, how it was made, how good it is."""
+"""Describe an acceptance head: its draft model, its training and its accuracy."""
 
 from __future__ import annotations
 
@@ -28,33 +28,31 @@ _NAME = 8  # digits of a prompt's name
 
 
 class RuleCost(Protocol):
-    """What a rule for the length of drafts costs, per new token of the answers (Huang et al.
-    2024, section 2).
-    """
+    """Define the costs of a length rule per new token (Huang et al. 2024, section 2)."""
 
     @property
     def verification_rate(self) -> float:
-        """Target forwards."""
+        """Target forward passes per new token."""
 
     @property
     def discard_rate(self) -> float:
-        """Drafted tokens that were not kept."""
+        """Rejected draft tokens per new token."""
 
 
 def latency(draft: float, target: float, rates: RuleCost) -> float:
     """Return the time per new token (Huang et al. 2024, equation 2.3).
 
     Args:
-        draft: time of one forward of the draft model, in any unit.
-        target: time of one forward of the target, in the same unit.
-        rates: what the rule costs.
+        draft: Time of one forward pass of the draft model, in any unit.
+        target: Time of one forward pass of the target, in the same unit.
+        rates: Costs of the length rule.
     """
     return draft + draft * rates.discard_rate + (target - draft) * rates.verification_rate
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """Measured rates of decoding with one threshold."""
+    """Hold the measured costs of one stopping threshold."""
 
     threshold: float
     verification_rate: float
@@ -63,30 +61,29 @@ class ThresholdPoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """Everything about a head but its weights.
+    """Hold everything about an acceptance head except its weights.
 
     Attributes:
-        target: name of the target it was trained on, for people.
-        draft: name of the draft model, for people.
-        draft_fingerprint: the draft model's fingerprint (`model_identity`), which recordings are
-            held against.
-        draft_sketch: the draft model's sketch (`Sketch.encode`), by which its copies are
-            recognised.
-        hidden_size: hidden size of the draft model.
-        vocab_size: vocabulary of the draft model.
-        depth: D, residual blocks.
-        inputs: what the last layer reads, one of `INPUTS`. The paper's heads read the hidden state
+        target: Name of the target that the head was trained on, for people.
+        draft: Name of the draft model, for people.
+        draft_fingerprint: Fingerprint of the draft model (`model_identity`); recordings must match
+            it.
+        draft_sketch: Sketch of the draft model (`Sketch.encode`), which recognises its copies.
+        hidden_size: Hidden size of the draft model.
+        vocab_size: Vocabulary size of the draft model.
+        depth: D, number of residual blocks.
+        inputs: Inputs of the last layer, one of `INPUTS`. The paper's heads use the hidden state
             alone.
-        scale: calibration; the acceptance probability is sigmoid(scale * logit + shift).
-        shift: see `scale`.
-        prior: weights of `SCALARS` and of a constant in the logit for a token whose hidden state is
-            not yet known; empty = the draft's own probability is taken for it.
-        recipe: how it was recorded and trained.
-        metrics: how good it is, on prompts it was not trained on.
-        curve: what thresholds cost; empty = not measured, then `threshold=auto` is refused.
-        train_prompts: names of the prompts it was trained on, eight digits each, joined.
-        dev_prompts: names of the prompts it was calibrated on, likewise.
-        weights_sha256: checksum of the weights' file, "" before it is saved.
+        scale: Calibration; the acceptance probability is sigmoid(scale * logit + shift).
+        shift: Calibration; see `scale`.
+        prior: Weights of `SCALARS` and a constant in the logit of a token whose hidden state is not
+            known yet. If empty, the draft model's probability is used.
+        recipe: How the head was recorded and trained.
+        metrics: Accuracy on held-out prompts.
+        curve: Measured costs of thresholds. If empty, `threshold=auto` is refused.
+        train_prompts: Names of the training prompts, eight digits each, joined.
+        dev_prompts: Names of the calibration prompts, eight digits each, joined.
+        weights_sha256: Checksum of the weights file; "" before saving.
     """
 
     target: str
@@ -109,34 +106,34 @@ class HeadCard:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All that is calculated with."""
+        """All numbers that enter computations."""
         points = (number for point in self.curve for number in dataclasses.astuple(point))
         return (self.scale, self.shift, *self.prior, *points)
 
     @property
     def dev_names(self) -> set[str]:
-        """Names of the development prompts."""
+        """Names of the calibration prompts."""
         return _names(self.dev_prompts)
 
     @property
     def seen_prompts(self) -> set[str]:
-        """Names of all prompts that the head was made with."""
+        """Names of all training and calibration prompts."""
         return _names(self.train_prompts) | _names(self.dev_prompts)
 
     def encode(self) -> bytes:
-        """Return the card as a file's content: JSON with a checksum over everything in it."""
+        """Return the card as file content: JSON with a checksum over all entries."""
         entries = {"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}
         return (json.dumps({**entries, "sha256": digest_of(entries)}, indent=1) + "\n").encode()
 
     @staticmethod
     def decode(content: bytes, where: str) -> HeadCard:
-        """Read a card from a file's content.
+        """Read a card from file content.
 
         Args:
-            where: the head's name in errors.
-
+            content: Content of the file.
+            where: Name of the head in errors.
         Raises:
-            ConfigError: it is no card, damaged, or of another version.
+            ConfigError: The content is no card, is damaged, or has another version.
         """
         try:
             entries = parse_json(content)
@@ -175,14 +172,13 @@ class HeadCard:
             ) from error
 
     def check_draft(self, draft: PreTrainedModel, where: str) -> None:
-        """Refuse another draft model than the one the head was trained for.
+        """Refuse a draft model that the head was not trained for.
 
-        Quantised, fine-tuned and padded copies of the head's draft are taken: a head that errs
-        costs time only.
+        Quantised, fine-tuned and padded copies of the head's draft model are accepted, since a head
+        that errs only costs time.
 
         Raises:
-            ConfigError: hidden size, vocabulary or weights are not those of the head's draft; both
-                are named.
+            ConfigError: Hidden size, vocabulary or weights differ; both values are named.
         """
         sketch = Sketch.decode(self.draft_sketch)
         hidden_size, vocab_size = model_identity(draft)[1], _text_config(draft).vocab_size
@@ -212,14 +208,14 @@ HELP = "Train it anew, or copy it again from where it came."
 def new_card(
     target: str, draft: str, model: PreTrainedModel, depth: int, inputs: tuple[str, ...] = INPUTS[0]
 ) -> HeadCard:
-    """Return the card of a head for a draft model, which says no more than that.
+    """Return the card of a new head for a draft model.
 
     Args:
-        target: name of the target, for people.
-        draft: name of the draft model, for people.
-        model: the draft model.
-        depth: D, residual blocks.
-        inputs: what the last layer reads, one of `INPUTS`.
+        target: Name of the target, for people.
+        draft: Name of the draft model, for people.
+        model: The draft model.
+        depth: D, number of residual blocks.
+        inputs: Inputs of the last layer, one of `INPUTS`.
     """
     fingerprint, hidden_size = model_identity(model)
     vocab_size = int(_text_config(model).vocab_size)

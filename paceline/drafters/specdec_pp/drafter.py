@@ -1,20 +1,9 @@
-"""SpecDec++ (Huang, Guo, Wang 2024): a small model drafts until a trained head expects the target
-to reject something.
+"""SpecDec++ (Huang et al. 2024): draft until a head expects a rejection.
 
-Section 3.2, algorithm 2: an acceptance head reads the draft model's last hidden state of every
-drafted token and estimates the probability that the token is accepted, given that all before it are
-(equation 3.1). Drafting stops once 1 - the product of these probabilities exceeds a threshold;
-theorem 3.1 says that the best policy is of this form.
-
-What is different here. As in the public code, the token before the first drafted one is not judged
-(algorithm 2 would), and the token drawn in the stopping forward is verified with the others. Beyond
-the paper, the newest token, which the head can judge only one forward after it was drawn, counts at
-once by the distribution it was drawn from (`AcceptanceHead.early_confidences`), if the head was
-trained to; `newest=false` leaves that out. `threshold=auto` picks the threshold by measured times.
-And the engine cuts a chain to what pays for its forward: the threshold bounds a rejection, whatever
-one more row costs this target on this machine. Where the head doubts a token, the draft's second
-choice is often worth more than a further one behind it; so guesses offer both, and the engine feeds
-the likelier (`seconds`).
+Drafting stops when the head's probability of a rejection among the draft tokens exceeds a threshold
+(algorithm 2). With `threshold=auto` the drafter picks the threshold with the lowest latency, by
+measured times and the head's card (equation 2.3). Second choices next to the draft tokens are not
+in the paper.
 """
 
 from __future__ import annotations
@@ -46,7 +35,7 @@ _RENEWED = 32  # steps between later ones, and how many of them count
 
 
 class CostClock:
-    """Measures what a forward of either model costs: running medians over the last steps."""
+    """Measure the seconds per forward pass as running medians over the last steps."""
 
     def __init__(self) -> None:
         self._draft: deque[float] = deque(maxlen=_RENEWED)  # seconds per forward
@@ -55,15 +44,13 @@ class CostClock:
         self._proposed: float | None = None
 
     def drafted(self, seconds: float, forwards: int) -> None:
-        """Note how long a draft took; the target's turn begins now."""
+        """Record the time of a draft; the target's forward pass begins now."""
         if forwards:
             self._draft.append(seconds / forwards)
             self._proposed = time.perf_counter()
 
     def verified(self) -> tuple[float, float] | None:
-        """Note that the target is done. Now and then, return the seconds per forward of the
-        target and of the draft model.
-        """
+        """Record the end of verification; now and then return (target, draft) seconds."""
         if self._proposed is None:
             return None
         self._target.append(time.perf_counter() - self._proposed)
@@ -75,17 +62,16 @@ class CostClock:
 
 
 class SpecDecPP(ChainDrafter):
-    """Drafts chains as long as an acceptance head believes in them.
+    """Draft chains while an acceptance head expects them to be accepted.
 
-    With `threshold="auto"` the lengths of drafts depend on measured times. The distribution of the
-    text does not, and neither does a greedy text or one of verification "follow"; but a sampled
-    text under "reject" is then another draw in every run. A number as threshold makes it
-    reproducible.
+    With `threshold="auto"` the draft lengths depend on measured times. The distribution of the text
+    does not, and neither does a greedy text nor one of verification "follow". A sampled text under
+    "reject" then differs between runs; a fixed threshold makes it reproducible.
 
     Attributes:
-        threshold: the one in force.
+        threshold: Current stopping threshold.
     Raises:
-        ConfigError: "auto" with a head whose card has no curve.
+        ConfigError: "auto" was chosen, but the head's card has no curve.
     """
 
     name = "specdec_pp"
@@ -112,14 +98,14 @@ class SpecDecPP(ChainDrafter):
             options.use_prompt_lookup,
             options.max_draft_tokens + LOOKUP_LENGTH,
         )
-        self.budget, self._seconds = options.budget, options.second_choices
+        self.budget, self._second_choices = options.budget, options.second_choices
 
     @classmethod
     def build(cls, options: SpecDecPPOptions, draft: CachedLM) -> SpecDecPP:
-        """Build it from its options and the draft model.
+        """Build the drafter from its options and the draft model.
 
         Raises:
-            ConfigError: no head, or one that does not fit the draft model.
+            ConfigError: There is no head, or it does not fit the draft model.
         """
         if options.head is not None:
             return cls(options, draft, AcceptanceHead.load(options.head, draft.model))
@@ -134,7 +120,7 @@ class SpecDecPP(ChainDrafter):
         return cls(options, draft, head)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Note the time of the step, and choose the threshold anew by it."""
+        """Record the time of the step, and update an automatic threshold."""
         super().observe(outcomes)
         if self._clock is not None and (times := self._clock.verified()):
             self.threshold = self._head.threshold(*times)
@@ -143,9 +129,9 @@ class SpecDecPP(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft chains, and note the time they take."""
+        """Draft chains, and record the time they take."""
         self._head_rule.keep_second_choices = (
-            self._seconds and self.budget
+            self._second_choices and self.budget
         )  # the budget may be switched off
         counters = self._shadows[requests[0].id].request.counters
         before, start = counters.target_forwards, time.perf_counter()
@@ -155,10 +141,9 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """Return the chain with the head's confidences, and the early one for the last token, which
-        it has not judged.
+        """Return the chain with the head's confidences and second choices.
 
-        Guesses have second choices beside them, as many as there is room for.
+        The last token has not been judged by the head yet, so it gets its early confidence.
         """
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
@@ -180,8 +165,6 @@ class SpecDecPP(ChainDrafter):
 
 
 def _second_chance(drawn: DrawnToken, confidence: float) -> float:
-    """Return the chance of the second choice: that the token is rejected, and this is the one in
-    its place.
-    """
+    """Return the probability that the second choice replaces the token."""
     others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
     return (1.0 - confidence) * drawn.second_prob / others

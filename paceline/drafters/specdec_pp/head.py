@@ -1,10 +1,10 @@
-"""The acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2): how likely will the target
-keep a drafted token?
+"""The acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2).
 
-D residual blocks x + SiLU(Linear(x)) on the draft's last hidden state, then a linear layer to two
-classes, rejected and accepted. What is different here: every block has its own weights (the
-published heads repeat one), and the last layer may also read scalars of the distribution that the
-token was drawn from (`scalars_of`); the card's `inputs` says so.
+The head estimates the probability that the target accepts a draft token. It has D residual blocks x
++ SiLU(Linear(x)) on the draft model's last hidden state, then a linear layer to two classes,
+rejected and accepted. Every block has separate weights here; the published heads repeat one block.
+The last layer may also read scalars of the token's distribution (`scalars_of`), as the card's
+`inputs` says.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ REJECTED, ACCEPTED = 0, 1  # classes of the last layer, in the public code's ord
 
 
 class AcceptanceHead:
-    """A trained head that estimates acceptance probabilities.
+    """Estimate acceptance probabilities with a trained head.
 
     Args:
-        card: for which draft model it is, and how it was made.
-        tensors: float32; "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
+        card: Description of the head.
+        tensors: float32 weights: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
             "last.weight" [2, hidden + scalars], "last.bias" [2].
-        width: hidden size of the draft that will be asked about; more than the card's for an
-            enlarged draft, whose added dimensions are zero: so are the head's.
-        device: where the draft's hidden states are.
+        width: Hidden size of the draft model in use. It may exceed the card's for an enlarged
+            draft, whose added dimensions are zero.
+        device: Device of the draft model's hidden states.
     Raises:
-        ConfigError: tensors that do not fit the card.
+        ConfigError: The tensors do not fit the card.
     """
 
     def __init__(
@@ -78,15 +78,13 @@ class AcceptanceHead:
 
     @staticmethod
     def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
-        """Read a head from its folder, for the draft model it was trained for, or for that one
-        enlarged.
+        """Load a head from its folder for its draft model, or for an enlarged copy of it.
 
-        A folder as the public code leaves it (config.json and model.safetensors) is read as well;
-        it does not say which draft it was trained for, so only the hidden size is checked.
+        A folder of the public code (config.json and model.safetensors) is accepted too. It does not
+        name its draft model, so only the hidden size is checked.
 
         Raises:
-            ConfigError: no head there, a damaged one, or one for another draft model, hidden size
-                or vocabulary.
+            ConfigError: There is no head, it is damaged, or it belongs to another draft model.
         """
         folder = Path(path)
         where, width = str(path), _width(draft)
@@ -111,10 +109,10 @@ class AcceptanceHead:
 
     @staticmethod
     def shipped(draft: PreTrainedModel) -> AcceptanceHead:
-        """Return the head that comes with the package for that draft model.
+        """Return the head that comes with the package for this draft model.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: The package has none.
         """
         refused = []
         for folder in demo.HEADS:
@@ -125,21 +123,21 @@ class AcceptanceHead:
         raise ConfigError(refused[0])
 
     def for_draft(self, draft: PreTrainedModel) -> AcceptanceHead:
-        """Return this head for the draft model it was trained for, or for that one enlarged, on its
-        device.
+        """Return this head for a draft model and its device.
 
         Raises:
-            ConfigError: it was trained for another draft model.
+            ConfigError: The head was trained for another draft model.
         """
         self.card.check_draft(draft, "in memory")
         return AcceptanceHead(self.card, self.tensors, _width(draft), draft.device)
 
     def save(self, directory: str | Path) -> None:
-        """Write weights and card. A crash leaves no folder that loads and is wrong: the card holds
-        its weights' checksum.
+        """Write weights and card to a folder.
+
+        The card holds the checksum of the weights, so an interrupted save is detected.
 
         Raises:
-            ConfigError: they cannot be written.
+            ConfigError: The files cannot be written.
         """
         content = save(
             {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
@@ -151,15 +149,13 @@ class AcceptanceHead:
         write_atomically(Path(directory) / CARD, self.card.encode())
 
     def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
-        """Return the acceptance probability of each drafted token, given that all before it are
-        accepted (equation 3.1).
+        """Return acceptance probabilities given the tokens before (equation 3.1).
 
         Args:
-            hidden: [n, hidden], the draft's last hidden state (what its LM head reads) computed
-                FROM each token.
-            log_probs: [n], the draft's log-probability of the token in the distribution it was
-                drawn from; for a greedy draft in the softmax at temperature 1.
-            entropies: [n], of that distribution, in nats.
+            hidden: [n, hidden], the draft model's last hidden state computed FROM each token.
+            log_probs: [n], log-probability of the token in its distribution; for a greedy draft in
+                the softmax at temperature 1.
+            entropies: [n], entropy of that distribution, in nats.
         Returns:
             float32 [n].
         """
@@ -173,12 +169,13 @@ class AcceptanceHead:
             return logits.sigmoid_()
 
     def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
-        """Return the same for tokens not fed yet, by the distribution they were drawn from alone;
-        not in the paper.
+        """Return acceptance probabilities of tokens whose hidden state is not known yet.
+
+        The estimate uses the token's distribution alone; it is not in the paper.
 
         Args:
-            log_probs: [n], as for `confidences`.
-            entropies: [n], as for `confidences`.
+            log_probs: [n], log-probability of the token in its distribution.
+            entropies: [n], entropy of that distribution, in nats.
         Returns:
             float32 [n].
         """
@@ -192,14 +189,13 @@ class AcceptanceHead:
             return logits.sigmoid_()
 
     def threshold(self, target_seconds: float, draft_seconds: float) -> float:
-        """Return the stopping threshold with the least latency per token (equation 2.3), by the
-        rates of the card's curve.
+        """Return the stopping threshold with the lowest latency per token (equation 2.3).
 
         Args:
-            target_seconds: time of one forward of the target.
-            draft_seconds: time of one forward of the draft model.
+            target_seconds: Seconds of one forward pass of the target.
+            draft_seconds: Seconds of one forward pass of the draft model.
         Raises:
-            ConfigError: times that are not positive, or a card without a curve.
+            ConfigError: A time is not positive, or the card has no curve.
         """
         if not (
             target_seconds > 0
@@ -225,13 +221,14 @@ class AcceptanceHead:
 def accept_logits(
     blocks: Sequence[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor
 ) -> Tensor:
-    """Return the logit of "accepted" over "rejected" from the hidden state; the scalars' share is
-    the caller's to add.
+    """Return the logit of "accepted" over "rejected" from the hidden state.
+
+    The caller adds the part of the scalars.
 
     Args:
-        blocks: weight [hidden, hidden] and bias [hidden] of each.
-        last: weights [hidden] of the last layer.
-        bias: [], of the last layer.
+        blocks: Weight [hidden, hidden] and bias [hidden] per block.
+        last: [hidden] weights of the last layer.
+        bias: [] bias of the last layer.
         hidden: [n, hidden].
     Returns:
         [n].
@@ -242,20 +239,19 @@ def accept_logits(
 
 
 def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the last layer may read beside the hidden state: log-probability, log of 1 -
-    probability, entropy, [n] each.
+    """Return the scalars of the last layer, [n] each.
 
-    The two logarithms make log-odds, which tell 0.99 from 0.9999 where the log-probability alone
-    hardly does.
+    They are the log-probability, the log of 1 - probability, and the entropy. The two logarithms
+    form log-odds, which separate 0.99 from 0.9999 better than the log-probability.
     """
     return log_probs, torch.expm1(log_probs).neg_().clamp_(min=_LEAST).log_(), entropies
 
 
 def check_tensors(card: HeadCard, tensors: dict[str, Tensor]) -> None:
-    """Refuse tensors that are not those of a head as the card describes it.
+    """Refuse tensors that do not fit the card.
 
     Raises:
-        ConfigError: other inputs, depth, names, shapes or dtypes.
+        ConfigError: Inputs, depth, names, shapes or data types differ.
     """
     if card.inputs not in INPUTS:
         raise ConfigError(

@@ -11,34 +11,41 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # stands for a token that is not the dr
 
 
 class HeadRule(ThresholdRule):
-    """Stop once the head believes that something will be rejected: section 3.2, algorithm 2.
+    """Stop once the head expects a rejection in the draft (section 3.2, algorithm 2).
 
-    A token is judged one forward after it was drawn, when its hidden state is known. So
-    `confidences` is about the token before each new one, and the newest token has its early
+    A token is judged one forward pass after it was drawn, when its hidden state is known.
+    `confidences` is therefore about the token before each new one. The newest token has its early
     confidence only.
 
     Args:
-        threshold: the paper's h, a bound on the probability that something is rejected.
-        least: fewest tokens.
-        most: most tokens.
-        newest: whether the newest token counts, if the head was trained to judge it.
+        head: The acceptance head.
+        threshold: The paper's h, maximum probability of a rejection.
+        min_tokens: Minimum number of tokens.
+        max_tokens: Maximum number of tokens.
+        counts_newest: Whether the newest token counts, if the head was trained to judge it.
     Attributes:
-        keeps_seconds: whether second choices are noted.
+        keeps_second_choices: Whether second choices are recorded.
     """
 
     reads_hidden = True
     multiplies = True
 
     def __init__(
-        self, head: AcceptanceHead, threshold: float, least: int, most: int, newest: bool
+        self,
+        head: AcceptanceHead,
+        threshold: float,
+        min_tokens: int,
+        max_tokens: int,
+        counts_newest: bool,
     ) -> None:
-        super().__init__(most, 1.0 - threshold, least)
-        self._head, self._newest = head, newest and bool(head.card.prior)
+        super().__init__(max_tokens, 1.0 - threshold, min_tokens)
+        self._head, self._counts_newest = head, counts_newest and bool(head.card.prior)
         self.keep_second_choices = False
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the confidence in the token before each new one; 1 before the first of a chain,
-        which is not the draft's.
+        """Return the confidence in the token before each new one.
+
+        The token before a draft's first one is not drafted, so its confidence is 1.
         """
         assert new.hidden is not None
         drawn = self._drawn_tokens(new)
@@ -70,7 +77,5 @@ class HeadRule(ThresholdRule):
         return [DrawnToken(*token) for token in zip(*columns, *seconds, strict=True)]
 
     def early_confidence(self, chain: Chain, place: int) -> float:
-        """Return the confidence in the newest token, which the head has not judged yet; 1 where
-        it does not count.
-        """
-        return chain.drawn[place].early_confidence if self._newest else 1.0
+        """Return the confidence in the newest token; 1 if it does not count."""
+        return chain.drawn[place].early_confidence if self._counts_newest else 1.0

@@ -1,8 +1,8 @@
-"""Heads as the public SpecDec++ code saves them: config.json with `hidden_size` and `num_layers`,
-and model.safetensors.
+"""Read heads in the format of the public SpecDec++ code.
 
-There all D blocks are one module (a list multiplied by D). A checkpoint holds its tensors under D
-keys, or once, the other keys left out as duplicates; either way every block gets its own copy here.
+The format is config.json with `hidden_size` and `num_layers`, and model.safetensors. All D blocks
+are one module there (a list multiplied by D). A checkpoint stores its tensors under D keys, or once
+if duplicates are left out. In both cases every block gets a copy here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.j
 
 
 def is_published(folder: Path, card: str) -> bool:
-    """Whether `folder` holds such a head rather than one of ours, which has a file named `card`."""
+    """Return whether `folder` holds a published head and no file named `card`."""
     return not (folder / card).exists() and (folder / _CONFIG).exists()
 
 
@@ -32,7 +32,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
     """Read card and tensors for `AcceptanceHead`.
 
     Raises:
-        ConfigError: a pickled or damaged file, one of another form, or for another hidden size.
+        ConfigError: The file is pickled, damaged, of another form, or of another hidden size.
     """
     where = str(folder)
     if not (folder / _WEIGHTS).exists() and (folder / _PICKLE).exists():
@@ -68,7 +68,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 
 def _untied(found: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
-    """One copy of the tensors per block, under our names."""
+    """Return one copy of the tensors per block, under the names of `AcceptanceHead`."""
     blocks = sorted(
         {
             int(match[1])

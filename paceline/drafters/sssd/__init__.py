@@ -1,1 +1,1 @@
-"""SSSD."""
+"""Implement SSSD (Marzollo et al. 2024)."""

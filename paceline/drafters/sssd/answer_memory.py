@@ -1,9 +1,9 @@
-"""What an engine has answered so far, searched as a datastore is, in memory alone: no file, no
-thread.
+"""Cache recent answers of an engine in memory, searchable like a datastore.
 
-Answers that have ended lie in one shard, those that ended since it was sorted and those that go on
-in another. Each is sorted anew when a quarter more has come: a token is sorted about ten times, in
-all about a microsecond, and what cannot be found yet is the newest fifth of the smaller shard.
+Finished answers lie in one shard; answers that finished since it was sorted, and unfinished ones,
+in another. Each shard is sorted again once it has grown by a quarter. A token is therefore sorted
+about ten times, which takes about a microsecond in all. At most the newest fifth of the smaller
+shard cannot be found yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
 
-_GROWTH = 4  # a shard is sorted anew when this part of it has come
+_GROWTH = 4  # a shard is sorted again once it has grown by this part
 _LEAST, _LEAST_OLD = (
     64,
     1024,
@@ -29,13 +29,12 @@ _Text = NDArray[np.uint32]
 
 
 class AnswerMemory:
-    """Answers, learnt and searched as those of a live datastore are.
+    """Cache answers in memory, with the interface of a datastore that is updated.
 
     Args:
-        most: tokens of ended answers that are kept, the newest; as many at most of those that go
-            on.
+        most: Maximum number of tokens of finished answers, and of unfinished ones.
     Attributes:
-        shards: what can be searched now; a new tuple whenever that changes.
+        shards: Searchable shards; a new tuple whenever they change.
     """
 
     def __init__(self, most: int) -> None:
@@ -51,10 +50,10 @@ class AnswerMemory:
         )  # what sorts is compiled now: no request waits for that
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
-        """Let answers that go on be searched as well, and sort what came since if that is due.
+        """Add tokens of unfinished answers, and sort the shards if that is due.
 
         Args:
-            outputs: by a number of its own, what each has got since the last call.
+            outputs: New tokens since the last call, by request id.
         """
         for output, token_ids in outputs.items():
             self._going.extend(output, np.array(token_ids, dtype=np.uint32))
@@ -71,15 +70,15 @@ class AnswerMemory:
         self.shards = self._old_shard + _shard(texts)
 
     def unfollow(self, output: int) -> None:
-        """Forget an answer that was followed: it has ended, and is kept where it is appended."""
+        """Drop an unfinished answer; once finished, it is appended."""
         self._going.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Keep an answer that has ended; it is sorted with one of the next calls of `follow`."""
+        """Add a finished answer; one of the next calls of `follow` sorts it."""
         self._ended.append(np.array(token_ids, dtype=np.uint32))
 
     def _age(self) -> None:
-        """Put what has ended into the first shard, and forget the oldest beyond `most`."""
+        """Move finished answers to the first shard, and evict the oldest."""
         self._old.extend(self._ended)
         self._ended.clear()
         spare = _size(self._old) - self._most
@@ -93,5 +92,5 @@ def _size(texts: Iterable[_Text]) -> int:
 
 
 def _shard(texts: Collection[_Text]) -> tuple[Shard, ...]:
-    """Sort some texts; nothing where there are none."""
+    """Sort texts into a shard; none for no texts."""
     return (Shard.in_memory(texts, _ANY_TOKEN, _WIDTH),) if texts else ()

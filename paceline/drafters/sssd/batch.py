@@ -1,6 +1,4 @@
-"""A batch of requests, drafted by any number of threads at a time: each takes the next request
-that none has taken yet.
-"""
+"""Draft for a batch with several threads; each takes the next open request."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from paceline.util.compiled import Records, compiled, record_dtype, take_number
 
 
 class DraftJob:
-    """One request of a batch."""
+    """Describe one request of a batch."""
 
     address: int  # of its `Request`, which has room for the new tokens
     begin: int  # its new tokens are new_tokens[begin:end]
@@ -43,15 +41,19 @@ def draft_batch(
     drafted: Any,
     taken: NDArray[np.int64],
 ) -> int:
-    """Append the new tokens to each request of a batch and draft a tree for it.
+    """Append the new tokens to each request of a batch, and draft a tree for it.
+
+    An argument of None removes the code that needs it at compile time.
 
     Args:
-        weights: [WEIGHTS] of the calibration; None = `fusion=paper`.
-        known: a `Known`, for the fit; None with `fusion=paper`.
-        merging: None, or True = `fusion=paper`. What an argument of None rules out is not compiled.
-        jobs: [batch]. table: [shards] of a snapshot; empty = no datastore.
-        drafted: [batch, most] of DRAFT_NODE, filled.
-        taken: [1] requests that some thread has taken so far; 0 at first.
+        weights: [WEIGHTS] of the calibration; None with `fusion=paper`.
+        known: `KnownContinuation` for the fit; None with `fusion=paper`.
+        merging: True with `fusion=paper`, else None.
+        jobs: [batch] requests.
+        new_tokens: New tokens of all requests.
+        table: [shards] of a snapshot; empty without a datastore.
+        drafted: [batch, max_nodes] of DRAFT_NODE, filled.
+        taken: [1] number of requests that threads have taken; 0 at first.
     Returns:
         -1, or the index of a damaged shard.
     """

@@ -1,6 +1,4 @@
-"""The calibration of `sssd`: weights of the small network that turns evidence into confidence,
-in a checked file.
-"""
+"""Load and save the calibration of `sssd`: the weights of its scoring network."""
 
 from __future__ import annotations
 
@@ -24,19 +22,21 @@ _FORMAT = "paceline sssd calibration"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Attributes:
-    weights: [WEIGHTS] in the order in which `network` reads them; inputs are not scaled besides.
-    about: what it was fitted on and how well, as text and numbers.
+    """Hold the weights of the scoring network.
+
+    Attributes:
+        weights: [WEIGHTS] in the order of `network`; inputs are not scaled.
+        about: What the weights were fitted on, and how well.
     """
 
     weights: NDArray[np.float32]
     about: dict[str, Any]
 
     def save(self, path: str | Path) -> None:
-        """Write it; the file appears whole or not at all.
+        """Write the calibration to a file atomically.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: The file cannot be written.
         """
         content = {
             "format": _FORMAT,
@@ -51,11 +51,10 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Calibration:
-        """Read one; None = the one that comes with the package.
+        """Read a calibration; None reads the one of the package.
 
         Raises:
-            ConfigError: not there, no calibration, damaged, or of another version; the file is
-                named.
+            ConfigError: The file is missing, damaged, or of another kind or version.
         """
         path = SHIPPED if path is None else Path(path)
         try:

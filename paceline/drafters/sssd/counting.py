@@ -1,8 +1,7 @@
-"""The pointers of one node, counted: which tokens may follow it, and what prompt, own output and
-datastore say about each.
+"""Count the pointers of a node by the token that follows and by source.
 
 Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens);
-hints are counted apart. A node with the pointers
+weak matches (`hints`) are counted apart. A node with the pointers
 
     place   shard     match   token                        source
         3   REQUEST       2       7    place < prompt      prompt
@@ -15,7 +14,6 @@ has two tokens:
     tokens[1]   token 8   by_band[output, band of 2] = 1    longest (0, 2, 5)   nearest 9
                           by_band[store, band of 5] = 1
     node                  the sums of both                  longest (2, 2, 5)   tokens (1, 1, 1)
-    matches 3
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(SOURCES), BANDS)]
 
 
 class TokenCounts:
-    """What the pointers of a node say about one token."""
+    """Count the pointers of a node to one token."""
 
     token: int
     by_band: BySourceAndBand  # pointers that match
@@ -68,7 +66,7 @@ class TokenCounts:
 
 
 class NodeCounts:
-    """What the pointers of a node say in all."""
+    """Count all pointers of a node."""
 
     by_band: BySourceAndBand  # pointers that match
     longest: BySource  # length of the longest match
@@ -81,11 +79,12 @@ TOKEN_COUNTS, NODE_COUNTS = record_dtype(TokenCounts), record_dtype(NodeCounts)
 
 
 class SuccessorCounts(NamedTuple):
-    """What follows one node.
+    """Hold the counts of the tokens that may follow a node.
 
     Attributes:
-        tokens: [MOST_TOKENS] in the order of their first pointers. node: [1] all of them together.
-        slots: [_SLOTS] hash table of indices of `tokens`, -1 = empty.
+        tokens: [MAX_TOKENS] in the order of their first pointers.
+        node: [1] all of them together.
+        slots: [_SLOTS] hash table of indices of `tokens`; -1 is empty.
     """
 
     tokens: Records[TokenCounts]
@@ -95,7 +94,7 @@ class SuccessorCounts(NamedTuple):
 
 @compiled
 def new_counts() -> SuccessorCounts:
-    """Return scratch for one node at a time."""
+    """Return scratch arrays for one node at a time."""
     tokens, node = np.empty(MOST_TOKENS, dtype=TOKEN_COUNTS), np.empty(1, dtype=NODE_COUNTS)
     return SuccessorCounts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
 
@@ -110,11 +109,18 @@ def count_tokens(
     copy_place: int,
     counts: SuccessorCounts,
 ) -> int:
-    """Sort the pointers [begin, end) by the token that follows; return how many different ones
-    there are.
+    """Count the pointers [begin, end) by the token that follows.
 
     Args:
-        copy_place: where the text that is being copied goes on in the request.
+        table: Shards of the datastore.
+        pool: Pointers of the tree.
+        begin: First pointer.
+        end: End of the pointers.
+        prompt_length: Length of the prompt.
+        copy_place: Request position where the text that is being copied continues.
+        counts: Counts to fill.
+    Returns:
+        The number of different tokens.
     """
     node = counts.node[0]
     counts.slots[:], node.by_band[:], node.longest[:], node.tokens[:] = -1, 0, 0, 0
@@ -161,9 +167,7 @@ def count_tokens(
 
 @kernel
 def _find(counts: SuccessorCounts, token: int, different: int) -> tuple[int, int]:
-    """Return the index of a token, made if it is not there (-1 if there is no room), and how
-    many there are now.
-    """
+    """Return the index of a token and the number of tokens; -1 if the table is full."""
     slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
     while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
         slot = (slot + 1) & (_SLOTS - 1)
@@ -179,8 +183,10 @@ def _find(counts: SuccessorCounts, token: int, different: int) -> tuple[int, int
 
 @kernel
 def hopeless(counts: SuccessorCounts, which: int, different: int) -> bool:
-    """Whether a token need not be looked at: one of many, seen once, behind a match shorter than
-    others by two or more.
+    """Return whether a token can be skipped without scoring.
+
+    It is one of many tokens, was seen once, and its match is shorter than the longest by two tokens
+    or more.
     """
     one, node = counts.tokens[which], counts.node[0]
     if different <= _MANY or one.pointers > 1 or one.votes > 0:
@@ -191,8 +197,9 @@ def hopeless(counts: SuccessorCounts, which: int, different: int) -> bool:
 
 @kernel
 def origin_of(counts: SuccessorCounts, which: int) -> Any:
-    """Return where a token comes from: the source with the longest match, of several the one
-    with most of that length.
+    """Return the origin of a token: the source with the longest match.
+
+    Among several sources with this length, the one with the most matches wins.
     """
     one = counts.tokens[which]
     best, longest, most = one.hinted, 0, 0
@@ -209,9 +216,7 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 
 @kernel
 def guess_of_request(counts: SuccessorCounts, different: int) -> int:
-    """Return the token with the longest match in prompt or output, the latest one on ties; -1 if
-    there is none.
-    """
+    """Return the token with the longest, latest match in the request, or -1."""
     best, longest = -1, 0
     for which in range(different):
         one = counts.tokens[which]
@@ -223,8 +228,9 @@ def guess_of_request(counts: SuccessorCounts, different: int) -> int:
 
 @kernel
 def guess_of_store(counts: SuccessorCounts, different: int) -> int:
-    """Return the token with the longest match in the datastore, the most frequent one on ties;
-    -1 if there is none.
+    """Return the token with the longest match in the datastore, or -1.
+
+    Ties go to the most frequent token.
     """
     best, longest, most = -1, 0, 0
     for which in range(different):

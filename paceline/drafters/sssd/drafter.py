@@ -1,18 +1,15 @@
-"""SSSD: guesses from the request itself and from a large datastore, fused into one tree by how
-likely each is right.
+"""SSSD: draft from the request and a datastore, as one tree by probability.
 
-Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` has its sources
-and its hand-set weights; `fusion=calibrated` predicts the confidence of each child from the
-evidence of both sources (`features`, fitted by `paceline replay --fit`), and takes what the engine
-has answered so far for a part of the datastore.
+Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` uses its sources
+and fixed weights. `fusion=calibrated` predicts the probability of each token from the match
+statistics of both sources (`features`, fitted by `paceline replay --fit`), and searches recent
+answers of the engine too.
 
-    request_index   where the newest tokens occurred before        features   the 36 inputs of a
-    small network evidence        match pointers of a node, of both sources      network    these
-    inputs -> a confidence hints           weaker evidence                                search
-    the tree, best first; paper: that of fusion=paper counting        what the pointers say, token
-    by token          batch      all requests of a step, in one compiled call
-                                                                   memory     what was answered so
-                                                                   far
+    request_index   earlier positions of the newest tokens    network   inputs -> probability
+    evidence        match pointers of a node, both sources    search    the tree, best first
+    hints           weak matches                              paper     the tree of fusion=paper
+    counting        match statistics by token                 batch     all requests of a step
+    features        the 36 inputs of a small network          answer_memory   recent answers
 """
 
 from __future__ import annotations
@@ -48,8 +45,9 @@ _NODES, _BATCH_NODES = (
 
 
 class Sssd(Drafter):
-    """Guesses only: lossless and seed-identical at any temperature. A batch is searched in one
-    call, by all cores.
+    """Draft from the request, recent answers and a datastore; lossless.
+
+    All cores search a batch in one compiled call.
     """
 
     name = "sssd"
@@ -79,35 +77,36 @@ class Sssd(Drafter):
 
     @classmethod
     def build(cls, options: SssdOptions) -> Sssd:
-        """Build one from its options.
+        """Build the drafter from its options.
 
         Raises:
-            DatastoreError, ConfigError: a store or a calibration that cannot be read.
+            DatastoreError: The datastore cannot be read.
+            ConfigError: The calibration cannot be read.
         """
         return cls(options)
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Propose ids of the target only."""
+        """Restrict proposals to ids of the target."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._snapshot = Snapshot(self._snapshot.path, ())
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a store whose ids are not of `tokenizer`."""
+        """Refuse a datastore that was made with another tokenizer."""
         if self._store is not None:
             self._store.check_tokenizer(tokenizer)
 
     def start(self, request: Request) -> None:
-        """Make an empty index; the prompt is indexed with the first proposal."""
+        """Open an empty index; the first proposal indexes the prompt."""
         self._index[request.id] = RequestIndex(request.prompt_length)
         if self._store is not None:
             self._store.refresh()
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft one tree per sequence.
+        """Draft one tree per request.
 
         Raises:
-            DatastoreError: a shard of the datastore is damaged; it is named.
+            DatastoreError: A shard of the datastore is damaged; the shard is named.
         """
         if not requests:
             return []
@@ -116,14 +115,15 @@ class Sssd(Drafter):
     def record(
         self, request: Request, truth: Sequence[int], nodes: int, room: int = 4096
     ) -> tuple[DraftTree, NDArray[np.float32], NDArray[np.float32]]:
-        """Propose for one sequence, and return what was offered behind the tokens that are known to
-        follow.
+        """Draft for one request, and record candidates after known tokens.
 
         Args:
-            truth: the tokens that follow. nodes: of the tree.
+            request: Request to draft for.
+            truth: Tokens that follow.
+            nodes: Maximum number of nodes.
+            room: Maximum number of recorded candidates.
         Returns:
-            the tree; for each token offered the inputs of the network [offered, inputs], and
-            whether it was right [offered].
+            The tree; the network inputs per candidate [n, inputs]; whether each was right [n].
         """
         offers = np.empty(room, OFFER)
         known = KnownContinuation(np.array(truth, dtype=np.int64), offers, np.zeros(1, np.int64))
@@ -132,7 +132,7 @@ class Sssd(Drafter):
         return tree, offers["inputs"][:used], offers["label"][:used]
 
     def stop(self, request: Request) -> None:
-        """Drop the index; the answer, joined to the end of the prompt, is remembered."""
+        """Drop the index; store the answer, joined to the end of the prompt."""
         if (
             self._index.pop(request.id, None) is not None
             and self._learning is not None
@@ -144,9 +144,7 @@ class Sssd(Drafter):
             )
 
     def _said_since(self, request: Request) -> list[int]:
-        """Return what a request has said since it was drafted for; at first, joined to the end
-        of the prompt.
-        """
+        """Return a request's output since its last draft, at first with the prompt's end."""
         known, begins = len(self._index[request.id]), request.prompt_length
         if len(request) <= begins:
             return []
@@ -155,9 +153,7 @@ class Sssd(Drafter):
         )
 
     def _storable(self, token_ids: list[int]) -> list[int]:
-        """Return tokens up to the first one that the store has no id for: rows that pad the
-        target's vocabulary.
-        """
+        """Return tokens up to the first id that the datastore does not have."""
         if (
             self._store is None
             or self._learning is not self._store
@@ -192,7 +188,7 @@ class Sssd(Drafter):
         return batch.trees()
 
     def _searchable(self) -> Snapshot:
-        """Return the datastore and what is remembered, as they are now."""
+        """Return the datastore and the cached answers as they are now."""
         stored = () if self._store is None else self._store.snapshot.shards
         shards = stored + (() if self._memory is None else self._memory.shards)
         if shards != self._snapshot.shards:
@@ -200,9 +196,7 @@ class Sssd(Drafter):
         return self._snapshot
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:
-        """Let as many threads as are worth it search a batch of `count` sequences, this one
-        among them.
-        """
+        """Search a batch with this thread and further ones, by the size of the batch."""
         helpers = min(self._workers, count // _SHARE) - 1
         others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]
@@ -214,7 +208,7 @@ _NOTHING_KNOWN = KnownContinuation(
 
 
 class _SearchBatch:
-    """The arrays of one call: what is new, what may be drafted, what was."""
+    """Hold the arrays of one compiled call."""
 
     def __init__(
         self, requests: Sequence[Request], indices: list[RequestIndex], nodes: list[int]
@@ -231,11 +225,11 @@ class _SearchBatch:
         self._drafted: NDArray[np.void] = np.empty((len(indices), max(1, *nodes)), dtype=DRAFT_NODE)
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Return what `draft_batch` takes besides how sources are fused."""
+        """Return the arguments of `draft_batch` after those of the fusion."""
         return self._jobs, self._new_tokens, table, self._drafted, np.zeros(1, dtype=np.int64)
 
     def trees(self) -> list[DraftTree]:
-        """Return what was drafted."""
+        """Return the drafted trees."""
         tokens, parents, confidence, origins = (
             self._drafted[name] for name in ("token", "parent", "confidence", "origin")
         )

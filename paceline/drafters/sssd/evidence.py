@@ -1,18 +1,17 @@
-"""Where the tokens before a draft node occurred in the request and in the datastore: its match
-pointers (`pointers`).
+"""Find the match pointers of draft nodes in the request and in the datastore.
 
-All nodes of a tree keep theirs in one pool, one node behind the other. What a node looks for is in
-the tail of the pool: the newest tokens of the request, and then the path to the node. With LONGEST
-= 32 and the request 5 1 2 7 4 1 2, at a node 7 4:
+All nodes of a tree keep their pointers in one pool, one node after the other. The tail of the pool
+holds the text to match: the newest tokens of the request, then the path to the node. With LONGEST =
+32 and the request 5 1 2 7 4 1 2, at a node 7 4:
 
     index   0 ... 24   25  26  27  28  29  30  31   32  33
     tail    unused      5   1   2   7   4   1   2    7   4
                       <------ context = 7 ------>  < depth = 2 >
 
-The root looks up suffixes of the context, from long to short ones, in the request
-(`point_into_request`) and in the datastore (`point_into_store`). Any other node takes the pointers
-of its parent that offer its token, one token further (`advance`), and searches again with shorter
-suffixes of tail[32 - context : 32 + depth] where nothing is left of these.
+The root looks up suffixes of the context, from long to short, in the request (`point_into_request`)
+and in the datastore (`point_into_store`). Any other node advances the pointers of its parent that
+offer its token (`advance`). If none are left, it searches again with shorter suffixes of tail[32 -
+context : 32 + depth].
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ _UNKNOWN = -1  # a suffix that was not looked up
 
 
 class Pool(NamedTuple):
-    """Pointers of all nodes of one tree, and what searching for them needs.
+    """Hold the pointers of all nodes of one tree, with scratch arrays for the search.
 
     Attributes:
-        pointers: [room]. found: [most] scratch of one look-up.
-        ranges: [len(STORE_SIZES), shards] of RANK_RANGE, of the suffixes of one node; totals:
-            [len(STORE_SIZES)] how many each has in all shards, or _UNKNOWN.
-        tail: [LONGEST + depth] the last LONGEST tokens of the request, at its end if there are
-            fewer, then the path to a node.
+        pointers: [room].
+        found: [max_matches] scratch of one look-up.
+        ranges: [len(STORE_SIZES), shards] of RANK_RANGE, for the suffixes of one node.
+        totals: [len(STORE_SIZES)] matches per suffix in all shards, or _UNKNOWN.
+        tail: [LONGEST + depth] last LONGEST tokens of the request, then the path to a node.
         votes: [LONGEST] scratch.
     """
 
@@ -69,9 +68,7 @@ class Pool(NamedTuple):
 
 @compiled
 def new_pool(room: int, most: int, depth: int, shards: int) -> Pool:
-    """Return scratch for trees of up to `room` pointers, `most` of one look-up, and `depth`
-    levels.
-    """
+    """Return scratch arrays for trees of up to `room` pointers and `depth` levels."""
     return Pool(
         np.empty(room, dtype=POINTER),
         np.empty(most, dtype=POINTER),
@@ -84,9 +81,7 @@ def new_pool(room: int, most: int, depth: int, shards: int) -> Pool:
 
 @kernel
 def put(pool: Pool, count: int, place: int, shard: int, match: int, token: int) -> int:
-    """Write a pointer behind the `count` there are, for which there must be room; return how
-    many there are now.
-    """
+    """Append a pointer, for which there must be room; return the new count."""
     pointer = pool.pointers[count]
     pointer.place, pointer.shard, pointer.match, pointer.token = place, shard, match, token
     return count + 1
@@ -94,9 +89,7 @@ def put(pool: Pool, count: int, place: int, shard: int, match: int, token: int) 
 
 @kernel
 def copy_newest(text: RequestText, pool: Pool) -> int:
-    """Copy the newest tokens of the request into the tail; return how many there are, LONGEST at
-    most.
-    """
+    """Copy the newest tokens of the request into the tail; return their number."""
     context = min(text.length, LONGEST)
     for index in range(context):
         pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
@@ -107,12 +100,17 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 def point_into_request(
     text: RequestText, pool: Pool, count: int, context: int, depth: int, below: int
 ) -> tuple[int, int]:
-    """Add pointers into the request whose match is shorter than `below`, the longest first.
+    """Add pointers into the request, longest matches first.
 
     Args:
-        count: pointers there are. context, depth: tokens of the tail before and behind LONGEST.
+        text: The request.
+        pool: Pointers of the tree.
+        count: Number of pointers so far.
+        context: Tokens of the tail before LONGEST.
+        depth: Tokens of the tail from LONGEST on.
+        below: Match length from which on pointers are left out.
     Returns:
-        how many there are now, and the match length down to which everything (recent) was found.
+        The number of pointers, and the match length down to which the search was complete.
     """
     first, begin, end = count, LONGEST - context, LONGEST + depth
     links = _ROOT_LINKS if depth == 0 else _NODE_LINKS
@@ -141,15 +139,20 @@ def point_into_store(
     enough: int,
     most: int,
 ) -> tuple[int, int]:
-    """Add pointers into the datastore whose match is shorter than `below`: from the longest suffix
-    down to shorter ones.
+    """Add pointers into the datastore, longest matches first.
 
     Args:
-        enough: no shorter suffix is looked up once this many were added. most: pointers sampled for
-            each suffix.
+        table: Shards of the datastore.
+        pool: Pointers of the tree.
+        count: Number of pointers so far.
+        context: Tokens of the tail before LONGEST.
+        depth: Tokens of the tail from LONGEST on.
+        below: Match length from which on pointers are left out.
+        enough: Number of added pointers from which on no shorter suffix is looked up.
+        most: Maximum number of pointers sampled per suffix.
     Returns:
-        how many there are now (or DAMAGED), and the match length down to which was searched (then:
-        the index of the shard).
+        The number of pointers and the match length down to which was searched; or DAMAGED and the
+        index of the shard.
     """
     first, upper = count, below
     size_index = len(STORE_SIZES) - 1
@@ -186,9 +189,7 @@ def point_into_store(
 
 @kernel
 def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) -> tuple[int, int]:
-    """Bisect for the longest of the STORE_SIZES up to `size_index` that occurs: its index, -1 if
-    none; a damaged shard, or -1.
-    """
+    """Bisect for the longest suffix that occurs; return its index and damage."""
     low, high, probe = -1, size_index + 1, min(_FIRST_SIZE, size_index)
     while low + 1 < high:
         total, shard = look_up(
@@ -213,9 +214,7 @@ def look_up(
     end: int,
     ranges: Records[RankRange],
 ) -> tuple[int, int]:
-    """Count how often tail[begin:end] occurs: (that, -1), or (DAMAGED, shard). ranges: [shards]
-    filled.
-    """
+    """Count occurrences of tail[begin:end]: (count, -1) or (DAMAGED, shard)."""
     total = 0
     for shard in range(len(table)):
         low, high = range_of(table, shard, tail, begin, end)
@@ -239,11 +238,12 @@ def sample(
     total: int,
     most: int,
 ) -> tuple[int, int]:
-    """Add up to `most` pointers of `ranges` at regular intervals, matches of `upper` tokens and
-    more left out.
+    """Add up to `most` pointers of `ranges` at regular intervals.
+
+    Matches of `upper` tokens and more are left out.
 
     Returns:
-        how many there are now, and -1; (DAMAGED, shard).
+        The number of pointers and -1; or (DAMAGED, shard).
     """
     wanted = min(total, most)
     damaged = _positions(table, ranges, size, total, wanted, pool.found)
@@ -275,10 +275,9 @@ def _positions(
     wanted: int,
     found: Records[Pointer],
 ) -> int:
-    """Fill `found` with `wanted` of `total` matches of `size` tokens: the place behind, the shard,
-    the token there.
+    """Fill `found` with `wanted` of `total` matches of `size` tokens.
 
-    No iteration waits for the one before it, so that reads of distant memory overlap.
+    No iteration depends on the previous one, so that reads of distant memory overlap.
 
     Returns:
         -1, or the index of a damaged shard.
@@ -305,7 +304,7 @@ def _positions(
 
 @kernel
 def stored_token(row: ShardRow, place: int) -> int:
-    """Return the token at a place of a shard, ENDS where the document ends, or UNREADABLE."""
+    """Return a token of a shard, ENDS at the end of a document, or UNREADABLE."""
     if place >= row.text_size:
         return ENDS
     if not text_sound(row, place, 1):
@@ -326,13 +325,10 @@ def advance(
     most: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Add the first `most` pointers of [begin, end) that offer `token`, one token further.
+    """Add the first `most` pointers that offer `token`, one token further.
 
-    Args:
-        depth: tokens of the tail behind LONGEST, `token` the last; behind the end of the request,
-            they are what follows.
     Returns:
-        how many pointers there are now, and how many of the added lead into the request; (DAMAGED,
+        The number of pointers, and how many of the added ones lead into the request; or (DAMAGED,
         shard).
     """
     room, inside = min(len(pool.pointers), count + most), 0

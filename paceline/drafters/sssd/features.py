@@ -1,20 +1,16 @@
-"""What the counts of a node say about each token, as the 36 inputs of a small network: one line
-each in `Inputs`.
+"""Describe each candidate token by the 36 inputs of a small network.
 
-A token is described by its own inputs (up to `skips`) and by those of its node, which all tokens
-there share. Counts and lengths go in as log(1 + n), shares as log odds. In the example of
-`counting` 7 was found once in the prompt, and 8 once in the output and once, behind 5 tokens, in
+The fields up to `skips` belong to the token; the others belong to its node and are shared by all
+its tokens. Counts and lengths enter as log(1 + n), shares as log odds. In the example of
+`counting`, 7 was found once in the prompt, and 8 once in the output and once, after 5 tokens, in
 the datastore:
 
-                           prompt    output    store                                   prompt
-                           output    store
-    8: longest_of_token    0         log 3     log 6      the node: longest            log 3     log
-    3     log 6
-       top_share           0         4.6       4.6                  tokens             log 2     log
-       2     log 2 count               0         log 2     log 2                pointers
-       log 2     log 2     log 2
+                            prompt    output    store                  prompt    output    store
+    8: longest_of_token     0         log 3     log 6      node: longest  log 3     log 3     log 6
+       top_share            0         4.6       4.6              tokens   log 2     log 2     log 2
+       count                0         log 2     log 2            pointers log 2     log 2     log 2
 
-4.6 are the log odds of a share of 1, for which 1.01 over 0.01 is taken.
+4.6 is the log odds of a share of 1, computed from 1.01 and 0.01.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ OfSources = Annotated[
 
 
 class Inputs:
-    """The inputs of the network, in the order of its weights."""
+    """List the inputs of the network in the order of its weights."""
 
     # the share of the token, blended over lengths of match as PPM does: log odds; 0 = not offered
     blend: OfSources
@@ -72,7 +68,7 @@ TOKEN_INPUTS: int = INPUTS.fields["top_pointers"][1] // 4  # inputs from here on
 
 
 def _names() -> Iterator[str]:
-    """Name the inputs as calibration files do: a field of three has the source before its name."""
+    """Yield the names of the inputs as in calibration files."""
     for name, (kind, _) in INPUTS.fields.items():
         words = name.replace("_", " ")
         yield from (f"{source} {words}" for source in SOURCES) if kind.shape else (words,)
@@ -124,8 +120,12 @@ def describe_token(
     """Fill the inputs of a token.
 
     Args:
-        best: index of the request's guess. end: the place behind the node. seen: its latest place
-            in the request, or -1.
+        inputs: Inputs to fill.
+        counts: Counts of the node.
+        which: Index of the token.
+        best: Index of the request's best candidate.
+        end: Text position after the node.
+        seen: Latest position of the token in the request, or -1.
     """
     one, node = counts.tokens[which], counts.node[0]
     for source in range(len(SOURCES)):
@@ -154,11 +154,12 @@ def describe_token(
 
 @kernel
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
-    """Estimate how likely a token is by one source: shares of nested match lengths, each blended
-    with the one below (as in PPM).
+    """Estimate the probability of a token from one source by blending (as in PPM).
+
+    Shares of nested match lengths are each blended with the share below.
 
     Returns:
-        the blend; the share among the longest matches; and how many pointers have the token.
+        The blend, the share among the longest matches, and the number of pointers to the token.
     """
     all_above, token_above = 0, 0
     for band in range(BANDS):

@@ -1,16 +1,16 @@
-"""Weaker evidence than a match: the copied text, a skipped token, and places in the same relation.
+"""Add weak matches: copied text, a skipped token, positions in relation.
 
-A skipped token. The request is 1 2 3 4 ... 1 2 9: nothing followed "9" before, but behind "1 2"
-came some token and then 4, so 4 may come now whatever the newest token is. Its pointer has match
+A skipped token: the request is 1 2 3 4 ... 1 2 9. Nothing followed "9" before, but after "1 2" came
+some token and then 4. So 4 may follow now, whatever the newest token is. Its pointer has match
 SKIPPED.
 
-The same relation. The request is 20 7 21 7 ... 20 9 21, and the newest token 21 was followed by 7:
+The same relation: the request is 20 7 21 7 ... 20 9 21, and the newest token 21 was followed by 7:
 
-    before    20  7 21  7     the token offered, 7, also stood 2 places before its place, behind 20
-    now       20  9 21  ?     2 places before the node, behind 20, stands 9: a vote for 9
+    before    20  7 21  7     the offered token 7 also occurred 2 positions earlier, after 20
+    now       20  9 21  ?     2 positions before the node, after 20, is 9: a vote for 9
 
-Its pointer has match -1 for one vote, -2 for two, and so on. Where a draft node takes a token that
-only hints offer, their pointers go on as matches of one token.
+Its pointer has match -1 for one vote, -2 for two, and so on. If a draft node takes a token that
+only weak matches offer, their pointers continue as matches of one token.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ _RELATED = 3  # places in relation that are added to a node
 
 @kernel
 def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
-    """Return where the text that is being copied goes on in the request; below 0 = none is.
+    """Return the request position where the copied text continues; below 0 for none.
 
     Args:
-        begin, end: pointers of the root. expected: where it would go on if nothing had been left
-            out or put in.
+        pool: Pointers of the tree.
+        begin: First pointer of the root.
+        end: End of the pointers of the root.
+        expected: Position if nothing was inserted or left out.
     """
     longest = 0
     for index in range(begin, end):
@@ -74,10 +76,10 @@ def add_hints(
     context: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Add hints to a node whose pointers are [begin, count), unless one of these has a long match.
+    """Add weak matches to a node, unless one of its pointers has a long match.
 
     Returns:
-        how many pointers there are now, and -1; (DAMAGED, shard).
+        The number of pointers and -1; or (DAMAGED, shard).
     """
     for index in range(begin, count):
         if pool.pointers[index].match >= _SURE:
@@ -94,11 +96,10 @@ def add_hints(
 def _skip_last(
     table: Records[ShardRow], text: RequestText, pool: Pool, count: int, context: int
 ) -> tuple[int, int]:
-    """Add places where the two tokens before the newest one occurred, one token further on,
-    whatever the newest one is.
+    """Add the positions one token after matches of the two tokens before the newest.
 
     Returns:
-        how many pointers there are now, and -1; (DAMAGED, shard).
+        The number of pointers and -1; or (DAMAGED, shard).
     """
     found = occurrences(
         text,
@@ -124,7 +125,7 @@ def _skip_last(
     for index in range(begin, count):
         pointer = pool.pointers[index]
         shard, place, following = pointer.shard, pointer.place + 1, pointer.token
-        if following >= 0:  # the document goes on
+        if following >= 0:  # the document continues
             following = stored_token(table[shard], place)
         if following == UNREADABLE:
             return DAMAGED, shard
@@ -143,14 +144,13 @@ def _relate(
     context: int,
     depth: int,
 ) -> int:
-    """Add places that stand to the node as what its pointers offer stands to them: "9" is offered
-    behind "=9>>", after "=7>>7".
+    """Add positions in the same relation to the node as offered tokens.
 
-    Each of the pointers [begin, end) votes for the place as many tokens back as its own token
-    occurred before it.
+    An example: "9" is offered after "=9>>", as "7" followed "=7>>". Each of the pointers [begin,
+    end) votes for the distance at which its own token occurred before.
 
     Returns:
-        how many pointers there are now.
+        The number of pointers.
     """
     votes, reach, voted = pool.votes, min(_REACH, context + depth - 1), False
     votes[:] = 0
@@ -201,9 +201,7 @@ def _relation(
     reach: int,
     end: int,
 ) -> int:
-    """Find how many tokens before `place` its `token` occurred, where tail[:end] has another one
-    behind the same; 0 = nowhere.
-    """
+    """Return the distance at which `token` occurred in the same relation, or 0."""
     if shard == REQUEST:
         if place <= text.length:
             for back in range(first, reach + 1):

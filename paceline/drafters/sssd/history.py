@@ -1,6 +1,4 @@
-"""How drafting for one request went so far, kept with it: what was accepted, and which source
-guessed well.
-"""
+"""Track acceptance and source accuracy of one request."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ _RATE = 0.15  # of the running means
 
 @kernel
 def note_step(request: RequestState, new_tokens: NDArray[np.int64]) -> None:
-    """Note how the last step went: tokens accepted, and whether each source alone would have
-    guessed the first one.
-    """
+    """Record the result of the last step: accepted tokens, and which source was right."""
     if not request.started:
         request.accepted, request.request_hits, request.store_hits = (
             _FIRST_ACCEPTED,

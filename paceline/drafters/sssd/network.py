@@ -1,13 +1,10 @@
-"""The small network of `fusion=calibrated`: the inputs of a token (`features`) -> the confidence
-that it follows.
+"""Score a token with the small network of `fusion=calibrated`.
 
     inputs of the token [19] --\
-                                first layer -> 16 rectified units -> second layer -> logistic ->
-                                confidence
+                                first layer -> 16 ReLU units -> second layer -> logistic
     inputs of the node  [17] --/
 
-The node's part of the first layer is the same for all its tokens and is computed once for each
-node.
+The node's part of the first layer is computed once for all its tokens.
 """
 
 from __future__ import annotations
@@ -32,13 +29,15 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class Network(NamedTuple):
-    """The values in the network for one token.
+    """Hold the values in the network for one token.
 
     Attributes:
-        inputs: [1] by name. columns: [len(FEATURES)] the same memory as numbers.
-        node_units, units: [HIDDEN] the first layer with the inputs of the node only, and with all.
-        alike: [LONGEST + 1] confidence of tokens that the datastore has once, by length of match
-            (0: behind a skipped one); -1: not computed yet.
+        inputs: [1] inputs by name.
+        columns: [len(FEATURES)] the same memory as numbers.
+        node_units: [HIDDEN] first layer with the inputs of the node only.
+        units: [HIDDEN] first layer with all inputs.
+        alike: [LONGEST + 1] confidence of tokens that the datastore has once, by match length (0
+            after a skipped token); -1 is not computed yet.
     """
 
     inputs: Records[Inputs]
@@ -50,7 +49,7 @@ class Network(NamedTuple):
 
 @compiled
 def new_network() -> Network:
-    """Return scratch for one node at a time."""
+    """Return scratch arrays for one node at a time."""
     columns = np.empty(len(FEATURES), dtype=np.float32)
     units = np.empty(HIDDEN, dtype=np.float32)
     return Network(
@@ -64,9 +63,12 @@ def new_network() -> Network:
 
 @kernel
 def begin_node(network: Network, weights: NDArray[np.float32]) -> None:
-    """Compute what the tokens of a node share; `describe_node` was called before.
+    """Compute the part of the first layer that the tokens of a node share.
+
+    `describe_node` must have been called before.
 
     Args:
+        network: Values of the network.
         weights: [WEIGHTS], the first layer input by input.
     """
     columns, node_units = network.columns, network.node_units
@@ -90,12 +92,10 @@ def confidence_of(
     weights: NDArray[np.float32],
     anew: bool,
 ) -> float:
-    """Return the confidence of one token; `begin_node` was called before, other arguments are those
-    of `describe_token`.
+    """Return the confidence of one token; `begin_node` must have been called before.
 
-    Tokens that are not in the request and that the datastore has once, behind matches of the same
-    length or behind a skipped token, have the same inputs: unless `anew`, one look will do for all
-    of these.
+    Tokens that are not in the request and that the datastore has once have the same inputs if their
+    match length is the same. Unless `anew`, their confidence is computed once.
     """
     one = counts.tokens[which]
     match = one.longest[STORE]
@@ -111,7 +111,7 @@ def confidence_of(
 
 @kernel
 def _run(network: Network, weights: NDArray[np.float32]) -> float:
-    """Run the network: a layer of rectified units, then a logistic one."""
+    """Run the network: one layer of ReLU units, then a logistic unit."""
     columns, units = network.columns, network.units
     for unit in range(HIDDEN):
         units[unit] = network.node_units[unit]

@@ -1,19 +1,17 @@
-"""Fusion with the paper's hand-set weights, as its public code has them (Marzollo et al. 2024,
-Algorithm 1).
+"""Merge sources with fixed weights (Marzollo et al. 2024, algorithm 1).
 
-One tree of counts from the datastore (suffixes of 4 tokens and fewer, at most 100 entries each, no
-shorter one from 50 continuations on, summed) and one from the request for each match length m of 1
-to 4. A child of the request has 0.6 times its share at first, and 0.6 + 0.1 m times share and
-parent below; one of the datastore its share times its parent. One heap merges them; where two
-sources have the same token the larger one stays. As there, output is searched once a whole window
-of 8 tokens is known.
+The weights are those of the public code. One tree of counts comes from the datastore: suffixes of
+up to 4 tokens, at most 100 entries each, no shorter suffix once 50 continuations are known. One
+tree per match length m of 1 to 4 comes from the request. A child of the request has 0.6 times its
+share at first, and 0.6 + 0.1 m times share and parent below. A child of the datastore has its share
+times its parent. One heap merges them; a token of two sources keeps the larger value. As in the
+public code, output is searched once a whole window of 8 tokens is known.
 
-After 1 2, where the request has "1 2 3" twice and "1 2 4" once, and the datastore "1 2 4" in 9 of
-10 places:
+After 1 2, with "1 2 3" twice and "1 2 4" once in the request, and "1 2 4" in 9 of 10 places in the
+datastore:
 
-    waiting, highest first     4 (store): 0.9      3 (m=2): 0.6 * 2/3 = 0.4      3 (m=1): 0.4      4
-    (m=2): 0.2 ... taken                      4, then 3 (what follows waits with 0.4 * (0.6 + 0.1 m)
-    * share), then 3 again: already in the tree
+    waiting    4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
+    taken      4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share), then 3 again: known
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _DEEP = 1e-9  # per level: ties go to the deeper one
 
 
 class Candidate:
-    """A token of one source that waits to be taken into the tree."""
+    """Describe a token of one source that waits to enter the tree."""
 
     token: int
     parent: int  # node of the tree, 0 = root
@@ -64,11 +62,12 @@ CANDIDATE = record_dtype(Candidate)
 
 
 class Merge(NamedTuple):
-    """What drafting one tree after the other needs: the pointers, the heap (as a list) and the
-    tree.
+    """Hold the scratch arrays for one tree after the other.
 
     Attributes:
-        waiting: [room]. tree: [1 + most nodes].
+        pool: Pointers of the tree.
+        waiting: [room] the heap, as a list.
+        tree: [1 + max_nodes].
     """
 
     pool: Pool
@@ -78,7 +77,7 @@ class Merge(NamedTuple):
 
 @compiled
 def new_merge(most: int, shards: int) -> Merge:
-    """Return scratch for trees of up to `most` nodes, one at a time."""
+    """Return scratch arrays for trees of up to `most` nodes, one at a time."""
     room = 4 * _LINKS + PREFIX * _ENTRIES
     pool = new_pool(4 * room, _LINKS, most + 1, shards)
     return Merge(pool, np.empty(room, dtype=CANDIDATE), np.empty(1 + most, dtype=TREE_NODE))
@@ -86,7 +85,7 @@ def new_merge(most: int, shards: int) -> Merge:
 
 @kernel
 def branch_length(nodes: int) -> int:
-    """Return the most tokens of a branch from the datastore, by the size of the tree."""
+    """Return the maximum branch length from the datastore, by the size of the tree."""
     if nodes <= 5:
         return max(1, nodes - 1)
     return 5 if nodes <= 8 else 6 if nodes <= 32 else 8 if nodes <= 48 else 10
@@ -99,7 +98,7 @@ def merge_sources(
     """Merge the sources into one tree of up to `nodes` nodes and `levels` levels.
 
     Returns:
-        its size, or -1 - the index of a damaged shard.
+        Its size, or -1 - the index of a damaged shard.
     """
     pool, tree, waiting = merge.pool, merge.tree, merge.waiting
     context = copy_newest(text, pool)
@@ -150,9 +149,7 @@ def merge_sources(
 
 @kernel
 def _from_store(table: Records[ShardRow], pool: Pool, used: int, context: int) -> int:
-    """Add pointers of all suffixes that are looked up; return how many there are now, or -1 -
-    the index of a damaged shard.
-    """
+    """Add pointers of all suffixes; return their number or -1 - damaged shard."""
     begin, ranges = used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
         total, shard = look_up(table, pool.tail, LONGEST - size, LONGEST, ranges)
@@ -169,9 +166,7 @@ def _from_store(table: Records[ShardRow], pool: Pool, used: int, context: int) -
 
 @kernel
 def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: int) -> int:
-    """Add pointers behind all earlier places of the last `size` tokens; return how many there
-    are now.
-    """
+    """Add pointers after all earlier occurrences of the last `size` tokens."""
     found = occurrences(
         text,
         _SIZE_INDEX[size - 1],
@@ -197,7 +192,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, begin: int, end: int, source: int, parent: int, factor: float
 ) -> int:
-    """Let the tokens that follow the pointers [begin, end) wait; return how many wait now."""
+    """Add the tokens after the pointers [begin, end) to the heap; return its size."""
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1
     for index in range(begin, end):
@@ -221,9 +216,7 @@ def _push(
 
 @kernel
 def _origin(text: RequestText, pool: Pool, source: int, begin: int, end: int, token: int) -> Any:
-    """Return where a candidate comes from; of one from the request, where most of its places
-    are.
-    """
+    """Return the origin of a candidate: where most of its positions are."""
     if source == 0:
         return ORIGINS[STORE]
     balance = 0
@@ -235,9 +228,7 @@ def _origin(text: RequestText, pool: Pool, source: int, begin: int, end: int, to
 
 @kernel
 def _insert(tree: Records[TreeNode], size: int, taken: Candidate, path: float) -> tuple[int, int]:
-    """Return the node of the tree that is the candidate, made if it is not there; and the size
-    of the tree.
-    """
+    """Return the tree node of a candidate, created if missing, and the size."""
     for node in range(1, size + 1):
         if tree[node].parent == taken.parent and tree[node].token == taken.token:
             return node, size

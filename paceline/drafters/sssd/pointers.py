@@ -1,20 +1,17 @@
-"""A match pointer: one place where the newest tokens occurred before, and the token that follows
-there.
+"""Match pointers: earlier occurrences of the newest tokens.
 
 The request is 5 1 2 7 4 1 2, so its newest tokens are "1 2", and shard 0 of the datastore has ... 9
 1 2 8 ...:
 
     request   place   0  1  2  3  4  5  6          shard 0   place   ...  37  38  39  40  ...
               token   5  1  2  7  4  1  2                    token   ...   9   1   2   8  ...
-                               ^ follows "1 2"                                         ^ follows "1
-                               2"
+                               ^ follows "1 2"                                         ^ follows
 
     pointers of the root        place   shard     match   token
                                     3   REQUEST       2       7
                                    40   0             2       8
 
-A node 7 that is drafted below the root has the first of them, one token further
-(`evidence.advance`):
+A node 7 below the root has the first of them, one token further (`evidence.advance`):
 
     pointers of the node 7      place   shard     match   token
                                     4   REQUEST       3       4
@@ -30,7 +27,7 @@ ENDS = -1  # as token: the text ends there
 
 
 class Pointer:
-    """One place, and what follows there."""
+    """Describe one earlier occurrence and the token that follows there."""
 
     place: int  # of the token that follows, in the request or in the text of the shard
     shard: int  # which shard of the datastore, or REQUEST
@@ -40,9 +37,7 @@ class Pointer:
 
 
 class RankRange:
-    """The suffixes of one shard that begin with the tokens looked up: ranks [low, high) of its
-    suffix array.
-    """
+    """Hold the ranks [low, high) of matching suffixes in a shard's suffix array."""
 
     low: int
     high: int

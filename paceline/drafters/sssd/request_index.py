@@ -1,17 +1,15 @@
-"""Where the newest tokens of one request occurred before: chains of earlier n-grams over prompt and
-output, compiled.
+"""Index the n-grams of one request in compiled hash chains over prompt and output.
 
-For n of `NGRAM_SIZES` each place is linked to the one before it whose n-gram falls into the same
-bucket, as in a chained hash table. For n = 2 and the request 5 1 2 7 1 2 8 1 2:
+For each n of `NGRAM_SIZES`, a position is linked to the previous one whose n-gram falls into the
+same bucket, as in a chained hash table. For n = 2 and the request 5 1 2 7 1 2 8 1 2:
 
     place      0  1  2  3  4  5  6  7  8
     token      5  1  2  7  1  2  8  1  2
-    previous   -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] = 8, the newest place
+    previous   -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] = 8, the newest position
 
-From the head the links lead to all places of "1 2": 8, 5, 2. A token costs the same whatever the
-text, can be found as soon as it is there, and memory is linear: 56 bytes a token of room. Buckets
-are shared, so a chain may hold strangers; how long a match really is (up to `LONGEST` tokens) is
-read from the text.
+From the head, the links lead to all positions of "1 2": 8, 5, 2. A token costs constant time and
+can be found at once. Memory is linear: 56 bytes per token of room. Chains may contain other n-grams
+of the bucket, so the match length (up to `LONGEST` tokens) is read from the text.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _BUCKETS = 2  # per token of room; a power of two, as the room is
 
 
 class RequestState:
-    """One request: where its arrays are, and how drafting for it went (`history`)."""
+    """Hold the array addresses of one request and its drafting history."""
 
     ids: int  # address of the tokens [room]
     previous: int  # address of the links [len(NGRAM_SIZES), room]
@@ -49,7 +47,7 @@ class RequestState:
     store_hits: float  # how often the guess of the datastore alone did
     request_guess: int  # the guess of the request for the next token, or -1
     store_guess: int  # the guess of the datastore, or -1
-    # where the text that is being copied goes on in the request; below 0 = nothing is copied
+    # request position where the copied text continues; below 0 = nothing is copied
     copy_place: int
 
 
@@ -57,12 +55,12 @@ REQUEST_ROW = record_dtype(RequestState)
 
 
 class RequestText(NamedTuple):
-    """One request as compiled code sees it.
+    """Hold one request as compiled code sees it.
 
     Attributes:
-        ids: [room] tokens, of which `length` count; the first `prompt_length` are the prompt.
-        previous: [4, room] the place before with the same bucket, -1 = none. heads: [4, buckets]
-            the newest one.
+        ids: [room] tokens, of which `length` are used; the first `prompt_length` are the prompt.
+        previous: [4, room] previous position in the same bucket; -1 for none.
+        heads: [4, buckets] newest position per bucket.
     """
 
     ids: NDArray[np.int64]
@@ -73,7 +71,7 @@ class RequestText(NamedTuple):
 
 
 def _pointer_of(typing_context: Any, address: Any) -> Any:
-    """Type and emit a function: address (int64) -> pointer."""
+    """Return type and code of a function that turns an address (int64) into a pointer."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -86,7 +84,7 @@ _pointer = numba.extending.intrinsic(_pointer_of)
 
 @compiled
 def request_at(address: int) -> RequestState:
-    """Return the request at an address, to be read and written in place."""
+    """Return the request at an address, to read and write in place."""
     requests: Any = numba.carray(_pointer(address), (1,), REQUEST_ROW)
     request: RequestState = requests[0]
     return request
@@ -94,7 +92,7 @@ def request_at(address: int) -> RequestState:
 
 @compiled
 def text_of(request: RequestState) -> RequestText:
-    """Return the arrays behind a request."""
+    """Return the arrays of a request."""
     room = request.room
     ids = numba.carray(_pointer(request.ids), (room,), np.int64)
     previous = numba.carray(_pointer(request.previous), (len(NGRAM_SIZES), room), np.int32)
@@ -115,7 +113,7 @@ def _bucket_of(mixed: np.uint64, buckets: int) -> int:
 
 @kernel
 def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
-    """Return the bucket of the n-gram ids[end - size:end]; `buckets` is a power of two."""
+    """Return the bucket of the n-gram ids[end - size:end]."""
     mixed = np.uint64(size)
     for index in range(end - size, end):
         mixed = _mixed(mixed, ids[index])
@@ -124,7 +122,7 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 @kernel
 def last_place(text: RequestText, token: int) -> int:
-    """Return the latest place of a token; -1 if it is not there, or a later one has its bucket."""
+    """Return the latest position of a token; -1 if it is missing or replaced."""
     place = int(
         text.heads[0, _bucket_of(_mixed(np.uint64(NGRAM_SIZES[0]), token), text.heads.shape[1])]
     )
@@ -133,7 +131,7 @@ def last_place(text: RequestText, token: int) -> int:
 
 @kernel
 def link(text: RequestText, begin: int, end: int) -> None:
-    """Put the tokens of places [begin, end) into the chains."""
+    """Add the tokens of positions [begin, end) to the chains."""
     buckets = text.heads.shape[1]
     for place in range(begin, end):
         for size_index in range(len(NGRAM_SIZES)):
@@ -147,7 +145,7 @@ def link(text: RequestText, begin: int, end: int) -> None:
 
 @compiled
 def extend(request: RequestState, new_tokens: NDArray[np.int64]) -> RequestText:
-    """Append tokens for which there is room, and return the text with them."""
+    """Append tokens, for which there must be room, and return the text."""
     text = text_of(request)
     begin = text.length
     text.ids[begin : begin + new_tokens.size] = new_tokens
@@ -164,9 +162,7 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 @kernel
 def matched(text: RequestText, place: int, tail: NDArray[np.int64], begin: int, end: int) -> int:
-    """Count the tokens up to and with `place` that equal the last ones of tail[begin:end], up to
-    LONGEST.
-    """
+    """Count the tokens up to `place` that equal the last ones of tail[begin:end]."""
     most = min(end - begin, place + 1, LONGEST)
     length = 0
     while length < most and text.ids[place - length] == tail[end - 1 - length]:
@@ -186,15 +182,20 @@ def occurrences(
     count: int,
     most: int,
 ) -> int:
-    """Find earlier places of the last NGRAM_SIZES[size_index] tokens of tail[begin:end], the latest
-    first.
+    """Find earlier positions of the last tokens of tail[begin:end], the latest first.
 
     Args:
-        below: matches of at least this many tokens are left out; something follows each place.
-        found: [room] filled from `count` on: the place behind the match, and its length in tokens.
-        most: links that are followed.
+        text: The request.
+        size_index: Index of the n-gram size in NGRAM_SIZES.
+        tail: Text to match.
+        begin: First token of the tail.
+        end: End of the tail.
+        below: Match length from which on positions are left out.
+        found: [room] filled from `count` on with the position after the match and its length.
+        count: Number of filled entries so far.
+        most: Maximum number of links to follow.
     Returns:
-        how many of `found` are filled now.
+        The number of filled entries.
     """
     size = NGRAM_SIZES[size_index]
     if end - begin < size:
@@ -213,14 +214,13 @@ def occurrences(
 
 
 class RequestIndex:
-    """Prompt and output of one request, in arrays that compiled code reads through a
-    `RequestState`.
+    """Own the arrays of one request, which compiled code reads via `RequestState`.
 
     Args:
-        prompt_length: how many of its tokens will be the prompt.
+        prompt_length: Number of tokens in the prompt.
     Attributes:
-        request: [1] of REQUEST_ROW; valid while this object lives and until `reserve` is called
-            again. address: where that is.
+        request: [1] of REQUEST_ROW; valid while this object lives and until `reserve` runs again.
+        address: Address of `request`.
     """
 
     def __init__(self, prompt_length: int = 0) -> None:
@@ -243,16 +243,15 @@ class RequestIndex:
         _extend_at(self.address, old[:count])
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Append tokens, from Python."""
+        """Append tokens from Python."""
         self.reserve(len(self) + len(token_ids))
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, most: int = 64) -> list[tuple[int, int]]:
-        """Return (place behind the match, its length) of earlier occurrences of the newest tokens,
-        each once.
+        """Return (position after the match, its length) of earlier occurrences, each once.
 
         Args:
-            most: links followed for each n-gram size.
+            most: Maximum number of links to follow per n-gram size.
         """
         found: NDArray[np.void] = np.empty(most * len(NGRAM_SIZES), dtype=POINTER)
         count = _find_at(self.address, found, most)
@@ -275,9 +274,7 @@ class RequestIndex:
 
 @compiled
 def _find_at(address: int, found: Records[Pointer], most: int) -> int:
-    """Fill `found` with the earlier occurrences of the newest tokens of the request at an
-    address; how many there are.
-    """
+    """Fill `found` with earlier occurrences of the newest tokens; return their number."""
     text = text_of(request_at(address))
     tail = text.ids[max(0, text.length - LONGEST) : text.length]
     count, below = 0, LONGEST + 1

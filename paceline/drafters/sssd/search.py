@@ -1,10 +1,9 @@
-"""One tree of `fusion=calibrated`, best first: what is most likely on the whole path goes in, then
-what may follow it.
+"""Grow the tree of `fusion=calibrated` best first, by path probability.
 
 tree = [root]                                     frontier = []
 gather the pointers of the root, offer            frontier = [7: 0.6, 8: 0.3, 5: 0.02]
 take 7 into the tree, gather its pointers, offer  frontier = [7-4: 0.54, 8: 0.3, 7-1: 0.03, 5: 0.02]
-take 7-4, ...                                     until the tree has all its nodes or nothing waits
+take 7-4, ...                                     until the tree is full or nothing waits
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _WAITING_EACH, _WAITING = 64, 256  # children on the frontier: for each node, an
 
 
 class Child:
-    """A token that waits to be taken into the tree."""
+    """Describe a token on the frontier."""
 
     parent: Annotated[int, np.int32]  # node of the tree, 0 = root
     origin: Annotated[int, np.int32]  # of `Origin`
@@ -63,7 +62,7 @@ class Child:
 
 
 class Offer:
-    """What the fit reads: a token offered behind a path that is known to be right."""
+    """Record a candidate after a known path, for the fit."""
 
     inputs: Annotated[NDArray[np.float32], np.float32, len(FEATURES)]
     label: Annotated[float, np.float32]  # 1 = it was right, 0 = it was not
@@ -73,10 +72,14 @@ CHILD, OFFER = record_dtype(Child), record_dtype(Offer)
 
 
 class Workspace(NamedTuple):
-    """What drafting one tree after the other needs.
+    """Hold the scratch arrays for one tree after the other.
 
     Attributes:
-        tree: [1 + most nodes]. frontier: [room].
+        pool: Pointers of the tree.
+        counts: Counts of one node.
+        network: Values of the network.
+        tree: [1 + max_nodes].
+        frontier: [room].
     """
 
     pool: Pool
@@ -87,11 +90,12 @@ class Workspace(NamedTuple):
 
 
 class KnownContinuation(NamedTuple):
-    """What may be known of the text to come, for the fit.
+    """Hold the true continuation, used only when fitting the calibration.
 
     Attributes:
-        truth: [n] the tokens that follow; empty = nothing is recorded. offers: [room] filled. used:
-            [1] how many of these are.
+        truth: [n] tokens that follow; empty records nothing.
+        offers: [room] recorded candidates, filled.
+        used: [1] number of recorded candidates.
     """
 
     truth: NDArray[np.int64]
@@ -101,7 +105,7 @@ class KnownContinuation(NamedTuple):
 
 @compiled
 def new_workspace(most: int, shards: int) -> Workspace:
-    """Return scratch for trees of up to `most` nodes, one at a time."""
+    """Return scratch arrays for trees of up to `most` nodes, one at a time."""
     pool = new_pool(_ROOM + _ROOM_EACH * most, _SAMPLED, most + 1, shards)
     tree, frontier = (
         np.empty(1 + most, dtype=TREE_NODE),
@@ -121,9 +125,7 @@ def grow(
     request: RequestState,
     known: KnownContinuation,
 ) -> int:
-    """Grow one tree of up to `nodes` nodes and `levels` levels; return its size, or -1 - the
-    index of a damaged shard.
-    """
+    """Grow one tree; return its size, or -1 - the index of a damaged shard."""
     tree, frontier = workspace.tree, workspace.frontier
     context = copy_newest(text, workspace.pool)
     root = tree[0]
@@ -158,7 +160,7 @@ def _take(
     waiting: int,
     truth: NDArray[np.int64],
 ) -> int:
-    """Make the best child on the frontier a node of the tree; return how many wait now."""
+    """Move the best child from the frontier to the tree; return the frontier's size."""
     best = highest(frontier, waiting)
     child, new = frontier[best], tree[node]
     parent = tree[child.parent]
@@ -188,8 +190,10 @@ def _gather(
     look_ups: int,
     request: RequestState,
 ) -> tuple[int, int]:
-    """Find the pointers of a node; return pointers in use and searches made, or (-1 - index of a
-    damaged shard, 0).
+    """Find the pointers of a node.
+
+    Returns:
+        Pointers in use and searches made; or (-1 - index of a damaged shard, 0).
     """
     this = tree[node]
     depth, parent = this.depth, tree[this.parent]
@@ -239,9 +243,7 @@ def _offer(
     request: RequestState,
     known: KnownContinuation,
 ) -> int:
-    """Put what may follow a node on the frontier, each token with its confidence; return how
-    many wait now.
-    """
+    """Add the children of a node to the frontier; return its size."""
     pool, counts, network, frontier = (
         workspace.pool,
         workspace.counts,

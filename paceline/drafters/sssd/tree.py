@@ -1,15 +1,13 @@
-"""A draft tree as it grows, for both fusions: an array of nodes, the root first, a parent before
-its children.
+"""Store a growing draft tree as an array of nodes, parents before children.
 
-After the newest tokens "1 2", with 7 and 8 as candidates and 4 behind 7:
+After the newest tokens "1 2", with 7 and 8 as candidates and 4 after 7:
 
     node                0 (root)    1     2     3
     token               -           7     4     8
     parent              -           0     1     0
     depth               0           1     2     1
     confidence          1           0.6   0.9   0.3      given the parent
-    path_confidence     1           0.6   0.54  0.3      of the whole path; the tree grows in this
-    order
+    path_confidence     1           0.6   0.54  0.3      of the whole path, in growing order
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from paceline.util.compiled import Records, kernel, record_dtype
 
 
 class TreeNode:
-    """A node of a tree; the fields from `begin` on are of `fusion=calibrated` only."""
+    """Describe a tree node; the fields from `begin` on belong to `fusion=calibrated`."""
 
     token: int
     parent: int  # 0 = the root
@@ -38,7 +36,7 @@ class TreeNode:
 
 
 class DraftNode:
-    """A node as the caller gets it, numbered without the root."""
+    """Describe a node of the result, numbered without the root."""
 
     token: int
     parent: Annotated[int, np.int32]  # -1 = the root
@@ -51,9 +49,7 @@ TREE_NODE, DRAFT_NODE = record_dtype(TreeNode), record_dtype(DraftNode)
 
 @kernel
 def highest(waiting: Any, count: int) -> int:
-    """Return which of the first `count` records has the highest `path_confidence`, the first one
-    on ties.
-    """
+    """Return the index of the highest `path_confidence` of `count` records."""
     best = 0
     for index in range(1, count):
         if waiting[index].path_confidence > waiting[best].path_confidence:
@@ -63,7 +59,7 @@ def highest(waiting: Any, count: int) -> int:
 
 @kernel
 def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) -> None:
-    """Write the `size` nodes below the root as the caller gets them."""
+    """Write the `size` nodes below the root to the result."""
     for index in range(size):
         node, out = tree[index + 1], drafted[index]
         out.token, out.parent, out.origin, out.confidence = (

@@ -1,1 +1,1 @@
-"""Token Recycling: the target's own distributions, kept and drafted from."""
+"""Implement Token Recycling (Luo et al. 2024)."""

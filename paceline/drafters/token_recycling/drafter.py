@@ -1,9 +1,8 @@
-"""Token Recycling (Luo et al. 2024): what the target said would follow the newest tokens, the last
-time it saw them.
+"""Token Recycling (Luo et al. 2024): draft from cached next-token distributions.
 
-`tree=paper,keys=1` is the paper's method: the best 8 tokens after each single token, and a fixed
-tree of 80 nodes. The default has longer keys and grows the tree best first, by how often a guess of
-that kind has come true.
+`tree=paper,max_context_ngram=1` is the paper's method: the best 8 tokens after each single token,
+and a fixed tree of 80 nodes. The default uses longer contexts and grows the tree best first, by
+calibrated acceptance probabilities.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from paceline.util.limits import LONGEST_KEY
 
 
 class TokenRecycling(RecyclingDrafter):
-    """Guesses only: lossless and seed-identical at any temperature. What is kept is shared by
-    all requests.
-    """
+    """Draft from a cache that all requests share; lossless at any temperature."""
 
     name = "token_recycling"
     Options = TokenRecyclingOptions
@@ -41,15 +38,15 @@ class TokenRecycling(RecyclingDrafter):
 
     @classmethod
     def build(cls, options: TokenRecyclingOptions) -> TokenRecycling:
-        """Build one from its options.
+        """Build the drafter from its options.
 
         Raises:
-            ConfigError: a pool that cannot be used.
+            ConfigError: The pool file cannot be used.
         """
         return cls(options)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft one tree per sequence."""
+        """Draft one tree per request."""
         most = self._options.max_nodes or MAX_NODES
         draft = self._fixed_tree if self._options.tree == "paper" else self._best_tree
         return [
@@ -75,9 +72,9 @@ class TokenRecycling(RecyclingDrafter):
         return as_draft(tree, size)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Keep what the target said."""
+        """Cache the target's distributions of the step."""
         self._recycler.observe(outcomes)
 
     def stop(self, request: Request) -> None:
-        """Free what belongs to a sequence."""
+        """Free the state of a request."""
         self._recycler.stop(request)

@@ -1,11 +1,14 @@
-"""The tree of the Token Recycling paper (section 3.2, figure 3; the shape is that of the authors'
-release): 80 nodes, 6 levels.
+"""The fixed tree of Token Recycling (section 3.2, figure 3): 80 nodes, 6 levels.
 
-A node is named by its ranks: (0, 2) is the third most likely token after the most likely one. Each
-named node has as many children as is said here, of ranks 0, 1, ...; the others are leaves.
+`paper_tree.json` holds the shape of the authors' release. A node is named by its ranks: "0 2" is
+the third most likely token after the most likely one. The file gives the number of children of each
+node with children; they have the ranks 0, 1, ...
 """
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import numpy as np
 
@@ -18,17 +21,12 @@ from paceline.util.limits import LONGEST_KEY
 
 Ranks = tuple[int, ...]
 _RECYCLED = int(Origin.RECYCLED)
+_CHILDREN: dict[str, int] = json.loads(
+    Path(__file__).with_name("paper_tree.json").read_text(encoding="utf-8")
+)
 CHILDREN: dict[Ranks, int] = {
-    (): 8,
-    **{(rank,): count for rank, count in enumerate((8, 4, 3, 2, 1, 1, 1, 1))},
-    **{(0, rank): count for rank, count in enumerate((8, 3, 2, 1, 1, 1, 1, 1))},
-    (1, 0): 2, (1, 1): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1,
-    **{(0, 0, rank): count for rank, count in enumerate((5, 2, 1, 1, 1))},
-    (0, 1, 0): 1, (0, 2, 0): 1, (1, 0, 0): 1, (2, 0, 0): 1, (3, 0, 0): 1,
-    (0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1, (0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0,
-    0): 1,
-    (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
-}  # fmt: skip
+    tuple(map(int, ranks.split())): count for ranks, count in _CHILDREN.items()
+}
 
 
 def shape() -> tuple[IntArray, IntArray]:
@@ -57,12 +55,18 @@ def fill(
     levels: int,
     tree: Records[TreeCandidate],
 ) -> int:
-    """Fill the fixed tree with what is kept, and return its size; nodes for which nothing is kept
-    are left out.
+    """Fill the fixed tree from the cached distributions, and return its size.
+
+    Nodes without a cached distribution are left out.
 
     Args:
-        newest: up to LONGEST_KEY tokens, the root's the last. keys: most tokens of a key.
-        levels: most levels. tree: [most nodes], filled.
+        table: Cached distributions.
+        newest: Up to LONGEST_KEY newest tokens, the root last.
+        keys: Maximum number of tokens in a context.
+        parents: Parent per node of the shape.
+        ranks: Rank per node of the shape.
+        levels: Maximum depth.
+        tree: [max_nodes], filled.
     """
     rows = len(parents) + 1  # the root, then the shape's nodes
     place_of, entry_of = np.full(rows, ABSENT), np.full(rows, ABSENT)  # in the tree; of the table
