@@ -28,7 +28,7 @@ from paceline.model.loading import eos_token_ids, load_model, load_tokenizer
 from paceline.verification.tree_rules import check_trees
 
 BUDGETS = (0, 1, 2, 5, 40)
-_PROMPTS = 5  # at least four: one goes on, one is stopped before it begins, one midway, one twice
+_PROMPTS = 5  # at least four: one continues, one stops before it begins, one midway, one twice
 _STEPS_BEFORE_AN_ABORT = 3
 
 

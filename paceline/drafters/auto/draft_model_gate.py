@@ -157,8 +157,8 @@ class DraftModelGates:
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
         self._running: DraftModelGate | None = None
-        self._others: dict[int, DraftTree] = {}  # by sequence
-        self._open: dict[int, list[_Open]] = {}  # likewise
+        self._others: dict[int, DraftTree] = {}  # by request id
+        self._open: dict[int, list[_Open]] = {}  # by request id
         self._begun = self._seconds = 0.0
 
     @property

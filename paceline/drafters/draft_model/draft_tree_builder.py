@@ -100,9 +100,7 @@ class GuessTree:
         self._calibration, self._limit, self._max_depth = calibration, limit, max_depth
         self._branch_threshold, self._stop_threshold = branch_threshold, stop_threshold
         self._guesses: list[GuessNode] = []
-        self._children: dict[
-            int, dict[int, int]
-        ] = {}  # children of every extended node: token -> node
+        self._children: dict[int, dict[int, int]] = {}  # token -> node, per extended node
 
     def newest(self) -> list[int]:
         """Return the nodes to extend, -1 being the root; none once the tree is finished."""

@@ -30,7 +30,7 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 from paceline.util.limits import LONGEST_KEY
 
 _RECYCLED = int(Origin.RECYCLED)
-_ROOM_EACH, _ROOM = 2 * TOP, 64  # guesses on the frontier: for each node, and besides
+_ROOM_EACH, _ROOM = 2 * TOP, 64  # frontier size: per node, and constant
 
 
 class TreeCandidate:
@@ -38,18 +38,18 @@ class TreeCandidate:
 
     token: int
     parent: int  # -1 = the root
-    depth: int  # 1 = a child of the root
-    drafted: int  # its node in the drafted tree; ABSENT = it is not there
-    head_draft: int  # its node in the tree of what was foreseen, likewise
-    modelled: int  # its node in the draft model's tree, likewise
-    cell: int  # of `SourceCalibration`; ABSENT = neither of the first two sources has it
-    beside: int  # its cell where something was foreseen; else ABSENT
-    asked: int  # its cell where the draft model was asked; else ABSENT
+    depth: int  # a child of the root has 1
+    drafted: int  # node in the drafted tree, or ABSENT
+    head_draft: int  # node in the draft head's tree, or ABSENT
+    modelled: int  # node in the draft model's tree, or ABSENT
+    cell: int  # cell of the first two sources, or ABSENT
+    beside: int  # cell of the draft head, or ABSENT
+    asked: int  # cell of the draft model, or ABSENT
     confidence: float  # given the parent
     path_confidence: float
-    known: Annotated[int, np.int32]  # tokens of `tail` that are there
-    origin: Annotated[int, np.int32]  # of `Origin`: the source that is surest of it
-    tail: Annotated[Any, np.int64, LONGEST_KEY]  # the newest tokens, this one the last
+    known: Annotated[int, np.int32]  # number of valid tokens in `tail`
+    origin: Annotated[int, np.int32]  # origin of the most confident source
+    tail: Annotated[Any, np.int64, LONGEST_KEY]  # newest tokens, ending with this one
 
 
 GUESS = record_dtype(TreeCandidate)

@@ -23,51 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft_budget.acceptance_calibration import step_of
+from paceline.drafters.shared.settings import SourceCalibrationSettings
 from paceline.util.compiled import kernel
 from paceline.util.limits import LONGEST_KEY
 
-_EDGES = (
-    0.01,
-    0.03,
-    0.07,
-    0.15,
-    0.25,
-    0.4,
-    0.55,
-    0.7,
-    0.85,
-    0.95,
-)  # between the steps of a probability or a confidence
-_SIDE = 1 + len(_EDGES) + 1  # absent, then the steps
-_PAIRS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # greedy requests, then sampled ones
-CELLS = (
-    _PAIRS + 4 * _SIDE * _SIDE
-)  # and then those of guesses a draft model was asked about, and of places that were foreseen
-_PRIOR_TRIALS, _FORESEEN_TRIALS = (
-    4.0,
-    20.0,
-)  # of a cell, and of one of what was foreseen: draft models differ more among them
-_TRUST = (
-    0.0,
-    0.6,
-    0.75,
-    0.85,
-    0.9,
-)  # in the probability kept under a key of so many tokens, before anything was counted
-# What is foreseen, and what a draft model says, is worth so much beside the chance by all before
-# it, until it is counted: the odds are the first * those before ** the second * its own ** the
-# third; without the factor of a side that has not got it.
-_FORESEEN = (
-    (4.4, 0.71, 0.83),
-    (0.23, 1.0),
-    (0.84, 1.13),
-)  # both have it; only those before; only what was foreseen
-_MODELLED = (
-    (1.4, 0.40, 0.64),
-    (0.35, 0.9),
-    (0.35, 0.66),
-)  # both counted on 110 prompts, with SmolLM2's foresight and draft
-_FADING = 2000.0  # trials of a cell that are remembered
+_SETTINGS = SourceCalibrationSettings()
+_EDGES, _FADING = _SETTINGS.edges, _SETTINGS.fading  # compiled code reads module constants
+_SIDE = 1 + len(_EDGES) + 1  # absent, then the buckets
+_PAIRS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # cells of greedy requests, then of sampled ones
+# The cells of the draft model follow, then those of the draft head.
+CELLS = _PAIRS + 4 * _SIDE * _SIDE
 
 
 class SourceCalibration(NamedTuple):
@@ -93,11 +58,16 @@ def new_source_calibration() -> SourceCalibration:
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
     for size in range(LONGEST_KEY + 1):
-        kept = middle * _TRUST[size]
+        kept = middle * _SETTINGS.trust[size]
         hits[:, size] = np.maximum(kept[:, None], middle[None, :])
-    asked[0], asked[1] = _weighed(middle, *_MODELLED), _weighed(middle, *_FORESEEN)
+    asked[0], asked[1] = (
+        _weighed(middle, _SETTINGS.model_both, _SETTINGS.model_before, _SETTINGS.model_own),
+        _weighed(middle, _SETTINGS.head_both, _SETTINGS.head_before, _SETTINGS.head_own),
+    )
     head_draft = asked[1].size
-    trials = np.repeat((_PRIOR_TRIALS, _FORESEEN_TRIALS), (CELLS - head_draft, head_draft))
+    trials = np.repeat(
+        (_SETTINGS.pair_trials, _SETTINGS.head_trials), (CELLS - head_draft, head_draft)
+    )
     return SourceCalibration(trials * np.concatenate((hits.ravel(), asked.ravel())), trials)
 
 
@@ -156,10 +126,10 @@ def cell_of_asked(head_draft: bool, sampled: bool, chance: float, modelled: floa
 
 
 @kernel
-def count_trial(chances: SourceCalibration, cell: int, came_true: bool) -> None:
+def count_trial(chances: SourceCalibration, cell: int, accepted: bool) -> None:
     """Count one trial; older counts fade."""
     if chances.trials[cell] >= _FADING:
         chances.trials[cell] *= 0.5
         chances.hits[cell] *= 0.5
     chances.trials[cell] += 1.0
-    chances.hits[cell] += 1.0 if came_true else 0.0
+    chances.hits[cell] += 1.0 if accepted else 0.0

@@ -42,7 +42,7 @@ STORE_SIZES = (
 _FIRST_SIZE = 3  # index of the one that is looked up first
 _ROOT_LINKS, _NODE_LINKS = 64, 16  # chain links followed at the root, and at a node
 _ENOUGH_REQUEST = 48  # pointers into the request, of which shorter matches are not looked for
-UNREADABLE = -2  # in place of a token: its page is damaged
+UNREADABLE = -2  # as a token: the page is damaged
 _UNKNOWN = -1  # a suffix that was not looked up
 
 

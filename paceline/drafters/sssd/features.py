@@ -58,8 +58,8 @@ class Inputs:
     tokens: OfSources  # different tokens that follow it: log(1 + n)
     depth: Number  # of the node: log(1 + n)
     recently_accepted: Number  # draft tokens accepted in a step, a running mean: log(1 + n)
-    request_hits: Number  # how often the guess of the request alone came true, a running mean
-    store_hits: Number  # how often the guess of the datastore alone did
+    request_hits: Number  # acceptance rate of the request's best token, a running mean
+    store_hits: Number  # acceptance rate of the datastore's best token
     chance_of_parent: Number  # the confidence of the node: log
 
 
@@ -78,7 +78,7 @@ FEATURES = tuple(_names())
 HIDDEN = 16  # units of the network
 WEIGHTS = (len(FEATURES) + 2) * HIDDEN + 1  # first layer with its bias, second layer with its bias
 _LOGS = np.log1p(np.arange(1024)).astype(np.float32)
-_ESCAPE = np.float32(0.7)  # weight of the shorter matches beside the counts of longer ones
+_ESCAPE = np.float32(0.7)  # weight of shorter matches relative to counts of longer ones
 _FLOOR = np.float32(0.01)  # of a share, before its log odds
 _NOTHING = math.log(0.01 / 1.01)  # log odds of no share
 _NEVER = 8.0  # the age of a token that the request does not offer

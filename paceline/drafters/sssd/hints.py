@@ -24,7 +24,7 @@ from paceline.drafters.sssd.pointers import REQUEST, SKIPPED
 from paceline.drafters.sssd.request_index import LONGEST, RequestText, occurrences
 from paceline.util.compiled import Records, kernel
 
-_SURE = 4  # tokens of a match beside which hints are not looked for
+_SURE = 4  # match length from which on no weak matches are added
 _SKIP_LINKS, _SKIP_SAMPLED = (
     16,
     32,

@@ -43,8 +43,8 @@ class RequestState:
     prompt_length: int  # of these, the prompt
     started: int  # 1: a first tree was drafted
     accepted: float  # draft tokens accepted in a step, a running mean
-    request_hits: float  # how often the guess of the request alone came true, a running mean
-    store_hits: float  # how often the guess of the datastore alone did
+    request_hits: float  # acceptance rate of the request's best token, a running mean
+    store_hits: float  # acceptance rate of the datastore's best token
     request_guess: int  # the guess of the request for the next token, or -1
     store_guess: int  # the guess of the datastore, or -1
     # request position where the copied text continues; below 0 = nothing is copied
