@@ -319,7 +319,8 @@ class Engine:
                 return self._decode(group) if group else []
             except BaseException as error:
                 self._lifecycle.fail(group, error)
-                if not isinstance(error, Exception):
+                # Without a group no request ends: the same error would come back for ever.
+                if not isinstance(error, Exception) or not group:
                     raise
                 return []
             finally:

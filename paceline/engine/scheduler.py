@@ -114,7 +114,7 @@ class Scheduler:
         if prompts:
             return select_prompts(prompts, self._model.prefill_chunk, most_rows, self._model.packs)
         self._model.slots.gather([handle.request for handle in others])
-        return sorted(others, key=attrgetter("seq.slot"))
+        return sorted(others, key=attrgetter("request.slot"))
 
     def note(self, tokens: int, seconds: float) -> None:
         """Take in what the step of the newest group took, which fed so many tokens."""
