@@ -1,42 +1,30 @@
-"""Whether a drafter is asked at all. Drafts that are fed whole are tried in bursts, ever more
-rarely while they do not pay.
+"""Back off from drafters that do not pay: try them in bursts, ever more rarely.
 
-A burst begins with a few sequences of a batch, where others need not be as wide as these; once they
-pay, all have drafts.
-
-A drafter whose trees are cut to what pays is asked at most steps: one step in five once they have
-been cut to nothing for long.
+A burst starts with a few requests of a batch where they can draft alone. Once their drafts pay, all
+requests draft. A drafter whose trees the budget cuts drafts at most steps; once its trees were cut
+to nothing for long, it drafts at one step in five.
 """
 
 from __future__ import annotations
 
-_BURST, _LEAST_STEPS = 8, 2  # steps of a sequence after which a burst may end, and steps
-_SHORTEST, _LONGEST = 32, 512  # steps without drafts between two bursts
-_PATIENCE, _LONGEST_REST = (
-    4,
-    4,
-)  # steps whose trees were cut to nothing before the first is left out; and most in a row
-# tokens that a burst may have cost: cheap drafts are judged by more steps, as few of them say
-# little
-_SLACK = 0.4
-_KEPT = 0.94  # of what earlier steps of a burst say, with every step
-_FEW = 4  # sequences of a batch that a burst begins with
-# A step of a few sequences that takes so many of plain decoding, and whose drafts bring less than
-# such a share of what would pay for it, ends a burst, and four times the pause follows.
-_DEAR, _HOPELESS = 1.5, 0.5
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftingBackoff:
-    """Open while a drafter yields at least what plain decoding would in the same time."""
+    """Admit a drafter while it yields at least the tokens of plain decoding.
 
-    def __init__(self) -> None:
-        self._tokens = self._cost = (
-            0.0  # of the burst so far: tokens per sequence, and steps of plain decoding they took
-        )
+    Args:
+        settings: limits of bursts and pauses.
+    """
+
+    def __init__(self, settings: DraftBudgetSettings = DEFAULTS) -> None:
+        self._settings = settings
+        # Tokens per request in this burst, and the plain decoding steps that they cost.
+        self._tokens = self._cost = 0.0
         self._steps = self._samples = 0
-        self._pause, self._next = 0, _SHORTEST
-        self._in_vain = 0  # steps in a row whose trees were cut to nothing
-        self._tried = True  # and not known to pay, or to be cut to what does
+        self._pause, self._next = 0, self._settings.min_pause_steps
+        self._num_empty_steps = 0  # steps in a row whose trees were cut to nothing
+        self._tried = True  # on trial: not yet known to pay
 
     def opens(self) -> bool:
         """Return whether the next step has drafts."""
@@ -47,50 +35,53 @@ class DraftingBackoff:
 
     @property
     def most(self) -> int | None:
-        """How many sequences are enough to try it with, where others do not pay for them; None =
-        all.
-        """
-        return _FEW if self._tried else None
+        """Number of requests that draft where each has rows alone; None = all."""
+        return self._settings.burst_requests if self._tried else None
 
-    def admits(self, sequences: int, packed: bool) -> int:
-        """Return how many of them have drafts in the next step.
+    def admits(self, num_requests: int, packed: bool) -> int:
+        """Return how many requests draft in the next step.
 
         Args:
-            packed: nobody pays for others' drafts.
+            num_requests: requests of the batch.
+            packed: the forward pads no rows, so that a request adds only its draft tokens.
         """
         if not self.opens():
             return 0
-        return self.most if packed and self.most is not None else sequences
+        return self.most if packed and self.most is not None else num_requests
 
-    def note(self, tokens: float, cost: float, sequences: int = 1) -> None:
-        """Take in a step with drafts.
+    def note(self, tokens: float, cost: float, num_requests: int = 1) -> None:
+        """Record a step with whole draft trees.
 
         Args:
-            tokens: new ones per sequence. cost: its time over that of a step without drafts.
-            sequences: that had drafts.
+            tokens: new tokens per request.
+            cost: time of the step, in steps without drafts.
+            num_requests: requests that drafted; default 1.
         """
-        self._tokens = _KEPT * self._tokens + tokens
-        self._cost = _KEPT * self._cost + cost
+        self._tokens = self._settings.burst_memory * self._tokens + tokens
+        self._cost = self._settings.burst_memory * self._cost + cost
         self._steps += 1
-        self._samples += sequences
-        early = self._steps < _LEAST_STEPS
+        self._samples += num_requests
+        early = self._steps < self._settings.min_burst_steps
         if early:
-            hopeless = self._cost > _DEAR and self._tokens - 1 < _HOPELESS * (self._cost - 1)
-            if self._samples < _FEW or not hopeless:
+            hopeless = (
+                self._cost > self._settings.high_cost
+                and self._tokens - 1 < self._settings.min_gain_share * (self._cost - 1)
+            )
+            if self._samples < self._settings.burst_requests or not hopeless:
                 return
-        elif self._samples < _BURST:
+        elif self._samples < self._settings.burst_samples:
             return
         if self._tokens >= self._cost:
-            if self._tried:  # with few, which may cost less each
+            if self._tried:  # a few requests may cost less each than all
                 self._forget()
             else:
-                self._next = _SHORTEST
+                self._next = self._settings.min_pause_steps
             self._tried = False
             return
-        if not early and self._tokens + _SLACK >= self._cost:
+        if not early and self._tokens + self._settings.burst_slack >= self._cost:
             return
-        self._pause = min(4 * self._next, _LONGEST) if early else self._next
-        self._next = min(2 * self._pause, _LONGEST)
+        self._pause = min(4 * self._next, self._settings.max_pause_steps) if early else self._next
+        self._next = min(2 * self._pause, self._settings.max_pause_steps)
         self._tried = True
         self._forget()
 
@@ -99,7 +90,10 @@ class DraftingBackoff:
         self._steps = self._samples = 0
 
     def note_cut(self, nodes: int) -> None:
-        """Take in a step whose trees were cut, to so many nodes at most."""
+        """Record a step whose trees were cut to at most `nodes` nodes."""
         self._tried = False
-        self._in_vain = 0 if nodes else self._in_vain + 1
-        self._pause = min(max(0, self._in_vain - _PATIENCE), _LONGEST_REST)
+        self._num_empty_steps = 0 if nodes else self._num_empty_steps + 1
+        self._pause = min(
+            max(0, self._num_empty_steps - self._settings.empty_steps),
+            self._settings.max_rest_steps,
+        )

@@ -1,45 +1,50 @@
-"""How much of a prompt is fed at once while somebody reads along: nobody's stream stands still
-for another's long prompt.
-"""
+"""Limit prefill chunks so that a long prompt does not stall other streams."""
 
 from __future__ import annotations
 
-_STALL = (
-    1.25  # a prompt's forward takes at most so many decode steps, between two of which it comes
-)
-_FIRST, _LEAST = 16, 8  # tokens
-_RATE = 0.3  # of the newest measurement in what is believed
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class PrefillChunkController:
-    """Learns what forwards take while they are made.
+    """Choose prefill chunk sizes from the measured speed of forward passes.
 
     Args:
-        most: tokens.
+        max_tokens: largest chunk, in tokens.
+        settings: stall limit and chunk sizes.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._chunk = min(_FIRST, most)
+    def __init__(self, max_tokens: int, settings: DraftBudgetSettings = DEFAULTS) -> None:
+        self._settings = settings
+        self._max_tokens = max_tokens
+        self._chunk = min(settings.first_chunk_tokens, max_tokens)
         self._decode = 0.0  # seconds of a decode step
-        self._token = 0.0  # seconds of a prompt's token in forwards like the last ones
+        self._token = 0.0  # seconds per prompt token in recent forward passes
 
     @property
     def chunk(self) -> int:
-        """Tokens of all prompts that the next forward may take."""
+        """Prompt tokens that the next forward pass may take, in all requests."""
         return self._chunk
 
     def note_decode(self, seconds: float) -> None:
-        """Take in a step without prompts."""
+        """Record the seconds of a step without prompts."""
         self._decode = (
-            seconds if not self._decode else self._decode + _RATE * (seconds - self._decode)
+            seconds
+            if not self._decode
+            else self._decode + self._settings.prefill_rate * (seconds - self._decode)
         )
 
     def note_prompts(self, tokens: int, seconds: float) -> None:
-        """Take in a step that fed so many tokens of prompts."""
+        """Record the seconds of a step with `tokens` prompt tokens."""
         each = seconds / tokens
-        self._token = each if not self._token else self._token + _RATE * (each - self._token)
+        self._token = (
+            each
+            if not self._token
+            else self._token + self._settings.prefill_rate * (each - self._token)
+        )
         if self._decode:
-            # By twice at most: what a token takes depends on how many there are.
-            affordable = int(_STALL * self._decode / self._token)
-            self._chunk = max(min(_LEAST, self._most), min(affordable, 2 * self._chunk, self._most))
+            # Double at most: the time per token depends on the size of the chunk.
+            affordable = int(self._settings.prefill_stall * self._decode / self._token)
+            self._chunk = max(
+                min(self._settings.min_chunk_tokens, self._max_tokens),
+                min(affordable, 2 * self._chunk, self._max_tokens),
+            )

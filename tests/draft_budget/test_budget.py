@@ -297,7 +297,7 @@ def test_a_few_sequences_try_it_until_it_pays() -> None:
         gate.note(2.0, 1.5)
     assert gate.most is None
     while gate.opens():  # with all of them it does not
-        gate.note(1.0, 1.5, sequences=32)
+        gate.note(1.0, 1.5, num_requests=32)
     assert gate.most == 4
     pauses = [0]
     for _ in range(400):  # and never does, whatever the few say
@@ -314,15 +314,15 @@ def test_a_few_sequences_try_it_until_it_pays() -> None:
 
 def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None:
     gate = DraftingBackoff()
-    gate.note(1.1, 3.0, sequences=32)
+    gate.note(1.1, 3.0, num_requests=32)
     assert [gate.opens() for _ in range(129)] == [False] * 128 + [True]
     few = DraftingBackoff()
-    few.note(1.03, 2.2, sequences=4)
+    few.note(1.03, 2.2, num_requests=4)
     assert not few.opens()
     other = DraftingBackoff()
-    other.note(1.1, 1.5, sequences=32)
+    other.note(1.1, 1.5, num_requests=32)
     assert other.opens()
-    other.note(1.1, 1.5, sequences=32)
+    other.note(1.1, 1.5, num_requests=32)
     assert [other.opens() for _ in range(33)] == [False] * 32 + [True]
 
 
@@ -392,7 +392,7 @@ def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
     gate = DraftingBackoff()
     steps = 0
     while gate.opens():
-        gate.note(1.0, 1.5, sequences=8)
+        gate.note(1.0, 1.5, num_requests=8)
         steps += 1
     assert steps == 2
 
