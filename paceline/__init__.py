@@ -1,5 +1,6 @@
-"""paceline: the same answers from the same weights, sooner. Drafters guess, the model checks all
-guesses in one forward.
+"""Generate the same answers from the same weights, faster (speculative decoding).
+
+A drafter proposes tokens, and the target model verifies all of them in one forward pass.
 
 from paceline import LLM, SamplingParams
 llm = LLM("path/or/hub-id", drafter="prompt_lookup")
@@ -34,8 +35,7 @@ __all__ = [
     "demo",
 ]
 
-# imported when one of their names is asked for: a command that only says what is wrong should not
-# wait for torch
+# Imported at first use: a command that only reports a mistake should not wait for torch.
 _MODULES = {
     "paceline.llm": ("LLM", "Chunk", "Completion"),
     "paceline.drafters.scripted": ("ScriptedDrafter",),

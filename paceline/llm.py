@@ -1,4 +1,4 @@
-"""LLM: the public face. A model, a drafter, and prompts in; the model's own answers out, sooner."""
+"""Offer `LLM`: load a model and a drafter, then generate losslessly."""
 
 from __future__ import annotations
 
@@ -41,41 +41,41 @@ Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
 
 
 class LLM:
-    """A model that answers with drafts, in exactly its own words.
+    """A model with a drafter; answers are exactly those of the model alone.
 
-    Call it from several threads, and while streams are open: all calls share one batch, and each
+    Several threads may call it, also while streams are open. All calls share one batch, and each
     gets its own answers.
 
     Args:
-        model: directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded
+        model: Directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded
             transformers model (put into eval mode).
-        drafter: "auto", or another "name" or "name:key=value,key=value" (of `paceline drafters`, or
-            "module:Class" of your own), or a `Drafter`.
-        draft_model: as `model`, for the drafters that need one, or take one as "auto" does; also
-            for those of single requests (`SamplingParams.speculation`).
-        tokenizer: directory, hub id, GGUF file or object; default the one beside `model`. Token-id
-            prompts need none.
+        drafter: "auto", another "name" or "name:key=value,key=value" (see `paceline drafters`), a
+            class as "module:Class", or a `Drafter`.
+        draft_model: Like `model`, for drafters that need a draft model or can use one ("auto").
+            Drafters of single requests (`SamplingParams.speculation`) use it too.
+        tokenizer: Directory, hub id, GGUF file or object; default: the tokenizer stored with
+            `model`. Prompts of token ids need none.
         dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or
             "float16".
-        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
-        max_length: cap on prompt + answer, in tokens; default the model's context.
-        max_batch: most sequences per forward, over all callers; more prompts wait.
-        max_nodes: most draft nodes verified per sequence and step.
-        lookahead_parallel: True, or the `Ranks` that have been joined: share the work on every
-            draft tree with the other processes of the run, each of which has its own copy of the
-            model and makes the same calls.
-        batch_invariant: True: logits depend on their own text alone, to the last bit, not on drafts
-            or batch: the same text with and without drafts in any dtype. "auto": where a proof made
-            at load says that it costs under 5 %.
-        cache_gib: most memory of the cache in GiB; requests wait for it. None = most of what is
-            available.
-        keep_prefixes: ended requests whose keys and values stay in the cache for prompts that begin
-            like them, as the next turn of a conversation does. The weights must not change
-            meanwhile.
-        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain":
-            they go on without drafts.
-        cost_curve: seconds of a forward by its rows; no clock then decides how much of a draft tree
-            is fed. None = as measured.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+        max_length: Upper bound of prompt + answer, in tokens; default: the model's context.
+        max_batch: Most requests per forward pass, over all callers; more prompts wait.
+        max_nodes: Most draft nodes verified per request and step.
+        lookahead_parallel: True, or `Ranks` that were joined: share the work on every draft tree
+            with the other processes of the run. Each process has a copy of the model and makes the
+            same calls.
+        batch_invariant: True: the logits of a text are the same to the last bit in any batch, with
+            and without drafts, in any dtype. "auto": on if a check at load time shows a cost under
+            5 %.
+        cache_gib: Most memory of the KV cache in GiB; requests wait for it. None = most of the
+            available memory.
+        keep_prefixes: Number of ended requests whose keys and values stay cached for prompts with
+            the same beginning (prefix caching), such as the next turn of a conversation. The
+            weights must not change meanwhile.
+        on_drafter_error: "raise": an error of a drafter ends its requests; "plain": they continue
+            without drafts.
+        cost_curve: Seconds of a forward pass by number of rows; draft trees are then cut by this
+            curve and not by measured time. None = measure.
     Raises:
         ConfigError: an unusable argument.
         UnsupportedModelError: a model that cannot be verified losslessly.
@@ -121,7 +121,7 @@ class LLM:
         ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
         spec = drafter if isinstance(drafter, str) else None
         if isinstance(drafter, str) and not _built_with_draft(drafter, draft_model):
-            drafter = create(drafter)  # before a model is loaded: mistakes are told at once
+            drafter = create(drafter)  # before the model loads: report mistakes early
         if ranks is not None and isinstance(drafter, Drafter):
             check_columns(drafter, ranks.size)
         loaded = load_model(model, dtype, device if ranks is None else local_device(device))
@@ -151,7 +151,7 @@ class LLM:
 
     @property
     def model(self) -> CachedLM:
-        """The target with its cache."""
+        """The target model with its KV cache."""
         return self._engine.model
 
     @property
@@ -161,38 +161,43 @@ class LLM:
 
     @property
     def invariance(self) -> Invariance:
-        """Whether the bits of an answer depend on its own text alone, and why or why not."""
+        """State of batch invariance: on or off, and the reason."""
         return self._engine.invariance
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """What the drafter's confidence was worth so far, by steps of it; None without a budget."""
+        """Observed acceptance by drafter confidence, in bins; None without a budget."""
         return self._engine.acceptance_calibration
 
     @property
     def cost_curve(self) -> CostCurve | None:
-        """Seconds of a forward by the rows it is fed, as the budget has them; None before it
-        needed them, or without one.
+        """Seconds of a forward pass by its number of rows, as the draft budget uses it.
+
+        None before the budget needs the curve, or without a budget.
         """
         return None if self._engine.spending is None else self._engine.spending.curve
 
     @property
     def costs(self) -> Costs | None:
-        """The measurement behind the cost curve: its conditions, and a way to repeat it; None
-        without a budget.
+        """The measurement behind the cost curve: its conditions, and a way to repeat it.
+
+        None without a draft budget.
         """
         return self._engine.costs
 
     @property
     def plain_seconds(self) -> float | None:
-        """Seconds of a step of one request without drafts: by the cost curve, corrected by such
-        steps; None like the curve.
+        """Seconds of a step of one request without drafts; None like the cost curve.
+
+        The value comes from the cost curve, corrected by measured steps of this kind.
         """
         return None if self._engine.spending is None else self._engine.spending.plain_seconds
 
     def change_drafter(self, drafter: Drafter) -> None:
-        """Answer with another drafter from now on, between requests.
+        """Use another drafter from now on; only while no request is open.
 
+        Args:
+            drafter: The new drafter.
         Raises:
             ConfigError: requests are open, or the drafter does not fit the model.
         """
@@ -204,17 +209,18 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Callable[[CallProgress], object] | None = None,
     ) -> list[Completion]:
-        """Answer all prompts, in their order.
+        """Generate answers to all prompts, in their order.
 
         Args:
-            prompts: one text, texts, or lists of token ids, which may be arrays or tensors.
-            params: for all, or one per prompt; default `SamplingParams()`.
-            progress: called after every step, in this thread; what it raises ends the call.
+            prompts: One text, several texts, or lists of token ids, which may be arrays or tensors.
+            params: One for all prompts, or one per prompt; default `SamplingParams()`.
+            progress: Callback after every step, in the calling thread; its exceptions end the call.
         Returns:
-            one answer per prompt; with `SamplingParams.n`, the further ones are in its `others`.
+            One completion per prompt; with `SamplingParams.n`, `Completion.others` has the further
+            answers.
         Raises:
-            ConfigError, CapacityError: a prompt, or a drafter it names, that cannot be used.
-                Nothing has been started then.
+            ConfigError, CapacityError: a prompt, or a drafter it names, cannot be used. No request
+                has been started then.
         """
         groups = self._intake.answers(prompts, params)
         handles = self._engine.submit([request for group in groups for request in group])
@@ -230,10 +236,12 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Generator[Chunk, None, None]:
-        """Answer one prompt, a chunk per step. Closing the iterator frees everything it holds.
+        """Generate the answer to one prompt, a chunk per step.
+
+        Closing the iterator frees everything that the request holds.
 
         Raises:
-            ConfigError, CapacityError: as `generate`; or several answers are asked for.
+            ConfigError, CapacityError: as `generate`; also if `SamplingParams.n` is above 1.
         """
         return self._stream(self._intake.single(prompt, params))
 
@@ -250,9 +258,11 @@ class LLM:
     async def agenerate(
         self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """`generate` for asyncio: the event loop goes on meanwhile, and all calls share one batch.
+        """Run `generate` in asyncio without blocking the event loop.
 
-        Cancelling it frees everything it holds.
+        All calls share one batch.
+
+        Cancelling it frees everything that its requests hold.
         """
         groups = self._intake.answers(prompts, params)
         handles = await self._waiters.submit([request for group in groups for request in group])
@@ -263,7 +273,7 @@ class LLM:
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """`stream` for asyncio; `aclose` frees everything it holds."""
+        """Run `stream` in asyncio; `aclose` frees everything that the request holds."""
         request = self._intake.single(prompt, params)
         (handle,) = await self._waiters.submit([request], keep_outcomes=True)
         chunks, done = Chunks(handle, self.tokenizer), False
@@ -301,18 +311,18 @@ class LLM:
         """Return the token ids of a conversation, for `generate` and `stream`.
 
         Args:
-            messages: each has a role and a content, which is a string or a list of text parts,
-                {"type": "text", "text": ...}. The content of an assistant's message with
-                tool_calls may be None. The chat template gets all other fields as they are.
-            chat_template_kwargs: variables of the chat template, by its author's names, such as
+            messages: Each has a role and a content, which is a string or a list of text parts,
+                {"type": "text", "text": ...}. The content of an assistant's message with tool_calls
+                may be None. The chat template gets all other fields as they are.
+            chat_template_kwargs: Variables of the chat template, by its author's names, such as
                 {"enable_thinking": False}. The two options below may be among them.
-            add_generation_prompt: the template opens the assistant's answer. Default: True, but
+            add_generation_prompt: The template opens the assistant's answer. Default: True, but
                 False with `continue_final_message`.
-            continue_final_message: the prompt ends with the text of the final message, which is
-                the assistant's, and the answer continues it. Default: False.
+            continue_final_message: The prompt ends with the text of the final message, which is the
+                assistant's, and the answer continues it. Default: False.
         Raises:
-            ConfigError: messages that cannot be used, no tokenizer, or one without a chat template
-                or whose template refuses the conversation.
+            ConfigError: messages cannot be used, there is no tokenizer, the tokenizer has no chat
+                template, or the template rejects the conversation.
         """
         return chat_ids(
             self.tokenizer,
@@ -325,14 +335,12 @@ class LLM:
 
     @property
     def timing(self) -> Timing:
-        """Where the time of all steps went since this object was built."""
+        """Time spent in all steps since this object was built, by kind of work."""
         return self._engine.timing
 
     @property
     def load(self) -> EngineLoad:
-        """What has been done since this object was built, and what there is to do now, over all
-        callers.
-        """
+        """Counts of finished work and of requests open now, over all callers."""
         return self._engine.load
 
     @property
@@ -343,6 +351,5 @@ class LLM:
 
 
 def _built_with_draft(spec: str, draft_model: object) -> bool:
-    """Whether a drafter waits for its draft model, which is loaded after the target."""
     named = entry(parse_spec(spec)[0])
     return named.needs_draft_model or (draft_model is not None and named.takes_draft_model)

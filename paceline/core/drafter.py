@@ -1,16 +1,17 @@
-"""The contract between a drafter and the step. A new method is one subclass with one required
-method, `propose`.
+"""Define the contract between drafters and the engine.
 
-Rules of `propose` (each checked, or held by a must-fail test):
+A new drafting method is one subclass of `Drafter` with one required method, `propose`.
+Rules of `propose`; each is checked (`verification.tree_rules`) or held by a must-fail test:
 
-1. one tree per sequence, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree;
-2. `parents[i] < i`, and siblings carry different tokens (probes, the last nodes of a tree, may
-   repeat a sibling);
-3. `probs[i]` is the distribution node i was really drawn from, given its ancestors and its earlier
-   siblings (drawn without replacement: renormalised); drawn siblings come before guesses;
-4. a drafter may choose how many tokens to draw, but never un-draws one it has drawn.
+1. One tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
+2. `parents[i] < i`, and siblings carry different tokens. Probes, the last nodes of a tree, may
+   repeat a sibling.
+3. `probs[i]` is the distribution that node i was drawn from, given its ancestors and earlier
+   siblings (drawn without replacement: renormalised). Drawn siblings come before guesses.
+4. A drafter may choose how many tokens to draw, but never discards one that it has drawn.
 
-A wrong guess may only cost time. Nothing here mentions caches, masks or batches of tensors.
+A wrong guess costs time and never changes the answer. Drafters see no caches, masks or batches of
+tensors.
 """
 
 from __future__ import annotations
@@ -38,40 +39,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """The target's k most likely tokens after the root (row 0) and after every node i (row 1 + i),
-    the likeliest first.
+    """The target's k most likely tokens after the root and after every node of a tree.
 
     Attributes:
-        token_ids: [1 + n, k].
-        probs: float32 [1 + n, k], by the softmax of the model's own logits: at temperature 1,
-            without penalties. A row of zeros is not known, as in a replay.
+        token_ids: [1 + n, k], likeliest first; row 0 follows the root, row 1 + i follows node i.
+        probs: float32 [1 + n, k], the softmax of the model's own logits (temperature 1, no
+            penalties). A row of zeros is unknown, as in a replay.
     """
 
     token_ids: IntArray
     probs: npt.NDArray[np.float32]
 
     def of(self, rows: Sequence[int]) -> TopTokens:
-        """Those of some rows, in their order."""
+        """Return the given rows, in that order."""
         return TopTokens(self.token_ids[rows], self.probs[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the target said about one tree.
+    """The target's verdict on one draft tree.
 
     Attributes:
-        accepted: nodes on the accepted path, in order.
-        new_token_ids: accepted tokens, then one chosen by the target (the bonus), cut at the end of
-            the sequence; exactly what was appended.
-        target_argmax: 1 + n tokens: the target's most likely one after the root and after EVERY
+        request: The request that the tree was drafted for.
+        tree: The tree that the target verified.
+        accepted: Nodes on the accepted path, in order.
+        new_token_ids: Accepted tokens, then one chosen by the target (the bonus token), cut at the
+            end of the request. Exactly these were appended.
+        target_argmax: 1 + n tokens: the target's most likely token after the root and after every
             node.
-        target_top: its most likely tokens there, where the drafter's `top_k` asks for them.
-        logprobs: per new token, where the request asks for them: token id -> log-probability,
-            likeliest first.
-        unclean: after some node, taken or not, the target's logits were not numbers;
-            `target_argmax` has 0 there.
-        foreseen: guesses of what the target says after the newest of `new_token_ids`, where the
-            drafter asks for them (`num_head_tokens`).
+        target_top: The target's most likely tokens after those nodes, if the drafter sets `top_k`.
+        logprobs: Per new token, if the request wants them: token id -> log-probability, likeliest
+            first.
+        head_draft: Draft tree of the hidden-state draft head for the tokens after the newest one,
+            if the drafter wants it (`num_head_tokens`).
+        unclean: The target's logits after some node, accepted or not, were NaN or infinite;
+            `target_argmax` is 0 there.
     """
 
     request: Request
@@ -86,32 +88,30 @@ class Outcome:
 
 
 class Drafter:
-    """Guesses continuations. State belongs to sequences and is freed by `stop`.
+    """Proposes draft trees for requests; `stop` frees the state of a request.
 
     Attributes:
-        name: the word used in messages and tables.
-        vocab_size: size of the vocabulary the guesses come from, if the drafter has one of its own.
-            The engine refuses a target with another vocabulary when it is built.
-        ids_below: all guesses are ids below it, where that is known; a target with fewer tokens is
-            refused likewise, unless the known tokenizer shows that only the padding of its rows
-            differs.
-        columns: branches of its trees that can be computed apart, by as many copies of the target
+        name: Name in messages and tables.
+        vocab_size: Vocabulary size of the drafter's own model; None = no such model. The engine
+            rejects a target with another size.
+        ids_below: Upper bound (exclusive) of the proposed token ids; 0 = unknown. A smaller target
+            is rejected, unless the two sizes differ only by padding.
+        columns: Branches of a tree that copies of the target can compute in parallel
             (`paceline.engine.parallel`).
-        node_rule: how many nodes are worth their forward; the engine asks for no more
-            (`paceline.core.node_rule`).
-        budget: the engine feeds as many nodes of its trees as pay for their forward, the first
-            ones; none where drafting does not (`paceline.draft_budget.budget`). Its trees should
-            carry confidence and have the likeliest paths first.
-        top_k: how many of the target's most likely tokens after every node outcomes are to carry; 0
-            = none, which is free.
-        needs_predictions: it learns from what the target says behind guesses it did not keep
-            (`target_argmax`), which no record of an answer has.
-        foresight: file of the trained foresight that its `num_head_tokens` asks for; None = the
-            model's own.
-        needs_draft_model: of a class: `build` takes a draft model beside the options.
-        takes_draft_model: of a class: `build` may be given one, too, and does without.
-        needs_trained: of a class: it reads a file trained or built for the models at hand.
-        needs_store: of a class: its option `datastore` must name a token store.
+        node_rule: Limits on the number of draft nodes (`paceline.core.node_rule`).
+        budget: Whether the engine cuts trees to the nodes worth their cost
+            (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the
+            likeliest paths first.
+        top_k: Number of likeliest target tokens per node that outcomes carry; 0 = none.
+        needs_predictions: The drafter learns from `target_argmax` at rejected nodes, which no
+            recorded answer contains.
+        draft_head: File of the trained hidden-state draft head for `num_head_tokens`; None = the
+            default head of the model.
+        needs_draft_model: Class attribute: `build` requires a draft model.
+        takes_draft_model: Class attribute: `build` accepts a draft model and works without one.
+        needs_trained: Class attribute: the drafter reads a file trained or built for the models in
+            use.
+        needs_store: Class attribute: the option `datastore` must name a token store.
     """
 
     name: str = "drafter"
@@ -129,94 +129,101 @@ class Drafter:
     needs_store: ClassVar[bool] = False
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Prepare for a target with `vocab_size` rows in its LM head: guesses must be ids below.
+        """Check that all proposed ids are valid for a target of `vocab_size` tokens.
 
         Args:
-            tokenizer: of the prompts, where it is known: what was learnt with it fits under any
-                padding of the rows.
+            vocab_size: Rows of the target's LM head.
+            tokenizer: Tokenizer of the prompts, if known. Data gathered with it fits any padding of
+                the vocabulary.
         Raises:
-            ConfigError: what the drafter has read is of another vocabulary; both sizes are named.
+            ConfigError: the drafter's data belongs to another vocabulary; the message names both
+                sizes.
         """
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """An engine is being built for prompts of `tokenizer` (of transformers): guesses must be
-        ids of the same one.
+        """Check that the drafter's token ids come from `tokenizer` (transformers).
+
+        The engine calls it once, when it is built.
 
         Raises:
-            DatastoreError, ConfigError: they are not, as far as the drafter knows; both
-                fingerprints are named.
+            DatastoreError, ConfigError: the drafter knows that its ids come from another tokenizer;
+                the message names both fingerprints.
         """
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare a draft model for `target` (`engine/pairing`).
+        """Prepare the draft model for `target` (`engine/pairing`).
 
         Args:
-            tokenizer: of the prompts, where it is known.
+            target: The model that verifies the drafts.
+            tokenizer: Tokenizer of the prompts, if known.
         Raises:
-            ConfigError, UnsupportedModelError: the draft model cannot serve this target.
+            ConfigError, UnsupportedModelError: the draft model does not fit this target.
         """
 
     def num_head_tokens(self) -> int:
-        """Say how many tokens ahead the outcomes of the next forward are to guess what follows the
-        newest one; 0 = not at all.
+        """Return the number of tokens that the hidden-state draft head should propose.
 
-        They are read off the target's hidden state (`paceline.draft_head`), which takes a fiftieth
-        of a small model's forward for each token ahead; no more than it is worth
-        (`DraftHead.levels`) are guessed.
+        The head drafts them from the target's hidden state after the next forward pass
+        (`paceline.draft_head`). Each token costs about 2 % of a small model's forward pass.
+        The engine drafts no more than pays (`DraftHead.levels`). 0 = none.
         """
         return 0
 
     def start(self, request: Request) -> None:
-        """The prompt of `request` is known: allocate its state.
+        """Allocate state for `request`, whose prompt is known.
 
-        Where the target's hidden states are wanted, it sets `request.states` to a `HiddenStateLog`,
-        which the steps then fill.
+        A drafter that needs the target's hidden states sets `request.states` to a `HiddenStateLog`;
+        the engine then fills it in every step.
         """
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Guess how each sequence goes on.
+        """Return one draft tree per request.
 
         Args:
-            seqs: sequences whose newest token is about to be fed to the target.
-            max_nodes: per sequence the largest tree that will be verified.
+            requests: Requests whose newest token the target is about to compute.
+            max_nodes: Per request, the largest tree that the target will verify.
         Returns:
-            one tree per sequence, possibly empty.
+            One tree per request, in order; a tree may be empty.
         """
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """The target has spoken and its tokens are appended: learn, roll back."""
+        """Learn from the target's verdicts; called once their tokens are appended."""
 
     def draws(self, request: Request) -> bool:
-        """Whether drafts of `request` come with their distributions: the text depends on those,
-        so no clock may decide about them.
+        """Return whether drafts of `request` carry the distributions they were drawn from.
+
+        The text depends on such drafts, so no measured time may decide about them.
         """
         return False
 
     def stop(self, request: Request) -> None:
-        """`request` has finished or was aborted: free everything that belongs to it."""
+        """Free the state of `request`, which has finished or was aborted."""
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds spent so far in forward passes of the drafter's own model."""
+        """Total seconds spent in forward passes of the drafter's own model."""
         return 0.0
 
 
 class Plain(Drafter):
-    """Proposes nothing: plain decoding."""
+    """Proposes nothing: the target decodes one token per step."""
 
     name = "none"
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return one empty tree per sequence."""
+        """Return one empty tree per request."""
         return [EMPTY_TREE] * len(requests)
 
 
 def require_drafter(where: str, drafter: object) -> None:
-    """Refuse what is no drafter.
+    """Check that an argument is a `Drafter`.
 
+    Args:
+        where: Name of the argument, for the message.
+        drafter: The value to check.
     Raises:
-        ConfigError: it is none; `where` names who wants one.
+        ConfigError: `drafter` is something else.
     """
     if not isinstance(drafter, Drafter):
         raise ConfigError(
@@ -240,8 +247,12 @@ _PASSED_ON = (
 
 
 class DelegatingDrafter(Drafter):
-    """Passes everything on to another drafter. For those that watch, change or combine what a
-    drafter does.
+    """Forwards every call to another drafter.
+
+    A base class for drafters that watch, change or combine other drafters.
+
+    Args:
+        inner: The drafter that does the work.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -250,56 +261,56 @@ class DelegatingDrafter(Drafter):
             setattr(self, name, getattr(inner, name))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Pass on."""
+        """Forward to the inner drafter."""
         self.inner.check_vocab_size(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Pass on."""
+        """Forward to the inner drafter."""
         self.inner.check_tokenizer(tokenizer)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Pass on."""
+        """Forward to the inner drafter."""
         self.inner.attach(target, tokenizer)
 
     def num_head_tokens(self) -> int:
-        """As far as the inner drafter wants."""
+        """Forward to the inner drafter."""
         return self.inner.num_head_tokens()
 
     def start(self, request: Request) -> None:
-        """Pass on."""
+        """Forward to the inner drafter."""
         self.inner.start(request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Pass on."""
+        """Forward to the inner drafter."""
         return self.inner.propose(requests, max_nodes)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Pass on."""
+        """Forward to the inner drafter."""
         self.inner.observe(outcomes)
 
     def draws(self, request: Request) -> bool:
-        """Pass on."""
+        """Forward to the inner drafter."""
         return self.inner.draws(request)
 
     def stop(self, request: Request) -> None:
-        """Pass on."""
+        """Forward to the inner drafter."""
         self.inner.stop(request)
 
     @property
     def forward_seconds(self) -> float:
-        """Those of the inner drafter."""
+        """Forward to the inner drafter."""
         return self.inner.forward_seconds
 
 
-_turns: WeakValueDictionary[int, RLock] = (
-    WeakValueDictionary()
-)  # by the id of the drafter, as long as an engine holds it
+# Keyed by the id of the drafter; an entry lives as long as an engine holds its lock.
+_turns: WeakValueDictionary[int, RLock] = WeakValueDictionary()
 _guard = ForkableLock()
 
 
 def turn_of(drafter: Drafter) -> RLock:
-    """Return the lock that engines with this drafter hold in their steps: drafters need not know
-    of threads.
+    """Return the lock that engines hold while they use this drafter.
+
+    Engines that share a drafter share its lock, so drafters need no locks.
     """
     while isinstance(drafter, DelegatingDrafter):
         drafter = drafter.inner
@@ -309,30 +320,31 @@ def turn_of(drafter: Drafter) -> RLock:
 
 @contextmanager
 def assert_tokens_unchanged(drafter: Drafter, requests: Sequence[Request]) -> Iterator[None]:
-    """Hold a call of a drafter to leaving the tokens of sequences as they are.
+    """Check that a drafter's method leaves the tokens of the requests unchanged.
 
     Raises:
-        DrafterError: it has changed some, which would be said in the model's name.
+        DrafterError: the drafter changed `token_ids`, which would corrupt the answer.
     """
     before = [request.token_ids[:] for request in requests]
     yield
     for request, tokens in zip(requests, before, strict=True):
         if request.token_ids != tokens:
             raise DrafterError(
-                f"drafter {drafter.name!r}: got changed token_ids of sequence {request.id};"
-                " expected them as they were. Copy them."
+                f"drafter {drafter.name!r}: got changed token_ids of request {request.id};"
+                " expected them unchanged. Copy the list before changing it."
             )
 
 
 def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> None:
-    """Hold the drafter's vocabulary, if it has one, against the target's of `vocab` tokens; once,
-    when an engine is built.
+    """Check the drafter's vocabulary against the target's, once per engine.
 
     Args:
-        tokenizer: of the prompts, where it is known.
+        drafter: The drafter to check.
+        vocab: Number of tokens of the target.
+        tokenizer: Tokenizer of the prompts, if known.
     Raises:
-        ConfigError: they differ, or the drafter's guesses may be beyond the target's; both sizes
-            are named. And what `check_vocab_size` raises.
+        ConfigError: the sizes differ, or the drafter may propose ids that the target lacks; the
+            message names both sizes. Also what `Drafter.check_vocab_size` raises.
     """
     if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
         raise ConfigError(
@@ -349,7 +361,6 @@ def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> Non
     drafter.check_vocab_size(vocab, tokenizer)
 
 
-def _differ_by_padding(one: int, other: int, tokenizer: Any) -> bool:
-    """Whether two sizes may both be those of a tokenizer's vocabulary under another padding."""
+def _differ_by_padding(first: int, second: int, tokenizer: Any) -> bool:
     known = token_ids_of(tokenizer)
-    return known is not None and is_padded(one, size(known)) and is_padded(other, size(known))
+    return known is not None and is_padded(first, size(known)) and is_padded(second, size(known))

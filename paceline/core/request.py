@@ -1,6 +1,4 @@
-"""One sequence being decoded: its tokens, how they are to be chosen, what is left, and why it
-ended.
-"""
+"""Define a request: its tokens, its sampling parameters and why it ended."""
 
 from __future__ import annotations
 
@@ -24,50 +22,52 @@ _ids = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are chosen and when it ends.
+    """Options of one request: token choice, length, stop conditions, reports.
 
     Attributes:
-        max_new_tokens: upper bound of the answer's length; 0 feeds the prompt and generates
-            nothing.
-        temperature: 0 = greedy (arg-max); else logits are divided by it.
-        top_k: keep the k most likely tokens; 0 = all.
-        top_p: keep the smallest set of tokens whose probability reaches top_p; 1 = all.
-        min_p: drop tokens less likely than min_p times the most likely one; 0 = none.
-        repetition_penalty: divide positive and multiply negative logits of tokens already in prompt
-            or answer; 1 = off.
-        seed: the same seed gives the same text under every guess drafter and in any batch.
-        stop: strings that end the answer, and may name special tokens; the text is cut before them.
-        ignore_eos: go on after an end-of-sequence token.
-        min_tokens: no token that ends the answer comes before so many others; stop strings end it
-            even so.
-        presence_penalty: subtracted from the logits of tokens that are in the answer already; -2 to
+        max_new_tokens: Upper bound of the answer's length in tokens; 0 computes the prompt and
+            generates nothing.
+        temperature: Divisor of the logits; 0 = greedy (arg-max).
+        top_k: Keep the k most likely tokens; 0 = all.
+        top_p: Keep the smallest set of tokens whose probability reaches top_p; 1 = all.
+        min_p: Drop tokens less likely than min_p times the most likely one; 0 = none.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens already in
+            prompt or answer; 1 = off.
+        seed: Random seed. The same seed gives the same text with every drafter that does not draw
+            its guesses, in any batch.
+        stop: Strings that end the answer; special tokens are allowed. The text is cut before them.
+        ignore_eos: Continue after an end-of-sequence token.
+        min_tokens: Minimum answer length in tokens before a token may end it. Stop strings end it
+            earlier all the same.
+        presence_penalty: Subtracted from the logits of tokens already in the answer; -2 to 2, 0 =
+            off.
+        frequency_penalty: Subtracted from a token's logit for each time it is in the answer; -2 to
             2, 0 = off.
-        frequency_penalty: subtracted from a token's logit for each time it is in the answer
-            already; -2 to 2, 0 = off.
-        stop_token_ids: tokens that end the answer, and are its last one, also with `ignore_eos`.
-        logit_bias: token id -> what is added to its logit, -100 to 100; None = nothing.
-        bad_words: what the answer must not contain: words, each as it begins a text and as it
-            stands behind a space, or lists of token ids. The last token of one is forbidden where
-            the answer ends with the others.
-        logits_processors: transformers' `LogitsProcessor`s or other callables (ids [1, n], scores
-            [1, vocab] in float32) -> scores [1, vocab], asked once for each token, in order, with
-            prompt and answer before it. Each answer has a shallow copy of every processor, so that
-            it may keep what it learns in its attributes.
-        logprobs: report the log-probabilities of so many likeliest tokens in every place, and of
-            the token that came, by the model's own logits (`Completion.logprobs`); None = none.
-        prompt_logprobs: report the log-probabilities of this many likeliest tokens at every
-            position of the prompt, and of the prompt's own token (`Completion.prompt_logprobs`);
-            None = none. The model then computes the whole prompt, even if the cache holds its
-            beginning.
-        skip_special_tokens: leave special tokens out of the text. False writes them as the
+        stop_token_ids: Tokens that end the answer, also with `ignore_eos`. The token is the
+            answer's last one.
+        logit_bias: Token id -> value added to its logit, -100 to 100; None = nothing.
+        bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
+            the start of a text and after a space. The sampler forbids the last token of an entry
+            where the answer ends with the others.
+        logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores float32
+            [1, vocab]) -> scores [1, vocab]. They run once per token, in order, with prompt and
+            answer before it. Each answer gets a shallow copy of every processor, so a processor may
+            keep state in its attributes.
+        logprobs: Number of likeliest tokens whose log-probabilities are reported per token of the
+            answer, besides the chosen token, by the model's own logits (`Completion.logprobs`).
+            None = no report.
+        prompt_logprobs: The same number for every token of the prompt
+            (`Completion.prompt_logprobs`). The model then computes the whole prompt, even if the
+            cache holds its beginning. None = no report.
+        skip_special_tokens: Leave special tokens out of the text. False writes them as the
             tokenizer spells them, the end-of-sequence token included.
-        n: answers to give, with seed, seed + 1, ...; more than one needs a temperature
+        n: Number of answers, with seed, seed + 1, ...; more than one needs a temperature
             (`Completion.outputs`).
-        speculation: spec of the drafter of this request, such as "none" or "sssd:max_nodes=8"; None
-            = the engine's own. It decides how soon the answer is there, not what it says.
-        max_nodes: most draft nodes verified per step; None = as many as the engine allows.
-        priority: requests with a smaller one get their place first, also one that another has;
-            among equals the older does.
+        speculation: Drafter spec of this request, such as "none" or "sssd:max_nodes=8"; None =
+            the engine's drafter. It changes the speed, not the text.
+        max_nodes: Most draft nodes verified per step; None = as many as the engine allows.
+        priority: Requests with a smaller number get a slot first and may preempt others; ties go to
+            the older request.
 
     The logits are changed in this order: logit_bias, repetition_penalty, frequency_penalty,
     presence_penalty, bad_words, min_tokens, logits_processors, temperature, top_k, top_p, min_p.
@@ -161,7 +161,6 @@ class SamplingParams:
         self._check_request()
 
     def _check_request(self) -> None:
-        """Check the options of single requests."""
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             require(
@@ -194,12 +193,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken, no draw made."""
+        """True if the most likely token is taken without a random draw."""
         return self.temperature == 0.0
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed in a way that depends on the token or on those before it."""
+        """True if options change single logits (bias, penalties, bad words, min_tokens)."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty
@@ -212,8 +211,9 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Counters:
-    """Raw counts of one sequence, written by the model, the step and the drafter; formulas are
-    in `paceline.core.metrics`.
+    """Raw counts of one request; `paceline.core.metrics` has the formulas.
+
+    The model, the engine and the drafter write them.
     """
 
     target_forwards: int = 0
@@ -221,38 +221,38 @@ class Counters:
     draft_forwards: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    cached_tokens: int = 0  # found in the cache when it got its place
+    cached_tokens: int = 0  # prompt tokens found in the cache at admission
     fed: list[int] = field(default_factory=list)  # query tokens of each forward
-    notes: dict[str, int] = field(default_factory=dict)  # what the drafter counts of its own
+    notes: dict[str, int] = field(default_factory=dict)  # counters of the drafter, by name
 
     def note(self, what: str) -> None:
-        """Count one more of `what`."""
+        """Increase the drafter's counter `what` by one."""
         self.notes[what] = self.notes.get(what, 0) + 1
 
 
 class Request:
-    """Token ids of one request in one model, with the place they have in that model's cache.
+    """A request in one model: its token ids and its slot in the KV cache.
 
     Attributes:
-        token_ids: prompt and answer.
-        prompt_length: how many of them are the prompt.
-        max_length: the length at which it ends, in tokens.
-        eos_token_ids: the tokens that end it, `SamplingParams.stop_token_ids` included.
-        cached: how many leading tokens have rows in the model's cache.
-        rotary_length: the text length that the rotary frequencies of its first tokens follow, where
-            they depend on one; those of a token further on follow the length up to that token.
-        slot: the cache row this sequence owns; -1 before it is opened.
-        finish_reason: "stop" | "length" once it has ended.
-        logprobs: per token of the answer, where they are asked for: token id -> log-probability,
-            likeliest first.
-        prompt_logprobs: per token of the prompt so far, where they are asked for: None for the
-            first token, then as `logprobs`. None = they are not asked for.
-        states: the hidden states its tokens were chosen by, kept where its drafter has asked for
-            them when it started.
-        processed: its logits processors, made when they are first asked.
-        tainted: keys or values of it may be NaN; its slot is cleared before others get it.
-        without_draft: it is fed without a draft tree in the next step.
-        failure: why its next token cannot be chosen, which ends this request and no other.
+        token_ids: Tokens of prompt and answer.
+        prompt_length: Number of prompt tokens.
+        max_length: Length in tokens at which the request ends.
+        eos_token_ids: Tokens that end it, `SamplingParams.stop_token_ids` included.
+        cached: Number of leading tokens with keys and values in the model's cache.
+        rotary_length: Text length that the rotary frequencies of the first tokens follow, for
+            models whose frequencies depend on it. Later tokens follow the length up to themselves.
+        slot: Slot in the KV cache; -1 before the model opens the request.
+        finish_reason: "stop" or "length" once it has ended; None before.
+        logprobs: Per token of the answer, if requested: token id -> log-probability, likeliest
+            first.
+        prompt_logprobs: Per token of the prompt computed so far: None for the first token, then as
+            `logprobs`. None = not requested.
+        states: Hidden states of the target for this request, if its drafter requested them in
+            `start`.
+        processed: Logits processors of the request, created at their first use.
+        tainted: Keys or values may be NaN; the model clears the slot before it is reused.
+        without_draft: The next step runs this request without a draft tree.
+        failure: Error that ends this request, and no other, as its next token cannot be chosen.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class Request:
         self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids) | frozenset(
             params.stop_token_ids
         )
-        wanted = self.prompt_length + params.max_new_tokens
-        self.max_length = wanted if max_length is None else min(wanted, max_length)
+        end = self.prompt_length + params.max_new_tokens
+        self.max_length = end if max_length is None else min(end, max_length)
         self.stop = stop
         self.finish_reason: str | None = None
         self.cached = 0
@@ -291,7 +291,7 @@ class Request:
 
     @property
     def output_ids(self) -> list[int]:
-        """The answer so far."""
+        """Tokens of the answer so far."""
         return self.token_ids[self.prompt_length :]
 
     @property
@@ -301,24 +301,26 @@ class Request:
 
     @property
     def fed_only(self) -> bool:
-        """Whether the request ends once its prompt is fed: it generates no tokens."""
+        """True if the request ends after prefill and generates no tokens."""
         return self.params.max_new_tokens == 0
 
     @property
     def scoring(self) -> bool:
-        """Whether log-probabilities of prompt tokens are still missing."""
+        """True if log-probabilities of prompt tokens are still missing."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
 
     @property
     def remaining(self) -> int:
-        """How many tokens may still be emitted. A draft deeper than `remaining - 1` is wasted."""
+        """Tokens that may still be emitted; a draft deeper than `remaining - 1` is wasted."""
         return self.max_length - len(self.token_ids)
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Why the sequence ends with the last token of `run`, tokens about to be appended; None if
-        it goes on.
+        """Return why the request ends with the last token of `run`, or None.
 
-        Checked for every token of an accepted run, so that no token follows an end.
+        The walks call it for every token of an accepted run, so no token follows an end.
+
+        Args:
+            run: Tokens that are about to be appended, the newest last.
         """
         if run[-1] in self.eos_token_ids:
             return "stop"
@@ -327,9 +329,6 @@ class Request:
         return "length" if len(run) >= self.remaining else None
 
     def _stopped(self, stop: StopStrings, run: list[int]) -> bool:
-        """Whether a stop string ends the sequence. An error of the tokenizer ends it as well,
-        and no other.
-        """
         try:
             return stop.ends(self.token_ids, run)
         except Exception as error:
@@ -341,8 +340,11 @@ class Request:
             return True
 
     def append(self, run: list[int], logprobs: Iterable[dict[int, float]] = ()) -> None:
-        """Add tokens the target has chosen, with their log-probabilities where they are asked
-        for.
+        """Append tokens that the target has chosen.
+
+        Args:
+            run: The tokens, in order.
+            logprobs: Log-probabilities per token, if requested.
         """
         if run:
             self.finish_reason = self.end_reason(run)

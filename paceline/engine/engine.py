@@ -1,9 +1,8 @@
-"""The engine: one running batch for all callers. Requests join and leave at any step; a place that
-falls free is taken at once.
+"""Run one continuous batch for all callers (continuous batching).
 
-It has no thread of its own. Whoever waits for an answer makes the steps, for everybody: `advance`
-takes turns at the lock. So a program with one thread stays as simple as a loop, and calls from
-several threads share their forwards.
+Requests join and leave at any step, and a free slot is reused at once. The engine has no thread.
+A caller that waits for an answer runs the steps for everybody (`advance`), in turn with other
+threads. A program with one thread stays a simple loop, and several threads share forward passes.
 """
 
 from __future__ import annotations
@@ -47,38 +46,38 @@ OnDrafterError = Literal["raise", "plain"]
 
 
 class Engine:
-    """Steps up to `max_batch` requests of any number of callers together.
+    """Runs steps for up to `max_batch` requests of any number of callers.
 
     Args:
-        model: a decoder-only transformers model, in eval mode, on its device.
-        drafter: guesses for all requests that name no other.
-        spec: what it was made of, where that is known. make: builds the drafters that requests
-            name, from their specs.
-        tokenizer: of the prompts, for drafters whose guesses are ids of a certain one.
-        max_batch: most sequences per forward; None = no limit.
-        max_nodes: most draft nodes verified per sequence and step.
-        prefill_chunk: most tokens of a prompt that a step feeds; fewer where batch invariance needs
-            it.
-        ranks: share the work on every draft tree with these processes, which make the same calls
+        model: Decoder-only transformers model, in eval mode, on its device.
+        drafter: Drafter of all requests that name no other.
+        spec: Spec that `drafter` was created from, if known.
+        make: Creates the drafters that requests name, from their specs.
+        tokenizer: Tokenizer of the prompts, for drafters bound to one tokenizer.
+        max_batch: Most requests per forward pass; None = no limit.
+        max_nodes: Most draft nodes verified per request and step.
+        prefill_chunk: Most prompt tokens per step (chunked prefill); batch invariance may lower it.
+        ranks: Share the work on every draft tree with these processes, which make the same calls
             (`engine/parallel`).
-        batch_invariant: a token's logits depend on its own text alone, to the last bit; "auto":
-            where that costs under 5 %, and never with ranks.
-        cache_gib: most memory of the cache in GiB; requests wait for it, and those that came last
-            go back to wait where answers outgrow it. None = most of what is available now.
-        keep_prefixes: ended requests whose keys and values stay in the cache, for prompts that
-            begin like them.
-        on_drafter_error: "raise": an error of a drafter ends the requests that have it; "plain":
-            they go on without drafts.
-        cost_curve: what forwards cost; then no clock decides how many nodes of a tree are fed. None
-            = as measured.
-        verify: the rule by which tokens are chosen.
+        batch_invariant: True: the logits of a text are the same to the last bit in any batch.
+            "auto": on if it costs under 5 %; always off with ranks.
+        cache_gib: Most memory of the KV cache in GiB. Requests wait for it; if answers outgrow it,
+            the engine preempts the newest. None = most of the available memory.
+        keep_prefixes: Number of ended requests whose keys and values stay cached for prompts with
+            the same beginning (prefix caching).
+        on_drafter_error: "raise": an error of a drafter ends its requests; "plain": they continue
+            without drafts.
+        cost_curve: Cost of forward passes; draft trees are then cut by this curve and not by
+            measured time. None = measure.
+        verify: Verification rule that chooses the tokens.
     Attributes:
-        invariance: whether they do, and why or why not.
-        costs: what forwards cost; None with ranks.
-        spending: cuts draft trees to what pays; None with ranks.
+        invariance: State of batch invariance: on or off, and the reason.
+        costs: Measured cost of forward passes; None with ranks.
+        spending: Draft budget that cuts draft trees; None with ranks.
     Raises:
-        ConfigError, DatastoreError: a drafter that does not fit, or batch invariance that was asked
-            for and cannot be; UnsupportedModelError: a model that cannot be verified losslessly.
+        ConfigError, DatastoreError: the drafter does not fit, or batch invariance is required and
+            impossible.
+        UnsupportedModelError: the model cannot be verified losslessly.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Engine:
         verify: Verifier = verify_batch,
     ) -> None:
         if ranks is not None and batch_invariant == "auto":
-            batch_invariant = False  # clocks decide there, and the ranks must do the same
+            batch_invariant = False  # its clocks differ by rank; all ranks must agree
         self.invariance = resolve_batch_invariance(model, batch_invariant, max_batch or 1)
         self._most_rows = self.invariance.most_rows
         options = self.invariance.of_model(prefill_chunk)
@@ -115,7 +114,7 @@ class Engine:
                 model, ranks, drafter, max_nodes, **options, chains=self.model.chains
             )
             self._verify = self._parallel.verify
-        # The ranks of a parallel run must take the same trees, and each has a clock of its own.
+        # All ranks must verify the same trees, and their measured times differ.
         self.costs = None if ranks is not None else Costs(self.model, self._most_rows, cost_curve)
         self.spending = (
             None
@@ -148,10 +147,10 @@ class Engine:
         return self._roster.own.drafter
 
     def change_drafter(self, drafter: Drafter) -> None:
-        """Use another drafter from now on for requests that name none; between requests.
+        """Use another drafter for requests that name none; only while no request is open.
 
         Raises:
-            ConfigError: requests are open, or it is no drafter, or one that does not fit the model.
+            ConfigError: requests are open, `drafter` is no drafter, or it does not fit the model.
         """
         require_drafter("change_drafter", drafter)
         with self._turn:
@@ -166,15 +165,13 @@ class Engine:
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """What the drafter's confidence was worth so far; None where its trees are fed as they
-        come.
-        """
+        """Observed acceptance by drafter confidence, in bins; None without a budget."""
         stats = self._roster.own.stats
         return None if stats is None else stats.acceptance_calibration
 
     @property
     def unfinished(self) -> bool:
-        """Whether a step is left to do."""
+        """True while requests wait or run."""
         return self._open > 0
 
     @property
@@ -183,28 +180,30 @@ class Engine:
 
     @property
     def load(self) -> EngineLoad:
-        """What it has done and what it has to do."""
+        """Counts of finished work and of requests open now."""
         return self._lifecycle.load
 
     @property
     def timing(self) -> Timing:
-        """Where the time of all steps went."""
+        """Time spent in all steps, by kind of work."""
         return Timing(self._step_seconds, self.model.forward_seconds, self._draft_seconds)
 
     def submit(
         self, requests: Sequence[Request], *, keep_outcomes: bool = False, keep_slots: bool = False
     ) -> list[RequestHandle]:
-        """Queue sequences; they are admitted in order as places fall free. Never waits for a step.
+        """Queue requests and return their handles; never waits for a step.
+
+        The engine admits them in order as slots fall free.
 
         Args:
-            keep_outcomes: collect every step of theirs in `RequestHandle.outcomes`.
-            keep_slots: leave what they have in the cache there when they end, until `withdraw`.
+            requests: The requests to queue.
+            keep_outcomes: Collect the outcome of every step in `RequestHandle.outcomes`.
+            keep_slots: Keep their slots in the cache after they end, until `withdraw`.
         Raises:
-            CapacityError: a request that the cache could not even hold alone; and nothing has been
-                queued then.
-            ConfigError: torch has another number of threads than batch invariance was proven for; a
-                drafter that a request names cannot be made or used, and nothing has been queued
-                then; or this process was forked while another thread made a step.
+            CapacityError: the cache could not hold a request even alone. Nothing is queued then.
+            ConfigError: a drafter that a request names cannot be created or used, and nothing is
+                queued then. Or torch uses another number of threads than batch invariance was
+                proven for. Or this process was forked while another thread ran a step.
         """
         self._turn.check()
         self.invariance.check_threads()
@@ -215,7 +214,7 @@ class Engine:
         for request in requests:
             self._room.check(request)
         schedule = self._schedule
-        found = self._roster.find_all(
+        drafter_states = self._roster.find_all(
             requests,
             lambda: {
                 handle.drafter_state for handle in (*schedule.waiting, *schedule.active.copy())
@@ -229,34 +228,31 @@ class Engine:
                 keep_slots,
                 self.invariance.on,
             )
-            for request, drafter_state in zip(requests, found, strict=True)
+            for request, drafter_state in zip(requests, drafter_states, strict=True)
         ]
         schedule.waiting.join(handles)
         return handles
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
-        """Whether the drafters that sequences name are there already, so that `submit` makes
-        none.
-        """
+        """Return whether the drafters that the requests name exist already."""
         return all(self._roster.knows(request.params.speculation) for request in requests)
 
     def advance(self, handles: Sequence[RequestHandle]) -> None:
-        """Make one step for everybody, or find that another thread has made the one that was
-        needed.
+        """Run one step for all requests, unless another thread has just run it.
 
         Args:
-            tickets: those the caller waits for.
+            handles: The requests that the caller waits for.
         Raises:
-            whatever ended one of `handles`; KeyboardInterrupt between two steps, where others share
-            them.
+            Exception: the error that ended one of `handles`.
+            KeyboardInterrupt: raised between two steps if other callers share them.
         """
         before = self._steps
         with self._turn:
             if before == self._steps and not all(handle.done for handle in handles):
-                mine = set(handles)
+                own = set(handles)
                 with (
                     nullcontext()
-                    if mine.issuperset(self._schedule.active) or self._parallel is not None
+                    if own.issuperset(self._schedule.active) or self._parallel is not None
                     else interrupts_held()
                 ):
                     self.step()
@@ -267,29 +263,32 @@ class Engine:
         handles: Sequence[RequestHandle],
         stepped: Callable[[int], object] = lambda ended: None,
     ) -> None:
-        """Make steps, in turn with other threads, until all of `handles` are done.
+        """Run steps, in turn with other threads, until all of `handles` are done.
 
         Args:
-            stepped: called after each with how many of them have ended in it.
+            handles: The requests to finish.
+            stepped: Callback after each step, with the number of requests that ended in it.
         Raises:
             as `advance`.
         """
-        while going := [handle for handle in handles if not handle.done]:
-            self.advance(going)
-            stepped(sum(handle.done for handle in going))
+        while unfinished := [handle for handle in handles if not handle.done]:
+            self.advance(unfinished)
+            stepped(sum(handle.done for handle in unfinished))
         raise_errors(handles)  # another thread's step may have ended one
 
     def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Take out the steps of a ticket that keeps them, after making one if there is none yet.
+        """Take the outcomes of a request; runs a step first if there are none.
 
+        Args:
+            handle: A request submitted with `keep_outcomes`.
         Returns:
-            the outcomes, and whether they are the last ones; what ended the request early is raised
-            by the next call.
+            The outcomes, and whether they are the last ones. The next call raises an error that
+            ended the request early.
         Raises:
             as `advance`.
         """
         assert handle.outcomes is not None, "submit with keep_outcomes=True"
-        with self._turn:  # so that a step of another thread is seen whole
+        with self._turn:  # never read the outcomes of a step half done
             if not handle.outcomes:
                 self.advance([handle])
             taken = list(handle.outcomes)
@@ -297,13 +296,14 @@ class Engine:
             return taken, handle.done and handle.error is None
 
     def step(self) -> list[Outcome]:
-        """Make one decode step of one group; sequences that end give their place back.
+        """Run one decode step for one group of requests; ended requests free their slots.
 
-        An error ends the requests that took part in the step, that of a drafter those of them that
-        have it, and is theirs to raise; all others go on.
+        An error ends the requests of this step, and their callers get it. An error of a drafter
+        ends
+        only the requests that use this drafter. All others continue.
 
         Raises:
-            ConfigError: it was called from inside a step, by a drafter that asks its own engine.
+            ConfigError: a drafter called its own engine from inside a step.
         """
         with self._turn, self._drafters_turn:
             if self._stepping:
@@ -331,22 +331,20 @@ class Engine:
                     self.withdraw([self._leaving.popleft() for _ in range(len(self._leaving))])
 
     def admit(self) -> None:
-        """Give waiting requests their place in the cache and to the drafter, as far as there is
-        room.
-        """
+        """Give waiting requests a slot in the cache and start their drafters."""
         if len(self._schedule.waiting):
             with self._turn, self._drafters_turn:
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests, waiting or active, and free everything they still hold; those that have
-        ended are no matter.
+        """Drop requests, waiting or running, and free everything they hold.
+
+        Requests that have ended already are allowed.
         """
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:
-            # a stream that nobody holds any more may be closed in the middle of its own thread's
-            # step
+            # The garbage collector may close an abandoned stream inside a step of its thread.
             if self._stepping:
                 self._leaving.extend(handles)
                 return
@@ -354,14 +352,13 @@ class Engine:
                 self._lifecycle.drop(handle)
 
     def _drop_inherited(self) -> None:
-        """End the requests that were open when this process was forked."""
         with self._turn, self._drafters_turn:
             self._turn.inherited = False
             self._lifecycle.disown()
 
     def _decode(self, group: list[RequestHandle]) -> list[Outcome]:
         batches = group_by_drafter(group, self.model, self._max_nodes, self._most_rows)
-        self._add_draft_head(batches)  # takes seconds once
+        self._add_draft_head(batches)  # takes seconds the first time
         start, fed = time.perf_counter(), sum(num_fed_tokens(group, self.model.prefill_chunk))
         run_step(self.model, batches, self._verify, self.spending)
         self._schedule.note(fed, time.perf_counter() - start)
@@ -383,7 +380,6 @@ class Engine:
         return outcomes
 
     def _add_draft_head(self, batches: list[DrafterBatch]) -> None:
-        """Give parts what their drafters ask for; never with ranks: a clock bounds its making."""
         if self._draft_heads is None:
             return
         for batch in batches:
@@ -407,4 +403,4 @@ class Engine:
 
     def _use(self, drafter: Drafter, spec: str | None) -> None:
         self._roster.use(drafter, spec)
-        self._drafters_turn = turn_of(drafter)  # other engines may have it, too
+        self._drafters_turn = turn_of(drafter)  # other engines may share it

@@ -1,4 +1,4 @@
-"""The one step all decoding is made of: propose, forward, verify, commit, observe."""
+"""Run one decode step: propose, forward pass, verify, commit, observe."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ def decode_step(
     max_nodes: list[int],
     verify: Verifier = verify_batch,
 ) -> list[Outcome]:
-    """Advance every sequence by one forward of the target, all with one drafter, whose trees are
-    fed as proposed.
+    """Advance every request by one forward pass of the target, all with one drafter.
+
+    The target verifies the trees exactly as proposed, without a draft budget.
 
     Args:
-        max_nodes: per sequence, the largest tree that may be verified.
-        verify: the rule by which tokens are chosen.
+        model: The target with its cache.
+        drafter: The drafter of all requests.
+        requests: The requests to advance.
+        max_nodes: Per request, the largest tree that may be verified.
+        verify: Verification rule that chooses the tokens.
     Raises:
         DrafterError: the drafter broke its contract.
     """
@@ -52,15 +56,17 @@ def run_step(
     verify: Verifier = verify_batch,
     spending: DraftBudget | None = None,
 ) -> None:
-    """Advance the sequences of all parts by one forward of the target; their outcomes are in their
-    parts.
+    """Advance the requests of all drafter batches by one forward pass of the target.
 
-    A sequence with more pending tokens than a prefill chunk only moves a chunk forward; it has no
-    outcome yet. Where a drafter raises while it proposes, or has before, its sequences are left
-    out.
+    The outcomes are stored in the batches. A request with more pending tokens than a prefill chunk
+    advances by one chunk and gets no outcome yet. If a drafter has raised an error, its requests
+    are left out.
 
     Args:
-        spending: cuts the trees to what pays; None = they are fed as proposed.
+        model: The target with its cache.
+        batches: The requests, grouped by drafter.
+        verify: Verification rule that chooses the tokens.
+        spending: Draft budget that cuts the trees; None = verify them as proposed.
     """
     start = time.perf_counter()
     for batch in batches:
@@ -77,8 +83,8 @@ def run_step(
     )
     if not requests:
         return
-    asked = any(batch.ready and batch.drafter_state.stats is not None for batch in batches)
-    if spending is not None and asked:
+    has_budget = any(batch.ready and batch.drafter_state.stats is not None for batch in batches)
+    if spending is not None and has_budget:
         pending = [min(request.pending, model.prefill_chunk) for request in requests]
         spending.cut(
             batches,
@@ -94,14 +100,15 @@ def run_step(
     ready = [row for row, request in enumerate(requests) if request.id in drafted]
     trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
 
-    foreseeing = any(batch.draft_head is not None for batch in batches)
-    kept = not model.uses_target_states and any(
+    has_head = any(batch.draft_head is not None for batch in batches)
+    # A draft model that reads target states has none to record.
+    records_states = not model.uses_target_states and any(
         request.states is not None for request in requests
-    )  # a draft that steps reads its target's
-    layers = _layers(requests) if kept else ()
+    )
+    layers = _layers(requests) if records_states else ()
     fed = (
-        model.forward_with_states(requests, trees, layers, kept)
-        if foreseeing or kept
+        model.forward_with_states(requests, trees, layers, records_states)
+        if has_head or records_states
         else model.forward_nodes(requests, trees)
     )
     if any(request.scoring for request in requests):
@@ -126,7 +133,7 @@ def run_step(
     accepted: list[list[int]] = [[]] * len(requests)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
-    if kept:
+    if records_states:
         _keep_states(requests, fed, layers, accepted)
     model.commit(accepted)
     for request, cached in again.items():
@@ -141,7 +148,7 @@ def run_step(
         outcome.request.counters.accepted_tokens += len(outcome.accepted)
     for batch in batches:
         _observe(batch)
-    if spending is not None and asked and not again:
+    if spending is not None and has_budget and not again:
         spending.observe(batches, time.perf_counter() - start)
     if (switch := model.architecture.restart_length) is not None:
         for outcome in outcomes:
@@ -155,7 +162,6 @@ def run_step(
 
 
 def _ended(request: Request) -> Outcome:
-    """End a sequence that generates no tokens, now that its prompt is fed."""
     request.finish_reason = "length"
     return Outcome(
         request, EMPTY_TREE, [], [], [], logprobs=None if request.params.logprobs is None else []
@@ -163,7 +169,6 @@ def _ended(request: Request) -> Outcome:
 
 
 def _layers(requests: Sequence[Request]) -> tuple[int, ...]:
-    """Return the layers whose states are to be kept for any of the sequences."""
     return tuple(
         sorted(
             {
@@ -182,14 +187,16 @@ def _keep_states(
     layers: tuple[int, ...],
     accepted: Sequence[Sequence[int]],
 ) -> None:
-    """Keep the states of what stays in the cache, where a drafter has asked for them; before that
-    is committed.
+    """Store the hidden states of tokens that stay in the cache, before the commit.
 
     Args:
-        layers: those that `logits` has states of.
+        requests: The requests of the forward pass.
+        logits: Its result, with hidden states.
+        layers: Layers whose states `logits` has.
+        accepted: Accepted nodes per request.
     """
-    assert logits.states is not None, "asked for"
-    assert logits.pending is not None, "asked for"
+    assert logits.states is not None, "forward_with_states fills it"
+    assert logits.pending is not None, "forward_with_states fills it"
     for request, start, pending, path in zip(
         requests, logits.starts, logits.pending, accepted, strict=True
     ):
@@ -205,9 +212,7 @@ def _keep_states(
 
 
 def _propose(model: CachedLM, batch: DrafterBatch) -> None:
-    """Ask a part's drafter for the trees of those of its sequences that are ready and generate
-    tokens.
-    """
+    """Let the drafter propose trees for the requests that are ready to decode."""
     batch.ready = [
         request for request in batch.requests if not request.fed_only and model.reaches_end(request)
     ]
@@ -242,8 +247,9 @@ def _propose(model: CachedLM, batch: DrafterBatch) -> None:
 
 
 def _leave_out(again: Container[Request], batches: Sequence[DrafterBatch]) -> None:
-    """Take sequences that are to be fed again, without a draft tree, out of the parts; nothing
-    is learnt of this step.
+    """Remove requests that must run again without a draft tree from the batches.
+
+    The drafters learn nothing from this step.
     """
     for batch in batches:
         kept = [
@@ -258,19 +264,17 @@ def _leave_out(again: Container[Request], batches: Sequence[DrafterBatch]) -> No
 
 
 def _hand_out(outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: NodeLogits) -> None:
-    """Give every part the outcomes of its sequences, with the likeliest tokens its drafter asks
-    for, there and further on.
-    """
+    """Give every drafter batch its outcomes, with top tokens and head drafts."""
     rows = (
         {outcome.request.id: row for row, outcome in enumerate(outcomes)}
         if len(batches) > 1
         else {}
     )
     for batch in batches:
-        mine = [rows[request.id] for request in batch.ready] if rows else range(len(outcomes))
-        batch.outcomes = [outcomes[row] for row in mine]
+        indices = [rows[request.id] for request in batch.ready] if rows else range(len(outcomes))
+        batch.outcomes = [outcomes[row] for row in indices]
         top_k = batch.drafter_state.drafter.top_k
-        own = logits.those(mine) if top_k or batch.draft_head is not None else logits
+        own = logits.those(indices) if top_k or batch.draft_head is not None else logits
         if top_k:
             batch.outcomes = with_top_tokens(batch.outcomes, own, top_k)
         if batch.draft_head is not None:
@@ -280,7 +284,6 @@ def _hand_out(outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: 
 
 
 def _observe(batch: DrafterBatch) -> None:
-    """Show a part's drafter what the target said."""
     if batch.outcomes:
         try:
             with assert_tokens_unchanged(batch.drafter_state.drafter, batch.ready):

@@ -35,12 +35,12 @@ def check_trees(
     ):
         raise DrafterError(
             f"drafter {drafter.name!r} proposed {_short(trees)}; expected a list of DraftTrees,"
-            " one per sequence."
+            " one per request."
         )
     if len(trees) != len(requests):
         raise DrafterError(
-            f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(requests)} sequences;"
-            " one each."
+            f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(requests)} requests;"
+            " expected one per request."
         )
     for request, tree, limit in zip(requests, trees, max_nodes, strict=True):
         broken = (
@@ -48,7 +48,7 @@ def check_trees(
         )
         if broken:
             raise DrafterError(
-                f"drafter {drafter.name!r} {broken.format(seq=f'sequence {request.id}')}"
+                f"drafter {drafter.name!r} {broken.format(request=f'request {request.id}')}"
             )
 
 

@@ -88,11 +88,11 @@ BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
     "a negative token": (one_each([-1], [-1]), r"outside 0\.\.255"),
     "a tree too few": (
         lambda count: [DraftTree([], [])] * (count - 1),
-        "proposed 1 trees for 2 sequences",
+        "proposed 1 trees for 2 requests",
     ),
     "a tree too many": (
         lambda count: [DraftTree([], [])] * (count + 1),
-        "proposed 3 trees for 2 sequences",
+        "proposed 3 trees for 2 requests",
     ),
     "a guess before a draw": (
         one_each([3, 4], [-1, -1], [None, EVEN]),
@@ -116,7 +116,7 @@ def test_a_breach_is_named_and_leaves_nothing(pair: Pair, breach: str) -> None:
         llm.generate([pair.prompts[1]] * 2, SamplingParams(max_new_tokens=9))
     text = str(caught.value)
     assert "drafter 'constant'" in text
-    assert f"sequence {before + 1}" in text or "sequences" in text
+    assert f"request {before + 1}" in text or "requests" in text
     assert llm.model.open_sequences == 0
 
 

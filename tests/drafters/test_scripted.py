@@ -97,12 +97,12 @@ BROKEN: dict[str, tuple[Drafter, str]] = {
         ScriptedDrafter(lambda requests, _: [DraftTree.chain([1, 2, 3])] * len(requests)),
         "proposed 3 nodes",
     ),
-    "another's tokens": (Changing([]), "drafter 'scripted': got changed token_ids of sequence"),
+    "another's tokens": (Changing([]), "drafter 'scripted': got changed token_ids of request"),
     "state kept": (
         Keeping([]),
         "drafter 'scripted': got open, _steps still holding stopped sequences; expected",
     ),
-    "an answer rewritten": (Late([]), "got changed token_ids of sequence"),
+    "an answer rewritten": (Late([]), "got changed token_ids of request"),
     "another answer": (
         Heating([]),
         "got another token .* in answer .* than plain decoding; expected",
