@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -230,3 +231,23 @@ def test_as_nobody(home: str | None) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
     assert done.stderr.count("PACELINE_CACHE") == 1
+
+
+@pytest.mark.parametrize("damage", ["a class that is gone", "no index"])
+def test_an_index_that_cannot_be_read_is_written_again(
+    damage: str, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of the package may have left an index with classes that are renamed."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    assert imported().twice(4) == 8
+    (index,) = (tmp_path / "cache").rglob("*.nbi")
+    gone = (
+        b"cpaceline.util.code_cache\nNoSuchClass\n." if damage == "a class that is gone" else b"x"
+    )
+    with index.open("rb") as file:
+        version = pickle.load(file)
+    index.write_bytes(pickle.dumps(version) + gone)
+    sys.modules.pop("doubling")
+    assert imported().twice(4) == 8
+    sys.modules.pop("doubling")
+    assert imported().twice(4) == 8

@@ -76,8 +76,18 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
         """Return the compiled form for a signature; None where there is none that can be read."""
         try:
             return super().load_overload(sig, target_context)
-        except (OSError, EOFError, UnpicklingError):
+        except OSError:
             return None
+        except (EOFError, UnpicklingError, AttributeError, ImportError):
+            # The index is damaged, or names a class that another version of paceline had.
+            self._forget()
+            return None
+
+    def _forget(self) -> None:
+        try:
+            self.flush()
+        except OSError:
+            CodeCache._writable = False
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled form for other processes."""
