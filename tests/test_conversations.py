@@ -170,7 +170,7 @@ def test_the_server_takes_the_same_messages(llm: LLM, server: Served) -> None:
 
 def test_the_schema_of_the_server_says_the_same() -> None:
     schema = ChatRequest.model_json_schema()
-    message, part = schema["$defs"]["Message"], schema["$defs"]["Part"]
+    message, part = schema["$defs"]["Message"], schema["$defs"]["TextPart"]
     assert schema["properties"]["messages"]["items"] == {"$ref": "#/$defs/Message"}
     assert (message["required"], part["required"]) == (["role"], ["type", "text"])
     assert part["properties"]["type"]["const"] == "text"

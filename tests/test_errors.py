@@ -93,7 +93,7 @@ def test_vocabularies_must_agree(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens: got 0; expected an integer of at least 1"),
+        ({"max_new_tokens": -1}, "max_new_tokens: got -1; expected an integer of at least 0"),
         ({"max_new_tokens": 1.5}, "max_new_tokens: got 1.5"),
         ({"max_new_tokens": True}, "max_new_tokens: got True"),
         ({"temperature": -0.1}, "temperature: got -0.1; expected 0"),

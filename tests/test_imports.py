@@ -21,7 +21,7 @@ LIGHT = [
         "paceline.datastore",
         "paceline.plan.named",
     ),
-    *(f"paceline.engine.{name}" for name in ("tree", "sequence", "drafter")),
+    *(f"paceline.core.{name}" for name in ("tree", "request", "drafter")),
     *(
         f"paceline.drafters.{name}"
         for name in ("scripted", "prompt_lookup", "rest.drafter", "pia.drafter", "sssd.drafter")

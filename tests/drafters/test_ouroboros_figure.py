@@ -33,6 +33,7 @@ class Alphabet:
         0.0,
         False,
     )
+    architecture, kept_ids = SimpleNamespace(restart_length=None), None
     model = SimpleNamespace(get_output_embeddings=lambda: None)  # it may say all letters
 
     def __init__(self, after: Callable[[str], str]) -> None:

@@ -352,7 +352,7 @@ def test_a_datastore_goes_with_this_paper_and_its_target_only(
     strange = {"target": pair.target, "tokenizer": byte_tokenizer(), "progress": False}
     with pytest.raises(DatastoreError, match="there is no store"):
         run_paper(configure("sssd", model="tiny", datastore=str(tmp_path / "none")), **strange)
-    with pytest.raises(ConfigError, match="vocabulary of 300 tokens; expected at most 256"):
+    with pytest.raises(ConfigError, match="vocabulary of 3000 tokens; expected at most 256"):
         run_paper(
-            configure("sssd", model="tiny", datastore=tiny_store(((1, 2, 3),), 300)), **strange
+            configure("sssd", model="tiny", datastore=tiny_store(((1, 2, 3),), 3000)), **strange
         )
