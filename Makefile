@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Every drafter, the drop-in for transformers, the server, GGUF files.
 SMOKE := tests/test_lossless.py::test_greedy_equals_generate tests/integrations/test_equality.py \
-         tests/serve/test_openai_client.py tests/engine/test_gguf.py
+         tests/serve/test_openai_client.py tests/model/test_gguf.py
 # What Python has compiled is kept: with this set, every process would compile torch and transformers for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
