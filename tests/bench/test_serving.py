@@ -289,7 +289,7 @@ def test_on_the_command_line_over_http(tmp_path: Path) -> None:
     assert all(row.equal == row.compared for row in result.figures())
     assert result.config.command().startswith("paceline bench --serve --model demo")
     for extra in (["--batch", "2"], ["--temperature", "1"]):
-        with pytest.raises(ConfigError, match=f"got {extra[0]} with --serve"):
+        with pytest.raises(ConfigError, match=f"--serve does not take {extra[0]}"):
             call("bench", "--serve", *extra)
     with pytest.raises(ConfigError, match="Add --serve"):
         call("bench", "--users", "3")

@@ -4,6 +4,7 @@ follows the clock.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -315,5 +316,9 @@ def test_a_draft_model_without_a_head(pair: Pair, tmp_path: Path) -> None:
         match=r"got no head; expected.*Train one for this draft model.*pass head=DIRECTORY",
     ):
         create("specdec_pp", draft_model=pair.draft)
+    other = copy.deepcopy(pair.draft)
+    with torch.no_grad():
+        embedding = other.get_input_embeddings().weight
+        embedding.copy_(embedding.roll(7, 0))
     with pytest.raises(ConfigError, match=r"expected .*trained for the draft model 'a tiny model'"):
-        create(f"specdec_pp:head={random_head(pair.draft)}", draft_model=pair.target)
+        create(f"specdec_pp:head={random_head(pair.draft)}", draft_model=other)

@@ -29,7 +29,7 @@ from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens
 from paceline.util.environment_key import environment_key
 from paceline.util.plain_tensors import is_plain
-from tests.support.foreign import FOREIGN, KINDS, RaggedSelector, WritingThrough, quantised
+from tests.support.foreign import FOREIGN, KINDS, Packed, WritingThrough, quantised
 from tests.support.models import make
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 8, [4]]
@@ -46,7 +46,7 @@ def sums(model: Any) -> dict[str, str]:
     """A checksum of every number that a model holds."""
     found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        held = (tensor.numbers, tensor.scales) if isinstance(tensor, RaggedSelector) else (tensor,)
+        held = (tensor.numbers, tensor.scales) if isinstance(tensor, Packed) else (tensor,)
         data = b"".join(
             one.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in held
         )
@@ -164,7 +164,7 @@ def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
     products = Products(replaceable(model))
     down = model.model.layers[1].mlp.down_proj
     assert down in products.modules
-    down.weight = nn.Parameter(RaggedSelector.of(down.weight.detach()), requires_grad=False)
+    down.weight = nn.Parameter(Packed.of(down.weight.detach()), requires_grad=False)
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         expected = model(ids).logits
@@ -218,7 +218,7 @@ def test_ends_that_are_not_plain_are_not_read() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     assert embedding_and_lm_head(model)
     model.lm_head.weight = nn.Parameter(
-        RaggedSelector.of(model.lm_head.weight.detach()), requires_grad=False
+        Packed.of(model.lm_head.weight.detach()), requires_grad=False
     )
     with pytest.raises(UnsupportedModelError, match="no plain weight"):
         embedding_and_lm_head(model)

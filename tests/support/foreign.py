@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from tests.support.models import make
 
 
-class RaggedSelector(Tensor):
+class Packed(Tensor):
     """A weight of integers in a class of its own, without memory where its address says
     (torchao, quanto).
     """
@@ -26,15 +26,15 @@ class RaggedSelector(Tensor):
     normal_mode_alone = False
 
     @staticmethod
-    def __new__(cls, numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> RaggedSelector:
-        made: RaggedSelector = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype)
+    def __new__(cls, numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Packed:
+        made: Packed = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype)
         return made
 
     def __init__(self, numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
         self.numbers, self.scales = numbers, scales
 
     @classmethod
-    def of(cls, weight: Tensor) -> RaggedSelector:
+    def of(cls, weight: Tensor) -> Packed:
         scales = weight.float().abs().amax(1, keepdim=True) / 127
         return cls((weight.float() / scales).round().to(torch.int8), scales, weight.dtype)
 
@@ -58,11 +58,11 @@ class RaggedSelector(Tensor):
         if function is torch.ops.aten.t.default:
             return given[0].unpacked().t()
         return function(
-            *tree_map(lambda one: one.unpacked() if isinstance(one, RaggedSelector) else one, given)
+            *tree_map(lambda one: one.unpacked() if isinstance(one, Packed) else one, given)
         )
 
 
-class NormalModePacked(RaggedSelector):
+class NormalModePacked(Packed):
     """The same, which cannot be used in inference mode (quanto's 4 bits)."""
 
     normal_mode_alone = True
@@ -169,8 +169,8 @@ def _scaled(module: nn.Linear, hidden: Tensor) -> Tensor:
     return nn.functional.linear(hidden, module.weight.to(hidden.dtype) * 0.5)
 
 
-_PACKED: dict[str, type[RaggedSelector]] = {
-    "a tensor subclass": RaggedSelector,
+_PACKED: dict[str, type[Packed]] = {
+    "a tensor subclass": Packed,
     "normal mode alone": NormalModePacked,
 }
 _PICKY: dict[str, type[Picky]] = {
