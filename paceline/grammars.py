@@ -135,8 +135,8 @@ class Grammar:
         ):
             raise ConfigError(
                 f"grammar: got ids of shape {tuple(ids.shape)}, which do not go on from those"
-                " before; expected one answer, token"
-                " by token. Give every answer a copy of it: copy.copy(grammar)."
+                " before; expected one answer, token by token. Give every answer a copy of it:"
+                " copy.copy(grammar)."
             )
         new = ids[0, num_consumed:].tolist()
         self._ids = ids
@@ -205,8 +205,7 @@ def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(
             f"grammar: got a tokenizer of type {type(tokenizer).__name__}; expected a fast one of"
-            " transformers, whose tokens can"
-            " be read. Load it by AutoTokenizer.from_pretrained."
+            " transformers, whose tokens can be read. Load it by AutoTokenizer.from_pretrained."
         )
     own = tokenizer.eos_token_id
     given = (
@@ -256,6 +255,5 @@ def _refused(name: str, source: object, reason: str) -> ConfigError:
     shown = source if isinstance(source, str) else repr(source)
     return ConfigError(
         f"{name}: got {shown[:60]!r}, which cannot be compiled [{' '.join(reason.split())[:200]}];"
-        " expected one that llguidance"
-        " takes. Correct or simplify it."
+        " expected one that llguidance takes. Correct or simplify it."
     )

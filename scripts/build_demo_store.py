@@ -157,8 +157,8 @@ def write_card(out: Path, counts: dict[str, int]) -> None:
     found = datastore.info(out)
     card = {
         "content": "Greedy answers of the embedded target (paceline/demo/target, float32) to"
-        " prompts made of texts under the MIT"
-        " licence. Prompts of benchmarks and their answers are not among them.",
+        " prompts made of texts under the MIT licence. Prompts of benchmarks and their answers are"
+        " not among them.",
         "script": "scripts/build_demo_store.py",
         "sources": [
             {"name": f"{name}.jsonl", "source": source} for name, source in SOURCES.items()

@@ -28,11 +28,8 @@ COUNTS = {"chat": 1150, "qa": 450, "translation": 400}
 COUNTS_WITH_TEXT = {"summaries": 450, "documents": 350}
 REPETITIVE = 0.36  # of its size is left of an answer that says the same again and again
 SUBJECTS = Path(__file__).parent / "data" / "chat_subjects.json"
-PATTERNS = {
-    "translation": "translate",
-    "summaries": "summarise",
-    "documents": "consult",
-}  # where they are of another name
+# where they are of another name
+PATTERNS = {"translation": "translate", "summaries": "summarise", "documents": "consult"}
 SLOT = re.compile(r"\{(\w+)\}")
 Lists = dict[str, list[str]]
 

@@ -83,9 +83,9 @@ def main() -> None:
     }
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(
-        f"auto over none: {speed['disturbed']:.3f} with the curve measured beside {args.loops}"
-        " busy loops,"
-        f" {speed['quiet']:.3f} with the quiet one: {ratio:.3f} of it; expected at least {ALLOWED}"
+        f"auto over none: {speed['disturbed']:.3f} with the curve measured beside {args.loops} busy"
+        f" loops, {speed['quiet']:.3f} with the quiet one: {ratio:.3f} of it; expected at least"
+        f" {ALLOWED}"
     )
     sys.exit(ratio < ALLOWED)
 

@@ -23,9 +23,8 @@ from tests.support.serving import served  # noqa: E402
 IMAGES = ROOT / "docs" / "img"
 QUESTIONS = (
     "Correct the spelling of this text and repeat all of it: The town of Arvel had no libary until"
-    " a retired bus driver parked"
-    " his old vehicle beside the market and filled it with books from his own shelves. On the"
-    " first morning four people came.",
+    " a retired bus driver parked his old vehicle beside the market and filled it with books from"
+    " his own shelves. On the first morning four people came.",
     "Write a short Python class for a bank account with deposit and withdraw, each with a check of"
     " the amount.",
 )

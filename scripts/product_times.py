@@ -17,15 +17,8 @@ from torch import Tensor
 from paceline.cpu.linear.own import product
 
 _LAYERS, _ROUNDS = 30, 9
-_SHAPES = (
-    (576, 576),
-    (192, 576),
-    (192, 576),
-    (576, 576),
-    (1536, 576),
-    (1536, 576),
-    (576, 1536),
-)  # of a layer, [out, in]
+# of a layer, [out, in]
+_SHAPES = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
 _HEAD = (49152, 576)
 _ROWS = (1, 8, 12, 16, 20, 24, 28, 32, 36, 48, 64)
 

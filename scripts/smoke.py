@@ -12,12 +12,8 @@ import paceline
 from paceline import LLM, SamplingParams, demo
 from paceline.drafters import available, entry
 
-DRAFTERS = (
-    "prompt_lookup",
-    "sssd:datastore=demo",
-    "draft_model",
-    "specdec_pp",
-)  # all that is embedded is read
+# all that is embedded is read
+DRAFTERS = ("prompt_lookup", "sssd:datastore=demo", "draft_model", "specdec_pp")
 
 
 def main(environment: str) -> None:

@@ -33,10 +33,9 @@ EACH, TRIED = 250, 600  # prompts of every text file; among so many shuffled lin
 EVERY = 8
 NOTE = (
     "Prompts: HumanEval (openai/human-eval, MIT), GSM8K (openai/grade-school-math, MIT) and"
-    " Spec-Bench (hemingkx/Spec-Bench,"
-    " Apache-2.0) without each eighth; first questions of GPTeacher (teknium1/GPTeacher, MIT) and"
-    " of GSM8K's training set (MIT)."
-    " Prompts only; all answers are the embedded target's."
+    " Spec-Bench (hemingkx/Spec-Bench, Apache-2.0) without each eighth; first questions of"
+    " GPTeacher (teknium1/GPTeacher, MIT) and of GSM8K's training set (MIT). Prompts only; all"
+    " answers are the embedded target's."
 )
 RECORDING = changed(RecordConfig(), keep=0.8, mixtures=4, batch=16, dtype="float32")
 TRAINING = TrainConfig(depth=1, reject_weight=1.0, epochs=8, lr=1e-3, weight_decay=0.1, note=NOTE)

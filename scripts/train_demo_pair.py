@@ -260,9 +260,8 @@ def main() -> None:
     args = read_arguments()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    corpus = load_corpus(
-        args.text, random.Random(0)
-    )  # the same passages and held-out chats for all seeds
+    # the same passages and held-out chats for all seeds
+    corpus = load_corpus(args.text, random.Random(0))
     held_out = held_out_questions(corpus)
     minutes, stage2 = {}, args.minutes
     curves: dict[str, Any] = {}

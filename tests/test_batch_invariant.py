@@ -22,6 +22,7 @@ from tests.support.models import EAGER_ONLY, TREES, VOCAB, make
 from tests.support.shared import SAME_SEED, Pair
 
 pytestmark = pytest.mark.processor
+# refused by name
 EXPERTS = {
     "mixtral",
     "qwen3_moe",
@@ -31,7 +32,7 @@ EXPERTS = {
     "deepseek_v3",
     "gpt_oss",
     "llama4",
-}  # refused by name
+}
 OWN_ATTENTION = {"gptj", "falcon"}  # its code asks no table of attention functions
 ALL = [name for name in TREES if name not in EXPERTS | OWN_ATTENTION]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -126,9 +127,8 @@ def together(
                 ([*request.token_ids, *path], logits[row, node].clone())
                 for node, path in enumerate(paths)
             ]
-        kept = [
-            [2, 4] if len(tree) else [] for tree in trees
-        ]  # not the first nodes: they are moved in the cache
+        # not the first nodes: they are moved in the cache
+        kept = [[2, 4] if len(tree) else [] for tree in trees]
         lm.commit(kept)
         for request, tree, path in zip(requests, trees, kept, strict=True):
             request.append([*(tree.token_ids[node] for node in path), 5])

@@ -72,12 +72,11 @@ AS_STRINGS = (
 )
 AS_PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}{{"
-    " p.text }}{% endif %}"
-    "{% endfor %}{% endfor %}"
+    " p.text }}{% endif %}{% endfor %}{% endfor %}"
 )
 AS_BOTH = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{%"
+    " for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}"
 )
 
 

@@ -286,9 +286,8 @@ def _attend(
                 tanh = (1.0 - tl.exp(-2.0 * size)) / (1.0 + tl.exp(-2.0 * size))
                 scores = tl.where(scores < 0, -softcap * tanh, softcap * tanh)
             scores = tl.where(mine[:, None] & there[None, :], scores, float("-inf"))
-            new_top = tl.where(
-                mine, tl.maximum(top, tl.max(scores, 1)), 0.0
-            )  # 0: no difference of infinities
+            # 0: no difference of infinities
+            new_top = tl.where(mine, tl.maximum(top, tl.max(scores, 1)), 0.0)
             weights = tl.exp(scores - new_top[:, None])
             shrink = tl.exp(top - new_top)
             at_values = places[:, None] * tl.multiple_of(value_place, 16) + value_dims[None, :]
@@ -296,9 +295,8 @@ def _attend(
             values = tl.load(value + at_values, mask=shown, other=0.0).to(tl.float32)
             added = tl.dot(weights, values, input_precision="ieee")
             total = tl.where(mine, total * shrink + tl.sum(weights, 1), total)
-            summed = tl.where(
-                mine[:, None], summed * shrink[:, None] + added, summed
-            )  # others' values may be no numbers
+            # others' values may be no numbers
+            summed = tl.where(mine[:, None], summed * shrink[:, None] + added, summed)
             top = tl.where(mine, new_top, top)
     output = (
         ((row * (last - first) + column - first) * key_heads * groups + member) * splits + split

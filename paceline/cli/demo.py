@@ -72,10 +72,8 @@ _SMALL = _Show(
     batch=8,
     seconds=(0.0, 90.0),
     remark="The built-in target is small, so it is padded to about 150 M parameters that compute"
-    " the same function:"
-    " a forward pass has the cost of that size, the answers stay the same. In bfloat16 near-equal"
-    " logits may pick"
-    " either token.",
+    " the same function: a forward pass has the cost of that size, the answers stay the same. In"
+    " bfloat16 near-equal logits may pick either token.",
     streaming="draft_model",
     green="drafted by the draft model, accepted by the target",
     answer=64,
@@ -90,8 +88,7 @@ _REAL = _Show(
     batch=4,
     seconds=(30.0, 60.0),
     remark="SmolLM2-135M-Instruct without a second model: every drafter uses only earlier text and"
-    " hidden states."
-    " In bfloat16 near-equal logits may pick another token than in transformers.",
+    " hidden states. In bfloat16 near-equal logits may pick another token than in transformers.",
     streaming="auto",
     green="drafted, then accepted by the model",
     answer=192,

@@ -77,9 +77,8 @@ def train(
     draw_curve(record, out / "curve.png")
     print_note(
         f"wrote {out}: {record.best.per_chain:.3f} of {config.length} draft tokens accepted per"
-        " chain,"
-        f" {record.best.agreement:.1%} of tokens agree,"
-        f" {record.kept} tokens in its vocabulary"
+        f" chain, {record.best.agreement:.1%} of tokens agree, {record.kept} tokens in its"
+        " vocabulary"
     )
 
 

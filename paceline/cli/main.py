@@ -19,10 +19,8 @@ from paceline.cli.parallel import prints_for_all
 from paceline.cli.show import INTERRUPTED, print_error
 from paceline.errors import PacelineError
 
-_QUIET = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-}  # paceline prints its own notes
+# paceline prints its own notes
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
 _FAILED, _BROKEN_PIPE = 2, 141  # exit statuses

@@ -31,9 +31,8 @@ def _shown_default(value: Any) -> str | None:
     return None if value in ((), "", None) or value is False else str(value)
 
 
-DEFAULTS = Parameter(
-    short_alias=_short_name, negative=(), show_default=_shown_default
-)  # of every option
+# of every option
+DEFAULTS = Parameter(short_alias=_short_name, negative=(), show_default=_shown_default)
 
 
 def flattened(title: str) -> Parameter:

@@ -143,17 +143,17 @@ def _rows(
         try:
             for spec in specs:
                 name, first_tokens = next(iter(top_tokens.items()))
+                # compile before timing
                 run(
                     _drafter(spec, tokenizer),
                     answers[name][:1],
                     nodes[0],
                     top_tokens=first_tokens and first_tokens[:1],
-                )  # compile before timing
+                )
                 for (name, traces), size, batch_size in product(answers.items(), nodes, batch):
                     status.update(f"{name}, {spec}, {size} nodes, batch {batch_size}")
-                    fresh = _drafter(
-                        spec, tokenizer
-                    )  # pia and updated datastores keep what they saw
+                    # pia and updated datastores keep what they saw
+                    fresh = _drafter(spec, tokenizer)
                     rows.append(
                         ReplayRow(
                             spec,

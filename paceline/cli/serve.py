@@ -112,9 +112,8 @@ def serve(
             keep_prefixes=keep_prefixes,
             on_drafter_error="plain",
         )
-        llm.generate(
-            [[0, 0]], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True)
-        )  # compile before the first request
+        # compile before the first request
+        llm.generate([[0, 0]], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True))
         named_settings = (
             settings if settings.served_name else replace(settings, served_name=(model,))
         )

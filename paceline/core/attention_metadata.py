@@ -45,9 +45,8 @@ class VisibleRanges:
     starts: IntArray
     columns: int
     packed: bool = False
-    places: tuple[int, int, int] = field(
-        init=False
-    )  # addresses of the arrays, which take long to ask for
+    # addresses of the arrays, which take long to ask for
+    places: tuple[int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -73,9 +72,8 @@ class AttentionMetadata:
     tail: IntArray
     keys: int
     marks: dict[int, VisibleRanges] = field(default_factory=dict)
-    kept: dict[int, object] = field(
-        default_factory=dict
-    )  # what else was made of a `VisibleRanges`, by its id
+    # what else was made of a `VisibleRanges`, by its id
+    kept: dict[int, object] = field(default_factory=dict)
     places: tuple[int, int] = field(init=False)  # addresses of `cached` and `tail`
     _seen: dict[tuple[int, int], tuple[Tensor | None, VisibleRanges]] = field(default_factory=dict)
 
@@ -121,8 +119,7 @@ class AttentionMetadata:
             if found_mark is None:
                 raise UnsupportedModelError(
                     "attention by position got a mask that the model made itself; expected the one"
-                    " it was given. Set"
-                    " batch_invariant to false."
+                    " it was given. Set batch_invariant to false."
                 )
             return found_mark
         key = id(mask), columns

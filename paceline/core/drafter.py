@@ -349,14 +349,13 @@ def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> Non
     if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
         raise ConfigError(
             f"drafter {drafter.name!r}: got guesses from a vocabulary of {drafter.ids_below}"
-            f" tokens; expected at most {vocab},"
-            " the target's. Use a datastore built with the target's tokenizer."
+            f" tokens; expected at most {vocab}, the target's. Use a datastore built with the"
+            " target's tokenizer."
         )
     if drafter.vocab_size not in (None, vocab):
         raise ConfigError(
             f"drafter {drafter.name!r}: got a vocabulary of {drafter.vocab_size} tokens; expected"
-            f" {vocab}, the target's."
-            " Choose a draft model of the target's family."
+            f" {vocab}, the target's. Choose a draft model of the target's family."
         )
     drafter.check_vocab_size(vocab, tokenizer)
 

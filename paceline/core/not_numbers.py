@@ -47,8 +47,7 @@ def logits_error(dtype: torch.dtype) -> LogitsError:
     name = str(dtype).removeprefix("torch.")
     return LogitsError(
         f"got logits in {name} that are not numbers (NaN or infinite) from the model; expected"
-        " finite ones."
-        f" {_ADVICE.get(dtype, _OTHERWISE)}"
+        f" finite ones. {_ADVICE.get(dtype, _OTHERWISE)}"
     )
 
 

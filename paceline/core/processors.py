@@ -76,8 +76,7 @@ class OwnProcessors:
                 reason = " ".join(str(error).split())[:200]
                 raise ConfigError(
                     f"logits_processors: got {type(error).__name__} from {name!r} [{reason}];"
-                    " expected scores. Correct the"
-                    " processor, or leave it out."
+                    " expected scores. Correct the processor, or leave it out."
                 ) from error
             if not isinstance(scores, Tensor) or scores.shape != shape:
                 found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__

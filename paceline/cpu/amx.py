@@ -28,11 +28,8 @@ SIDE = 16  # rows of a tile, and words in each of them
 ROW = 64  # bytes
 TILE = SIDE * ROW
 _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
-_SYSTEM_CALL, _ASK_PERMISSION, _TILE_DATA = (
-    158,
-    0x1023,
-    18,
-)  # arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of Linux
+# arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of Linux
+_SYSTEM_CALL, _ASK_PERMISSION, _TILE_DATA = (158, 0x1023, 18)
 
 
 _BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -117,21 +114,16 @@ def _round(builder: Any, source: Any, target: Any, added: Any = None) -> None:
     builder.store(rounded, pointer(builder, target, _HALVES), align=2)
 
 
-configure = _instruction(
-    "ldtilecfg", operands=1
-)  # all tiles, by what lies at an address: see `configuration`
-release = _instruction(
-    "tilerelease"
-)  # without it the system keeps the tiles at each change of threads
-transpose = operation(
-    types.void, (types.int64,) * 4, _transpose
-)  # of 16 x 16 words: source, its stride, target, its stride
-round_row = operation(
-    types.void, (types.int64,) * 2, _round
-)  # of 16 numbers, to bfloat16: source, target
-round_sum = operation(
-    types.void, (types.int64,) * 3, _round
-)  # of two such rows: source, target, the other
+# all tiles, by what lies at an address: see `configuration`
+configure = _instruction("ldtilecfg", operands=1)
+# without it the system keeps the tiles at each change of threads
+release = _instruction("tilerelease")
+# of 16 x 16 words: source, its stride, target, its stride
+transpose = operation(types.void, (types.int64,) * 4, _transpose)
+# of 16 numbers, to bfloat16: source, target
+round_row = operation(types.void, (types.int64,) * 2, _round)
+# of two such rows: source, target, the other
+round_sum = operation(types.void, (types.int64,) * 3, _round)
 
 
 def zero(tile: int) -> Any:

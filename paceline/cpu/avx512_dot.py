@@ -62,9 +62,8 @@ _HALVES, _BYTES = ir.VectorType(ir.IntType(16), 16), ir.VectorType(ir.IntType(8)
 BFLOAT16 = _Numbers(
     "llvm.x86.avx512bf16.dpbf16ps.512", "avx512_bf16", ir.VectorType(BFloat16(), 32), _FLOATS
 )
-INT8 = _Numbers(
-    "llvm.x86.avx512.vpdpbusd.512", "avx512_vnni", _WORDS, _WORDS
-)  # four numbers a word
+# four numbers a word
+INT8 = _Numbers("llvm.x86.avx512.vpdpbusd.512", "avx512_vnni", _WORDS, _WORDS)
 ZERO = 128  # what stands for zero on the left of int8
 
 
@@ -233,6 +232,5 @@ def _copy(builder: Any, source: Any, target: Any) -> None:
 
 
 copy_piece = operation(types.void, (types.int64,) * 2, _copy)  # source, target
-quantise_piece = operation(
-    types.void, (types.int64, types.int64, types.float32), _quantise
-)  # source, target, scale
+# source, target, scale
+quantise_piece = operation(types.void, (types.int64, types.int64, types.float32), _quantise)

@@ -290,13 +290,11 @@ store = operation(types.void, (types.int64, Float32x8), _store)
 load_bfloat16 = operation(Float32x8, (types.int64,), _load_bfloat16)
 load_float16 = operation(Float32x8, (types.int64,), _load_float16)
 store_bfloat16 = operation(types.void, (types.int64, Float32x8), _store_bfloat16)
-to_bfloat16 = operation(
-    Float32x8, (Float32x8,), _to_bfloat16
-)  # the nearest number that bfloat16 has
+# the nearest number that bfloat16 has
+to_bfloat16 = operation(Float32x8, (Float32x8,), _to_bfloat16)
 prefetch = operation(types.void, (types.int64,), fetch)  # into the nearest cache
-prefetch_second = operation(
-    types.void, (types.int64,), lambda builder, a: fetch(builder, a, 2)
-)  # into the one behind it
+# into the one behind it
+prefetch_second = operation(types.void, (types.int64,), lambda builder, a: fetch(builder, a, 2))
 load_float = operation(types.float32, (types.int64,), _load_float)
 store_float = operation(types.void, (types.int64, types.float32), _store_float)
 splat = operation(Float32x8, (types.float32,), spread)

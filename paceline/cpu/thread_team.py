@@ -25,13 +25,8 @@ from paceline.util.compiled import callback, compiled
 from paceline.util.machine import on_x86
 from paceline.util.threads import share, submit
 
-_OPEN, _INSIDE, _STOP, _JOB, _PLACE = (
-    0,
-    64,
-    128,
-    192,
-    200,
-)  # bytes in the letter box; what is waited for has a line of its own
+# bytes in the letter box; what is waited for has a line of its own
+_OPEN, _INSIDE, _STOP, _JOB, _PLACE = (0, 64, 128, 192, 200)
 _SIZE = 256
 _PATIENCE = 1 << 18  # looks in vain, of 10 to 40 ns, before a helper gives up
 _INDEX = ir.IntType(64)

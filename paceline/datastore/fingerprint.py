@@ -46,7 +46,6 @@ def fingerprint_of(tokenizer: Any) -> str | None:
     else:
         raise ConfigError(
             f"tokenizer: got an object that is none, as {type(tokenizer).__name__} has no"
-            " vocabulary; expected one of"
-            " transformers or tokenizers. Load it first."
+            " vocabulary; expected one of transformers or tokenizers. Load it first."
         )
     return "sha256:" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

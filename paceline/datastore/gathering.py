@@ -111,14 +111,13 @@ def checked(document: Document, index: int, vocab_size: int) -> NDArray[np.uint3
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise DatastoreError(
             f"document {index}: got {type(document).__name__} of {ids.dtype} with {ids.ndim}"
-            " dimensions; expected a sequence of"
-            " token ids (integers). Tokenize text first."
+            " dimensions; expected a sequence of token ids (integers). Tokenize text first."
         )
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= vocab_size:
         raise DatastoreError(
             f"document {index}: got the token id {least if least < 0 else most}; expected 0 to"
-            f" {vocab_size - 1}. Use the"
-            " tokenizer of the store, or build one with a larger vocab_size."
+            f" {vocab_size - 1}. Use the tokenizer of the store, or build one with a larger"
+            " vocab_size."
         )
     return ids.astype(np.uint32, copy=False)

@@ -79,8 +79,7 @@ def _check_file(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
         raise ConfigError(
             f"input {str(path)!r}: got a {path.suffix or 'nameless'} file; expected"
-            f" {', '.join(_SUFFIXES)} or {DATASET}NAME."
-            " Convert it first."
+            f" {', '.join(_SUFFIXES)} or {DATASET}NAME. Convert it first."
         )
     if not path.is_file():
         raise ConfigError(
@@ -103,9 +102,8 @@ def check_recorded(path: str | Path, tokenizer: Any) -> bool:
     recorded, given = settings["tokenizer"], fingerprint_of(tokenizer)
     if None not in (recorded, given) and recorded != given:
         raise ConfigError(
-            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, whose ids"
-            " they are. Name that tokenizer, or"
-            " record the answers of another model."
+            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, whose ids they"
+            " are. Name that tokenizer, or record the answers of another model."
         )
     return True
 
@@ -266,9 +264,8 @@ def _pieces(path: Path, bad: _Bad) -> Iterator[str]:
 
 def _opened(path: Path) -> Any:
     try:
-        return open_text(
-            path, "surrogateescape"
-        )  # the line that is not UTF-8 is named, and no other
+        # the line that is not UTF-8 is named, and no other
+        return open_text(path, "surrogateescape")
     except OSError as error:
         raise ConfigError(
             f"input {str(path)!r}: got {error}; expected a file that can be read. Check its rights."
@@ -298,6 +295,5 @@ def _extra(module: str, name: str) -> Any:
         package = module.partition(".")[0]
         raise ConfigError(
             f"input {name!r}: expected the package {package}, which reads it; got none installed."
-            " Install it: pip install"
-            " 'paceline[datasets]'"
+            " Install it: pip install 'paceline[datasets]'"
         ) from error

@@ -108,8 +108,7 @@ def place_of(path: str | Path, *, written: bool = False) -> Path:
     if written:
         raise ConfigError(
             f"store {path!r}: expected a folder to write; got the embedded one, which stays as it"
-            f" is. Write ./{path} for a"
-            " folder of that name."
+            f" is. Write ./{path} for a folder of that name."
         )
     return _EMBEDDED_PLACE
 
@@ -148,8 +147,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     except ConfigError as error:
         raise DatastoreError(
             f"store {str(path)!r}: got {error}; expected to write its {MANIFEST}. The store is as"
-            " it was: make room, or choose"
-            " another place."
+            " it was: make room, or choose another place."
         ) from error
 
 
@@ -174,9 +172,8 @@ def read_manifest(path: Path) -> Manifest:
         content = parse_json((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
-            f"store {str(path)!r}: got a place where there is no store; expected the folder of"
-            " one. Build one: paceline datastore"
-            f" build {shlex.quote(str(path))} ..."
+            f"store {str(path)!r}: got a place where there is no store; expected the folder of one."
+            f" Build one: paceline datastore build {shlex.quote(str(path))} ..."
         ) from None
     except OSError as error:
         raise DatastoreError(
@@ -194,8 +191,7 @@ def read_manifest(path: Path) -> Manifest:
     if content["version"] != VERSION:
         raise DatastoreError(
             f"store {str(path)!r}: got a {MANIFEST} that has version {content['version']!r};"
-            f" expected {VERSION}. Build the store"
-            " again, or use a newer release."
+            f" expected {VERSION}. Build the store again, or use a newer release."
         )
     try:
         sound = content.pop("sha256", None) == digest_of(content)
@@ -229,6 +225,5 @@ def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
 def _damaged(path: Path) -> str:
     return (
         f"store {str(path)!r}: got one whose {MANIFEST} is damaged or is no manifest; expected a"
-        " sound one. Build the store again"
-        " from its documents."
+        " sound one. Build the store again from its documents."
     )

@@ -96,9 +96,8 @@ class Datastore:
             manifest.tokenizer,
             manifest.width,
         )
-        self._tail: deque[NDArray[Any]] = (
-            deque()
-        )  # documents that are not on disk, the oldest first
+        # documents that are not on disk, the oldest first
+        self._tail: deque[NDArray[Any]] = deque()
         self._oldest = 0.0  # when the tail began
         self._running = RunningOutputs(options.tail)
         self._unsorted = (
@@ -355,8 +354,7 @@ class Datastore:
         if (manifest.vocab_size, manifest.tokenizer) != (self.vocab_size, self.tokenizer):
             raise DatastoreError(
                 f"store {str(self.path)!r}: got one of another vocabulary or tokenizer, as it was"
-                " replaced; expected the one"
-                " that was opened. Open it again."
+                " replaced; expected the one that was opened. Open it again."
             )
 
     def _shorten(self) -> None:

@@ -42,8 +42,7 @@ def writing(path: Path, doing: str) -> Iterator[None]:
     except OSError as error:
         raise DatastoreError(
             f"store {str(path)!r}: got a folder that cannot be written ({error}); expected one"
-            f" where {LOCK} can be locked."
-            " Change its rights, or write elsewhere."
+            f" where {LOCK} can be locked. Change its rights, or write elsewhere."
         ) from error
     try:
         holder = {

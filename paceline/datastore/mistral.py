@@ -29,8 +29,7 @@ class MistralTokenizer:
         except ImportError as error:
             raise ConfigError(
                 f"tokenizer {MISTRAL!r}: got an environment without its packages; expected"
-                " mistral-common with sentencepiece."
-                " Install them: pip install 'paceline[replay]'"
+                " mistral-common with sentencepiece. Install them: pip install 'paceline[replay]'"
             ) from error
 
     def __call__(

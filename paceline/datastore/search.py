@@ -60,9 +60,8 @@ def range_of(
     )
     if first == last or (end - begin) * row.token_bytes > PIVOT_BYTES:
         return within(row, low, high, 0, ids, begin, end)
-    low = edge(
-        row, low, first * SUFFIXES_PER_PIVOT, 0, ids, begin, end, False
-    )  # the pivots have all of the ids: each edge is beside one
+    # the pivots have all of the ids: each edge is beside one
+    low = edge(row, low, first * SUFFIXES_PER_PIVOT, 0, ids, begin, end, False)
     high = edge(row, (last - 1) * SUFFIXES_PER_PIVOT + 1, high, 0, ids, begin, end, True)
     return (low, high) if low >= 0 and high >= 0 else (DAMAGED, 0)
 

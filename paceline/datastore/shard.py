@@ -30,8 +30,7 @@ class DamagedShardError(DatastoreError):
     def __init__(self, path: Path, name: str, what: str) -> None:
         super().__init__(
             f"store {str(path)!r}, shard {name!r}: got damage, {what}; expected the file as it was"
-            " built. `paceline datastore"
-            f" verify {path}` lists all damage; build the store again."
+            f" built. `paceline datastore verify {path}` lists all damage; build the store again."
         )
         self.what = what
 
@@ -211,9 +210,8 @@ def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> N
     starts = array[::SUFFIXES_PER_PIVOT].astype(np.int64)
     keys = np.zeros(starts.size, dtype=np.uint64)
     for offset in range(8 // width):
-        token = text[
-            np.minimum(starts + offset, text.size - 1)
-        ]  # the text ends with a separator: nothing looks beyond
+        # the text ends with a separator: nothing looks beyond
+        token = text[np.minimum(starts + offset, text.size - 1)]
         keys = (keys << np.uint64(8 * width)) | token.astype(np.uint64)
     return keys
 

@@ -155,13 +155,11 @@ def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
     Raises:
         DatastoreError: with both fingerprints.
     """
-    wanted = (
-        None if known is None else fingerprint_of(tokenizer)
-    )  # costs up to a second for a large vocabulary
+    # costs up to a second for a large vocabulary
+    wanted = None if known is None else fingerprint_of(tokenizer)
     if wanted not in (None, known):
         raise DatastoreError(
             f"store {str(path)!r}, built with the tokenizer {known}: got the tokenizer {wanted},"
-            " whose ids mean other text;"
-            " expected the same. Build one with this tokenizer: paceline datastore build PATH"
-            " --tokenizer DIRECTORY ..."
+            " whose ids mean other text; expected the same. Build one with this tokenizer:"
+            " paceline datastore build PATH --tokenizer DIRECTORY ..."
         )

@@ -21,10 +21,8 @@ from paceline.util.compiled import compiled, load_uint64
 from paceline.util.limits import SORTED
 
 _SHORT = 12  # runs up to this size are sorted by comparing
-_LEAST_BUCKETS, _MOST_BUCKETS = (
-    1 << 12,
-    1 << 22,
-)  # no more than tokens, for a small text of a large vocabulary
+# no more than tokens, for a small text of a large vocabulary
+_LEAST_BUCKETS, _MOST_BUCKETS = (1 << 12, 1 << 22)
 _PARTS_PER_WORKER = 16
 _DEEPEST = 2 * SORTED + 2
 

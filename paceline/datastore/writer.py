@@ -35,9 +35,8 @@ _BYTES_PER_TOKEN = (
 _LEAST_SHARD = 1 << 10
 _RATIO = 4  # a shard is merged with the next smaller ones unless it is this many times their size
 
-Progress = Callable[
-    [str, int, int | None], None
-]  # "read", "sort" or "merge"; tokens done; tokens in all if known
+# "read", "sort" or "merge"; tokens done; tokens in all if known
+Progress = Callable[[str, int, int | None], None]
 
 
 def _silent(what: str, done: int, total: int | None) -> None:
@@ -71,8 +70,7 @@ class Means:
         if self.memory < _LEAST_SHARD * _BYTES_PER_TOKEN or self.workers < 0:
             raise ConfigError(
                 f"store: got memory={self.memory}, workers={self.workers}; expected at least"
-                f" {_LEAST_SHARD * _BYTES_PER_TOKEN}"
-                " bytes and 0 workers."
+                f" {_LEAST_SHARD * _BYTES_PER_TOKEN} bytes and 0 workers."
             )
 
     @property
@@ -240,9 +238,8 @@ def _write(
     except OSError as error:
         raise DatastoreError(
             f"store {str(path)!r}: got {error} when writing a shard of {info.tokens} tokens;"
-            " expected room for about"
-            f" {4 + manifest.width} bytes a token. The store is as it was: make room, or choose"
-            " another place."
+            f" expected room for about {4 + manifest.width} bytes a token. The store is as it was:"
+            " make room, or choose another place."
         ) from error
     gathering.clear()
     return written
@@ -290,9 +287,8 @@ def _make_folder(path: Path) -> None:
         ) from error
     if strange:
         raise DatastoreError(
-            f"store {str(path)!r}: got a folder that holds {strange[0]!r}; expected a store, or"
-            " one that is empty or not there"
-            " yet. Name another."
+            f"store {str(path)!r}: got a folder that holds {strange[0]!r}; expected a store, or one"
+            " that is empty or not there yet. Name another."
         )
 
 

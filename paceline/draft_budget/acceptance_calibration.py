@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paceline.core.tree import IntArray
 from paceline.util.compiled import compiled, kernel
 
+# between the steps
 EDGES = (
     0.005,
     0.01,
@@ -36,7 +37,7 @@ EDGES = (
     0.88,
     0.94,
     0.98,
-)  # between the steps
+)
 STEPS = len(EDGES) + 1
 _PRIOR_TRIALS = 20.0  # for what a drafter says of itself
 _FADING = 4000.0  # trials of a step that are remembered

@@ -39,10 +39,8 @@ _FORGETTING = (
 _CONTEXTS = 64  # tokens by which texts before a step are told apart
 _KEPT = 1000  # curves of steps
 _MOST_OFF = 3.0  # a curve is believed to be off by no more
-_SURE, _JUMP = (
-    4,
-    math.log(1.5),
-)  # steps after which one step counts for no more than so much off what the others took
+# steps after which one step counts for no more than so much off what the others took
+_SURE, _JUMP = (4, math.log(1.5))
 
 
 class _CostCorrection:

@@ -26,22 +26,15 @@ from paceline.util.stopwatch import TIMING, Conditions, Stopwatch, agree, spread
 # costs cannot be guessed from the few rows that cost nothing.
 _ORDER = (1, 16, 64, 8, 32, 17, 4, 48, 12, 24, 128, 33, 2, 96, 20, 5, 13, 9, 65, 3, 10, 6)
 ROWS = tuple(sorted(_ORDER))
-_ROWS_BEHIND = (
-    1,
-    8,
-    16,
-    32,
-    64,
-    128,
-)  # numbers of rows that are measured behind the long text as well
+# numbers of rows that are measured behind the long text as well
+_ROWS_BEHIND = (1, 8, 16, 32, 64, 128)
 _ROUNDS = 5  # for which there should be time
 # No further number of rows is begun after so many seconds; of a slow model, after so many forwards
 # of one row, up to the second.
 _ENOUGH_SECONDS, _MOST_SECONDS, _ENOUGH_FORWARDS = 10.0, 18.0, 40
 
-_Repeats = dict[
-    tuple[int, int], list[float]
-]  # seconds by the place of the text and the number of rows
+# seconds by the place of the text and the number of rows
+_Repeats = dict[tuple[int, int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +73,8 @@ def measure(model: CachedLM, most: int = ROWS[-1], seconds: float = _MOST_SECOND
         repeats[0, rows] = [_timed(stopwatch, apart, short, rows)]
     _repeat(repeats, stopwatch, apart, [short], begin + enough)
     best = {rows: min(each) for (_, rows), each in repeats.items()}
-    spreads = [
-        spread_of(repeats[0, rows][1:]) for rows in sorted(best)
-    ]  # the first of each warms up: its buffers are new
+    # the first of each warms up: its buffers are new
+    spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]
     measured = tuple(sorted(best))
     some = _soon_measured(best) if model.context_length > LONG_TEXT + ROWS[-1] else []
     added = _added(stopwatch, apart, short, some) if some else []

@@ -121,9 +121,8 @@ class Costs:
         if found is None:  # a slow model: in use, only what its steps take corrects the curve
             doubtful = most_seconds is None and not quiet and curve.conditions.calmer_now
         elif quiet:
-            doubtful = (
-                found.quiet and not found.confirms
-            )  # a disturbed check says nothing about a quiet curve
+            # a disturbed check says nothing about a quiet curve
+            doubtful = found.quiet and not found.confirms
         else:
             doubtful = found.quiet or not found.confirms
         if not doubtful:
@@ -168,7 +167,6 @@ def _of_environment() -> CostCurve | None:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"{VARIABLE}: got {named!r}, which cannot be used ({error}); expected a JSON file with"
-            " 'rows' and 'seconds',"
-            " two lists of the same length."
+            " 'rows' and 'seconds', two lists of the same length."
         ) from error
     return CostCurve(tuple(int(one) for one in rows), tuple(map(float, seconds)))

@@ -116,9 +116,8 @@ class DrafterBatch:
         if self.flat is not None and not self.drafter_state.drafter.needs_draft_model:
             stats.gate.note_cut(self.width)
         elif self.cost:
-            without = (
-                all_tokens - self.new_tokens + len(self.outcomes)
-            )  # tokens of a step without these drafts
+            # tokens of a step without these drafts
+            without = all_tokens - self.new_tokens + len(self.outcomes)
             stats.gate.note(
                 1 + self._gained() / without, self.cost, sum(map(bool, map(len, self.trees)))
             )

@@ -61,8 +61,8 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
         if file is not None:
             raise ConfigError(
                 f"foresight {str(file)!r}: got {model.architecture.name}, whose embeddings cannot"
-                " be read; expected a model with"
-                " an embedding and an LM head of plain weights. Leave the option out."
+                " be read; expected a model with an embedding and an LM head of plain weights."
+                " Leave the option out."
             )
         return None
     weights = load(file, model) if file is not None else _shipped(model) or fitted(model)

@@ -19,10 +19,8 @@ from paceline.util.stopwatch import clock_of
 _KIND = "foresight-v2"  # another number when what is found or written changes
 _TEXTS, _LENGTH = 64, 64  # that are written together, and their tokens
 _MOST_BYTES = 1 << 28  # of the cache that they take, but for eight of them
-_PAIRS_EACH, _MOST_PAIRS = (
-    16,
-    16384,
-)  # of state and next state: for each number the map is given, and in all
+# of state and next state: for each number the map is given, and in all
+_PAIRS_EACH, _MOST_PAIRS = (16, 16384)
 _MOST_SECONDS = 16.0  # no forward is begun after so long
 _FEWEST_PAIRS = 512
 _RIDGE = 200.0  # pairs whose inputs are of average size, and whose next state is 0

@@ -66,19 +66,15 @@ def load(path: str | Path, model: CachedLM) -> Weights:
     closeness = card.closeness(model)
     if closeness < CLOSE_ENOUGH:
         raise ConfigError(
-            f"foresight {str(path)!r}: got a model of another shape than {card.target!r}, for"
-            " which it was trained, or one whose"
-            f" embedding has a cosine of {closeness:.2f} to that model's; expected {CLOSE_ENOUGH}"
-            " or above. Train one for this"
-            " model."
+            f"foresight {str(path)!r}: got a model of another shape than {card.target!r}, for which"
+            f" it was trained, or one whose embedding has a cosine of {closeness:.2f} to that"
+            f" model's; expected {CLOSE_ENOUGH} or above. Train one for this model."
         )
     if closeness < CLOSE:
         warnings.warn(
             f"foresight {str(path)!r} was trained for {card.target!r}, and this model's embedding"
-            " has a cosine of only"
-            f" {closeness:.2f} to that model's: its guesses may come true less often. Train one"
-            " for this model, or leave it out"
-            " (auto:draft_head=false).",
+            f" has a cosine of only {closeness:.2f} to that model's: its guesses may come true less"
+            " often. Train one for this model, or leave it out (auto:draft_head=false).",
             stacklevel=2,
         )
     weights = weights.of_tokens_below(len(ends(model)[1].weight))

@@ -115,10 +115,8 @@ class DrafterEntry:
         origin = f" of {self.source}" if self.source else ""
         return (
             f"drafter {self.name!r}: got {self.target!r}{origin}, {fault}; expected 'module:Class'"
-            " of an importable subclass of"
-            " paceline.Drafter with propose, a dataclass Options and a class method build."
-            " Correct it, or choose another of:"
-            f" {', '.join(available())}."
+            " of an importable subclass of paceline.Drafter with propose, a dataclass Options and"
+            f" a class method build. Correct it, or choose another of: {', '.join(available())}."
         )
 
 

@@ -160,9 +160,8 @@ def check_aborts(
         DrafterError: something is left in the drafter, or an answer differs.
     """
     chance, longest = random.Random(2), 10 * max(map(len, answers))
-    requests = [
-        Request(list(prompt), SamplingParams(longest)) for prompt in prompts[:4]
-    ]  # none ends by itself
+    # none ends by itself
+    requests = [Request(list(prompt), SamplingParams(longest)) for prompt in prompts[:4]]
     try:
         for request in requests:
             model.open(request)
@@ -231,8 +230,7 @@ def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     if kept:
         raise DrafterError(
             f"drafter {drafter.name!r}: got {', '.join(kept)} still holding stopped sequences;"
-            " expected nothing of them. Free it"
-            " in stop."
+            " expected nothing of them. Free it in stop."
         )
 
 
@@ -249,8 +247,8 @@ def _compare(drafter: Drafter, plain: list[list[int]], found: list[list[int]]) -
             )
             raise DrafterError(
                 f"drafter {drafter.name!r}: got another token {first} in answer {place} than plain"
-                " decoding; expected the same"
-                " answer. Look for a change of seq or of a tree after propose."
+                " decoding; expected the same answer. Look for a change of seq or of a tree after"
+                " propose."
             )
 
 

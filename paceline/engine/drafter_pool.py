@@ -44,15 +44,13 @@ class DrafterPool:
     def __init__(self, make: Maker, check: Callable[[Drafter], None], spending: bool) -> None:
         self._make, self._check, self._spending = make, check, spending
         self._worths: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
-        self._named: OrderedDict[SpecKey, DrafterState] = (
-            OrderedDict()
-        )  # the one that was asked for last at the end
+        # the one that was asked for last at the end
+        self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()
         self._own: DrafterState | None = None
         self._own_key: SpecKey | None = None
         self._lock = threading.Lock()  # of what is known
-        self._making = (
-            threading.Lock()
-        )  # held while a drafter is made, which may take seconds; nobody else has to wait for it
+        # held while a drafter is made, which may take seconds; nobody else has to wait for it
+        self._making = threading.Lock()
 
     @property
     def locks(self) -> list[Lock]:
@@ -155,8 +153,7 @@ class DrafterPool:
         )
         if idle is None:
             raise BusyError(
-                f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most"
-                " so many. Let some requests end,"
-                " or name a drafter that is in use."
+                f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most so"
+                " many. Let some requests end, or name a drafter that is in use."
             )
         del self._named[idle]

@@ -142,8 +142,8 @@ class InputProcessor:
         if len(ids) + min(1, params.max_new_tokens) > self.max_length:
             raise CapacityError(
                 f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer;"
-                f" expected less than {self.max_length}."
-                " Shorten it, or raise max_length if the model's context allows."
+                f" expected less than {self.max_length}. Shorten it, or raise max_length if the"
+                " model's context allows."
             )
         if params.stop and self.tokenizer is None:
             raise ConfigError(
@@ -159,8 +159,7 @@ class InputProcessor:
             if self.tokenizer is None:
                 raise ConfigError(
                     f"prompt {place}: got text and no tokenizer; expected token ids, or"
-                    " tokenizer=... to LLM."
-                    f"{why_no_tokenizer(self.source)}"
+                    f" tokenizer=... to LLM.{why_no_tokenizer(self.source)}"
                 )
             return text_ids(self.tokenizer, prompt, f"prompt {place}")
         ids = _plain(prompt)

@@ -45,9 +45,8 @@ class KVCacheManager:
     ) -> None:
         self._model, self._most_rows = model, most_rows
         self._most_kept, self._most_bytes = most_kept, most_bytes
-        self._kept: OrderedDict[Request, IntArray] = (
-            OrderedDict()
-        )  # with their tokens, the one used last at the end
+        # with their tokens, the one used last at the end
+        self._kept: OrderedDict[Request, IntArray] = OrderedDict()
         self.reused = 0
 
     @property
@@ -73,8 +72,8 @@ class KVCacheManager:
         if request.max_length + _SPARE_NODES > most:
             raise CapacityError(
                 f"got a request of up to {request.max_length} tokens; expected at most"
-                f" {max(0, most - _SPARE_NODES)}, for which the"
-                " cache has memory. Shorten it, or raise cache_gib."
+                f" {max(0, most - _SPARE_NODES)}, for which the cache has memory. Shorten it, or"
+                " raise cache_gib."
             )
 
     def open(self, request: Request, active: Sequence[Request]) -> bool:
@@ -161,9 +160,8 @@ class KVCacheManager:
         """
         if not self._most_kept or request.scoring:  # the cache has no logits
             return None, 0
-        wanted = np.array(
-            request.token_ids[:-1], dtype=np.int64
-        )  # the last one is fed in any case: its answer is asked for
+        # the last one is fed in any case: its answer is asked for
+        wanted = np.array(request.token_ids[:-1], dtype=np.int64)
         best, most = None, _LEAST_COMMON - 1
         running = ((one, np.array(one.token_ids[: one.cached], dtype=np.int64)) for one in active)
         for source, tokens in (*self._kept.items(), *running):

@@ -77,9 +77,8 @@ class Lifecycle:
 
     def deliver(self, handle: RequestHandle, outcome: Outcome) -> None:
         """Give a request what a step has brought, which may be its end."""
-        handle.prefilling = (
-            handle.request.cached == 0
-        )  # it is fed anew, with other rotary frequencies
+        # it is fed anew, with other rotary frequencies
+        handle.prefilling = handle.request.cached == 0
         self._load.new_tokens += len(outcome.new_token_ids)
         self._load.drafted_tokens += len(outcome.tree)
         self._load.accepted_tokens += len(outcome.accepted)

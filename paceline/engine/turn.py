@@ -63,9 +63,8 @@ class Turn:
         if self.torn:
             raise ConfigError(
                 "got a call in a process that was forked while another thread used this model;"
-                " expected none,"
-                " as the fork copied a half-made step. Fork while no request is open, or load the"
-                " model in the child."
+                " expected none, as the fork copied a half-made step. Fork while no request is"
+                " open, or load the model in the child."
             )
 
     def become_child(self) -> None:

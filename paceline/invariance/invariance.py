@@ -56,9 +56,8 @@ _DRAWS = 24  # of modules that cost next to nothing
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-_used: set[cache.CacheKey] = (
-    set()
-)  # proofs that an engine of this process goes by: all others get the same
+# proofs that an engine of this process goes by: all others get the same
+_used: set[cache.CacheKey] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,7 @@ class Invariance:
         if self.on and torch.get_num_threads() != self.threads:
             raise ConfigError(
                 f"threads: got {torch.get_num_threads()}; expected {self.threads}, for which batch"
-                " invariance was proven at load."
-                " Set them before, or pass batch_invariant=False."
+                " invariance was proven at load. Set them before, or pass batch_invariant=False."
             )
 
     def of_model(self, prefill_chunk: int) -> dict[str, Any]:
@@ -159,9 +157,8 @@ def resolve_batch_invariance(
     assert proof is not None
     said = (
         f"rows {proof.least} to {proof.most} agree bit for"
-        f" bit{proof.products and f', {proof.products}'};"
-        f" products take {proof.cost:.2f} of the usual time, and a forward of one row behind a"
-        f" text {proof.whole_cost:.2f}"
+        f" bit{proof.products and f', {proof.products}'}; products take {proof.cost:.2f} of the"
+        f" usual time, and a forward of one row behind a text {proof.whole_cost:.2f}"
     )
     if allowed(proof.conditions) > COST_ALLOWED:
         said += (
@@ -184,9 +181,8 @@ def _why_not_tried(model: PreTrainedModel, asked: BatchInvariant) -> str | None:
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)
     return foreign and (
-        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be"
-        " tried alone; expected plain"
-        " weights in nn.Linear or Conv1D"
+        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be tried"
+        " alone; expected plain weights in nn.Linear or Conv1D"
     )
 
 
@@ -247,9 +243,8 @@ def experts_of(model: PreTrainedModel) -> str | None:
         if count > 1:
             return (
                 f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of"
-                " which sees as many rows as"
-                " are sent to it, so that padding a forward does not fix their number; expected a"
-                " model without experts"
+                " which sees as many rows as are sent to it, so that padding a forward does not"
+                " fix their number; expected a model without experts"
             )
     return None
 
@@ -297,9 +292,8 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
     if best.most < max(_ENOUGH, 2 * best.least):
         shown = "; ".join(f"{found.name} {', '.join(map(str, found.runs))}" for found in findings)
         reason = (
-            f"the widest class of row counts that agree bit for bit is {best.least} to"
-            f" {best.most}; expected one that is wide"
-            f" enough for a batch. A new class begins at: {shown}"
+            f"the widest class of row counts that agree bit for bit is {best.least} to {best.most};"
+            f" expected one that is wide enough for a batch. A new class begins at: {shown}"
         )
     if not reason:
         reason = _differs_as_a_whole(model, best, products)
@@ -368,6 +362,6 @@ def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass, products: Produc
         return ""
     return (
         f"{differing} of {count} rows of logits differ in their bits between a text alone and in a"
-        " batch, though no module does"
-        " by itself; it has attention code of its own, or something in it sums over rows"
+        " batch, though no module does by itself; it has attention code of its own, or something"
+        " in it sums over rows"
     )

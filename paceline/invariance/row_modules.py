@@ -20,10 +20,8 @@ from paceline.cpu.linear.own import StandIn
 from paceline.invariance.row_classes import RowFunction
 
 _TOKENS = 13  # of the forward that is watched; a number that is unlikely to be a size
-_WIDE_PRODUCT, _NARROW_PRODUCT = (
-    1 << 20,
-    1 << 24,
-)  # weights: up to the first, everything is tried; above the second, little
+# weights: up to the first, everything is tried; above the second, little
+_WIDE_PRODUCT, _NARROW_PRODUCT = (1 << 20, 1 << 24)
 
 
 @dataclass(slots=True)
@@ -163,11 +161,12 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
         else:
             found[key] = made
 
+    # held for this forward only
     hooks = [
         module.register_forward_hook(partial(note, name))
         for name, module in model.named_modules()
         if not any(module.children())
-    ]  # held for this forward only
+    ]
     try:
         with torch.inference_mode():
             model(input_ids=torch.arange(_TOKENS, device=model.device)[None] % 2, use_cache=False)
@@ -187,8 +186,7 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
             if parameter.dim() > 1:
                 return [], (
                     f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums"
-                    " cannot be tried alone; expected"
-                    " weights in nn.Linear, Conv1D and embeddings"
+                    " cannot be tried alone; expected weights in nn.Linear, Conv1D and embeddings"
                 )
     return list(found.values()), ""
 

@@ -216,9 +216,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Say where the coming forward writes; see `WriteWindow`."""
         visible = int(places.max()) + 1
         if visible > self.capacity:
-            self.reserve(
-                self.slots, visible + _SPARE
-            )  # copies everything: engines reserve beforehand
+            # copies everything: engines reserve beforehand
+            self.reserve(self.slots, visible + _SPARE)
         self.window = WriteWindow(first, rows, places, slots, visible, in_order)
 
     def flat_index(

@@ -98,8 +98,8 @@ class Architecture:
         if implementation not in ("sdpa", "eager", BY_POSITION) and not by_slot:
             raise ConfigError(
                 f"{name}: got attention implementation {implementation!r}, which takes no tree"
-                " mask; expected 'sdpa' or 'eager'."
-                " Call model.set_attn_implementation('sdpa') first."
+                " mask; expected 'sdpa' or 'eager'. Call model.set_attn_implementation('sdpa')"
+                " first."
             )
         obstacle = why_not_by_position(model) if by_position else None
         if obstacle is not None:

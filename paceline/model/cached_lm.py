@@ -124,9 +124,8 @@ class CachedLM:
         if self._vocabulary is not None and self._vocabulary.target_rows != vocabulary.target_rows:
             raise ConfigError(
                 f"draft model: got a target with {vocabulary.target_rows} rows in its LM head,"
-                " while it serves one with"
-                f" {self._vocabulary.target_rows}; expected targets with the same. Load the draft"
-                " model again for this one."
+                f" while it serves one with {self._vocabulary.target_rows}; expected targets with"
+                " the same. Load the draft model again for this one."
             )
         self._vocabulary = self._feeder.vocabulary = vocabulary
         kept = kept_ids(self._model)
@@ -320,8 +319,7 @@ class CachedLM:
         if not fed.head:
             raise UnsupportedModelError(
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that"
-                " its hidden states cannot be"
-                " read; choose a drafter without an acceptance head."
+                " its hidden states cannot be read; choose a drafter without an acceptance head."
             )
         feeder = self._feeder
         return fed.beside(logits, feeder.picks, feeder.asked, feeder.pending)

@@ -23,11 +23,8 @@ from paceline.util import cache
 SUFFIX = ".gguf"
 _KIND = "gguf-v1"  # another number when what is written changes
 _PACKAGES = ("gguf", "accelerate")
-_END_IDS = (
-    "eos_token_id",
-    "eot_token_id",
-    "eom_token_id",
-)  # llama.cpp ends an answer at any of them
+# llama.cpp ends an answer at any of them
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def is_gguf(source: str | Path) -> bool:
@@ -68,9 +65,8 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"model {str(path)!r}: got a GGUF file and no package {' nor '.join(missing)};"
-            " expected both. Run: pip install"
-            f" {' '.join(missing)}, or install paceline[gguf]."
+            f"model {str(path)!r}: got a GGUF file and no package {' nor '.join(missing)}; expected"
+            f" both. Run: pip install {' '.join(missing)}, or install paceline[gguf]."
         )
     metadata = _metadata(path)
     start = time.perf_counter()
@@ -168,8 +164,7 @@ def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
 def _refused(path: Path, came: str) -> ConfigError:
     return ConfigError(
         f"model {str(path)!r}: got {came}; expected a whole GGUF file of a decoder that"
-        " transformers can unpack."
-        " Fetch it again, or use the original model."
+        " transformers can unpack. Fetch it again, or use the original model."
     )
 
 

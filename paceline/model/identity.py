@@ -23,10 +23,8 @@ from paceline.util.token_ids import is_padded
 _SAMPLE = 64  # weights of each tensor that go into a fingerprint
 # Rounding to 8, 4 and 3 bits in blocks of 32 leaves cosines of 1.00, 0.99 and 0.93; other weights
 # have 0.0 +- 0.1.
-CLOSE_ENOUGH, CLOSE = (
-    0.8,
-    0.97,
-)  # below the first it is another model; above the second nothing needs to be said
+# below the first it is another model; above the second nothing needs to be said
+CLOSE_ENOUGH, CLOSE = (0.8, 0.97)
 _SKETCHED = 64  # rows and columns of an embedding in its sketch
 _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 

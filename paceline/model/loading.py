@@ -64,9 +64,8 @@ def load_model(
         return model.eval()
     if not isinstance(model, str | Path):
         raise ConfigError(
-            f"model: got a {type(model).__name__}; expected a directory, a hub id, a GGUF file or"
-            " a loaded transformers model."
-            f"{_how_to_unwrap(model)}"
+            f"model: got a {type(model).__name__}; expected a directory, a hub id, a GGUF file or a"
+            f" loaded transformers model.{_how_to_unwrap(model)}"
         )
     wanted = _torch_dtype(dtype)
     device = _usable(device)
@@ -259,8 +258,8 @@ def _require_whole(model: object, loaded: PreTrainedModel, found: Mapping[str, A
         some = ", ".join(f"{name} is {what}" for name, what in list(wrong.items())[:_NAMED])
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: got {len(wrong)} weights"
-            " that do not fit its config, as"
-            f" {some}; expected all of them. Correct the config, or fetch the weights again."
+            f" that do not fit its config, as {some}; expected all of them. Correct the config, or"
+            " fetch the weights again."
         )
 
 

@@ -132,9 +132,8 @@ class ModelRunner:
             "use_cache": True,
         }
         if arch.takes_position_ids:
-            positions = np.minimum(
-                positions, arch.context_length - 1
-            )  # deeper nodes can never be accepted
+            # deeper nodes can never be accepted
+            positions = np.minimum(positions, arch.context_length - 1)
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
             # As indices, and not as their number: the head then gets all rows in one product, and

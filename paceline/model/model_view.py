@@ -126,6 +126,5 @@ def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
 
 
 def _is(one: Any, module: nn.Module) -> bool:
-    return isinstance(one, nn.Module) and vars(one) is vars(
-        module
-    )  # the model itself may come as a weak reference
+    # the model itself may come as a weak reference
+    return isinstance(one, nn.Module) and vars(one) is vars(module)

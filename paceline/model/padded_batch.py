@@ -111,9 +111,8 @@ def lay_out(
     token_ids = np.tile(
         np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns)
     )
-    offsets = (
-        np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]
-    )  # place relative to `cached`
+    # place relative to `cached`
+    offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]
     depths = np.minimum(offsets, front)  # position relative to `cached`
     block = np.zeros((rows, columns, columns), dtype=np.bool_)
     block[:, :front, :front] = np.tri(front, dtype=np.bool_)

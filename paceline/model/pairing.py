@@ -69,9 +69,9 @@ def shared_vocabulary(
         rows != own_rows and not padded and not uses_target_states(draft)
     ):  # which was trained on the target's own ids
         raise ConfigError(
-            f"draft model: got a vocabulary of {own_rows} tokens; expected {rows}, the target's,"
-            " or the same tokenizer under"
-            f" another padding, which the known tokenizers do not show. {_HELP}"
+            f"draft model: got a vocabulary of {own_rows} tokens; expected {rows}, the target's, or"
+            " the same tokenizer under another padding, which the known tokenizers do not show."
+            f" {_HELP}"
         )
     embedding: Any = draft.get_input_embeddings()
     return SharedVocabulary(

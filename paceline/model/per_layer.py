@@ -28,9 +28,8 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
     """Return key heads and their size for each layer that keeps keys of its own; none where the
     configuration does not say.
     """
-    count = config.num_hidden_layers - (
-        getattr(config, "num_kv_shared_layers", None) or 0
-    )  # the last ones share
+    # the last ones share
+    count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
     shapes = []
     for queries, heads, hidden, dim in list(
@@ -59,8 +58,7 @@ def reach(config: PretrainedConfig, name: str, model: str) -> int | None:
         sizes.discard(None)  # of layers with full attention
     if len(sizes) > 1:
         raise UnsupportedModelError(
-            f"{model} has layers that differ in {name} ({', '.join(map(str, sizes))}); expected"
-            " one value for all of them."
-            " Use model.generate for this model."
+            f"{model} has layers that differ in {name} ({', '.join(map(str, sizes))}); expected one"
+            " value for all of them. Use model.generate for this model."
         )
     return sizes.pop() if sizes else None

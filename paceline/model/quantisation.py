@@ -34,9 +34,8 @@ _MODULES = {
     "NVFP4Linear",
 }
 _BY_NAME = re.compile(r"\w*dynamic_?activation\w*", re.IGNORECASE)  # how torchao calls its ways
-_TENSORS = {
-    "LinearActivationQuantizedTensor"
-}  # torchao's; its newer ones have one of these attributes
+# torchao's; its newer ones have one of these attributes
+_TENSORS = {"LinearActivationQuantizedTensor"}
 _TENSOR_ATTRIBUTES = ("act_quant_kwargs", "activation_quantization")
 # Settings of compressed-tensors and quark for numbers that exist only while the model runs.
 _RUNNING = {

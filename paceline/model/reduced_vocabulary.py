@@ -70,10 +70,8 @@ class ReducedLMHead(torch.nn.Module):
 
     def __init__(self, head: torch.nn.Linear, token_ids: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias = (
-            head.weight,
-            head.bias,
-        )  # the model's parameters stay what they were
+        # the model's parameters stay what they were
+        self.weight, self.bias = (head.weight, head.bias)
         self.register_buffer("token_ids", token_ids.to(head.weight.device), persistent=False)
         self.register_buffer(
             "kept", head.weight.detach()[self.token_ids].contiguous(), persistent=False
@@ -119,8 +117,7 @@ def keep_tokens(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
     ):
         raise ConfigError(
             f"kept tokens: got {type(model).__name__}, which has no plain LM head; expected one to"
-            " reduce. Delete the file"
-            f" {FILE}."
+            f" reduce. Delete the file {FILE}."
         )
     model.set_output_embeddings(ReducedLMHead(head, torch.tensor(sorted(token_ids))))
 
@@ -160,14 +157,13 @@ def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
     if not sound:
         raise ConfigError(
             f"kept tokens {str(path)!r}: got a damaged file; expected it as it was written. Fetch"
-            " it again, or delete it: the"
-            " draft then has its whole vocabulary."
+            " it again, or delete it: the draft then has its whole vocabulary."
         )
     if found["version"] != _VERSION or found["vocab_size"] != vocab_size:
         raise ConfigError(
             f"kept tokens {str(path)!r}: got version {found['version']}, of a vocabulary of"
-            f" {found['vocab_size']}; expected"
-            f" version {_VERSION}, of the draft's {vocab_size}. Delete it, or train the draft anew."
+            f" {found['vocab_size']}; expected version {_VERSION}, of the draft's {vocab_size}."
+            " Delete it, or train the draft anew."
         )
     kept: list[int] = found["token_ids"]
     return kept

@@ -33,18 +33,16 @@ def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: s
     if ranks > 1:
         raise UnsupportedModelError(
             f"{name} is split over {ranks} processes (tensor parallelism): all of them would have"
-            " to feed the same drafts in"
-            " the same step, and here each goes by its own clock. Load it without tp_plan, or"
-            " serve it with vLLM."
+            " to feed the same drafts in the same step, and here each goes by its own clock. Load"
+            " it without tp_plan, or serve it with vLLM."
         )
     dynamic = dynamic_activations(model)
     if dynamic is not None:
         raise UnsupportedModelError(
-            f"{name} quantises its activations while it runs ({dynamic}): a token's logits can"
-            " then depend on what else is in the"
-            " forward, and drafts would change answers; expected weights quantised alone, as in"
-            " GGUF files or with 4 bits of"
-            " bitsandbytes. Load the model without dynamic quantisation."
+            f"{name} quantises its activations while it runs ({dynamic}): a token's logits can then"
+            " depend on what else is in the forward, and drafts would change answers; expected"
+            " weights quantised alone, as in GGUF files or with 4 bits of bitsandbytes. Load the"
+            " model without dynamic quantisation."
         )
     _refuse_layers(model, config, name)
 
@@ -61,25 +59,25 @@ def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) 
     if picking:
         raise UnsupportedModelError(
             f"{name} selects or compresses keys by blocks ({', '.join(picking)} layers), with a"
-            " cache of its own that cannot be"
-            " rolled back; expected plain attention. Use model.generate for this one."
+            " cache of its own that cannot be rolled back; expected plain attention. Use"
+            " model.generate for this one."
         )
     if getattr(model, "_is_stateful", False) or kinds:
         what = ", ".join(sorted(kinds - _STATELESS)) or "recurrent"
         raise UnsupportedModelError(
             f"{name} keeps recurrent state ({what} layers) that cannot be rolled back after a"
-            " rejected guess; expected"
-            " models whose layers are all attention. Use model.generate for this one."
+            " rejected guess; expected models whose layers are all attention. Use model.generate"
+            " for this one."
         )
     if not takes_cache(model):
         raise UnsupportedModelError(
             f"{name} has no key/value cache, so every token feeds the whole text again and a draft"
-            " saves nothing; expected a"
-            " model whose forward takes one. Use model.generate for this one."
+            " saves nothing; expected a model whose forward takes one. Use model.generate for this"
+            " one."
         )
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise UnsupportedModelError(
             f"{name} sees the whole prompt from each of its tokens (a prefix language model), so"
-            " that a prompt cannot be fed in"
-            " parts; expected causal attention. Use model.generate for this one."
+            " that a prompt cannot be fed in parts; expected causal attention. Use model.generate"
+            " for this one."
         )

@@ -86,8 +86,8 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
     if not any(is_length_dependent(module) for module in model.modules()):
         raise UnsupportedModelError(
             f"{type(model).__name__} has LongRoPE frequencies in a rotary embedding of its own;"
-            " expected transformers', which"
-            " can be given the length of each text. Use model.generate for this model."
+            " expected transformers', which can be given the length of each text. Use"
+            " model.generate for this model."
         )
     other = getattr(config, _SWITCH, None)
     found = [
@@ -98,10 +98,9 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
     if found and (len(switches) > 1 or found != [*switches]):
         raise UnsupportedModelError(
             f"{type(model).__name__} changes its rotary frequencies beyond"
-            f" {', '.join(map(str, switches))} tokens, and its"
-            f" generate starts again beyond {', '.join(map(str, found))}; expected one length for"
-            " both. Correct"
-            f" {_SWITCH} in the model's config."
+            f" {', '.join(map(str, switches))} tokens, and its generate starts again beyond"
+            f" {', '.join(map(str, found))}; expected one length for both. Correct {_SWITCH} in the"
+            " model's config."
         )
     return found[0] if found else None
 
@@ -170,9 +169,8 @@ def own_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
     for name, now in buffers.items():
         first = getattr(twin, _first(name), None)
         if now is not None and isinstance(first, Tensor):
-            buffers[name] = (
-                first.detach().clone().to(now.device)
-            )  # a longer text may have been there before
+            # a longer text may have been there before
+            buffers[name] = first.detach().clone().to(now.device)
     own["_buffers"] = buffers
     for name in [name for name in own if name.endswith("max_seq_len_cached")]:
         own[name] = own["original_max_seq_len"]

@@ -169,8 +169,7 @@ def _check(model: CachedLM, what: str, parents: list[int], accepted: list[int]) 
         raise UnsupportedModelError(
             f"{name}: logits of a draft {what} differ from plain ones by {difference:.2g} (scale"
             f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be"
-            " lossless. Use"
-            " model.generate for this model."
+            " lossless. Use model.generate for this model."
         )
 
 

@@ -102,6 +102,5 @@ def _wrong(name: str, content: str) -> ConfigError:
     return ConfigError(
         f"plan: tokens_per_forward {name!r}: got {content}; expected a result of `paceline replay"
         ' --json` with one drafter, or {"8": 1.8, "16": 2.1}: from 1 to 1 + nodes tokens per'
-        " forward"
-        " by the number of nodes. Correct it."
+        " forward by the number of nodes. Correct it."
     )

@@ -125,8 +125,8 @@ class _Reader:
         if not isinstance(value, int) or value < 1:
             raise ConfigError(
                 f"plan: model {self._model!r}: {name}: got"
-                f" {'nothing' if value is None else repr(value)};"
-                " expected a whole number of at least 1 in config.json. Add it."
+                f" {'nothing' if value is None else repr(value)}; expected a whole number of at"
+                " least 1 in config.json. Add it."
             )
         return value
 
@@ -143,8 +143,7 @@ def _load(model: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(
             f"plan: model: there is no config.json at {model!r}. Name a directory with one, the"
-            " file"
-            f" itself, {demo.NAME!r} or {demo.SMOLLM2!r}. Fetch the config.json of a hub model"
+            f" file itself, {demo.NAME!r} or {demo.SMOLLM2!r}. Fetch the config.json of a hub model"
             " first."
         ) from error
     except (OSError, ValueError) as error:
@@ -245,7 +244,6 @@ def _bits(model: str, config: Mapping[str, Any]) -> int | None:
     if bits is None:
         raise ConfigError(
             f"plan: model {model!r}: its quantization_config of {method!r} does not give the bits"
-            " of"
-            " a weight. Give --weight-bits."
+            " of a weight. Give --weight-bits."
         )
     return int(bits)

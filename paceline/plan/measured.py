@@ -13,9 +13,8 @@ from paceline.util.machine import processor
 
 _NOTES = (
     "The costs are those of one request after a short text; they are measured once and cached."
-    " Rows of"
-    " several requests are assumed to cost the same, and cached tokens nothing. Above the largest"
-    " measured number of rows the costs are extrapolated linearly.",
+    " Rows of several requests are assumed to cost the same, and cached tokens nothing. Above the"
+    " largest measured number of rows the costs are extrapolated linearly.",
     "The cost of drafting is not included.",
 )
 

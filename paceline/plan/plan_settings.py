@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.plan.roofline import Matmul, Peak, Shapes
 
+# s_q, query tokens per request
 SIZES = (
     1,
     2,
@@ -21,7 +22,7 @@ SIZES = (
     128,
     192,
     256,
-)  # s_q, query tokens per request
+)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 # The device and the model of Marzollo et al. 2024, section 3.2.1: Ascend 910B4 and Llama-2 7B.

@@ -30,9 +30,8 @@ class ForwardTime(NamedTuple):
     attention: float | None = None
 
 
-CostOf = Callable[
-    [int, int], ForwardTime
-]  # of the number of requests, and of query tokens per request
+# of the number of requests, and of query tokens per request
+CostOf = Callable[[int, int], ForwardTime]
 
 
 class Load(NamedTuple):

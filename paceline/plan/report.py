@@ -96,14 +96,13 @@ def _by_size(plan: Plan) -> Table:
         if plan.budget is None
         else (
             "Free budget, b s_q up to which [h, h] products are bound by memory:"
-            f" {plan.budget:.0f}; s_q"
-            f" {plan.budget / plan.batch:.1f} here.",
+            f" {plan.budget:.0f}; s_q {plan.budget / plan.batch:.1f} here.",
         )
     )
     notes = (
         "s_q: query tokens per request, the newest token and the draft nodes; *: the best. cost:"
-        " time over"
-        " that of plain decoding. speed-up: tokens per forward over cost. tokens/s: of the batch.",
+        " time over that of plain decoding. speed-up: tokens per forward over cost. tokens/s: of"
+        " the batch.",
         f"Tokens per forward: {plan.acceptance}.",
         *budget,
         *plan.notes,
@@ -148,8 +147,7 @@ def _operations(plan: Plan, peak: Peak) -> Table:
     ]
     notes = (
         f"The values are for one occurrence. The machine computes {peak.ratio:.4g} FLOPs in the"
-        " time of one"
-        " byte. Operations with fewer FLOPs per byte are bound by memory.",
+        " time of one byte. Operations with fewer FLOPs per byte are bound by memory.",
     )
     return Table.of(
         "What a forward is made of", [Column("operation"), Column("times"), *columns], rows, notes

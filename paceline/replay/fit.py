@@ -31,9 +31,8 @@ from paceline.replay.fit_settings import (
 )
 from paceline.replay.run import Trace, said
 
-Samples = tuple[
-    NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]
-]  # inputs, labels, weights
+# inputs, labels, weights
+Samples = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,8 @@ def replay(
     if drafter.needs_predictions:
         raise ConfigError(
             f"replay: drafter {drafter.name!r} learns from the target's predictions after every"
-            " draft token, which a record of answers does not hold. Measure it with"
-            " `paceline bench`."
+            " draft token, which a record of answers does not hold. Measure it with `paceline"
+            " bench`."
         )
     require_count("replay", "max_nodes", max_nodes, 0)
     require_count("replay", "batch_size", batch_size, 1)
@@ -167,8 +167,8 @@ def _with_top_tokens(
     if top_tokens is None or recorded < drafter.top_k:
         raise ConfigError(
             f"replay: drafter {drafter.name!r} learns from the target's {drafter.top_k} top tokens"
-            f" after every node, but {recorded} of them were recorded. Record them with"
-            f" `paceline record --top {drafter.top_k}`, or choose another drafter."
+            f" after every node, but {recorded} of them were recorded. Record them with `paceline"
+            f" record --top {drafter.top_k}`, or choose another drafter."
         )
     return zip(traces, top_tokens, strict=True)
 

@@ -66,9 +66,8 @@ class CompletionSet:
             asyncio.create_task(self._run(index, entry)) for index, entry in enumerate(asked)
         ]
         for task in self._tasks:
-            task.add_done_callback(
-                lambda _: gate.leave()
-            )  # also if it is cancelled before it starts
+            # also if it is cancelled before it starts
+            task.add_done_callback(lambda _: gate.leave())
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
         """Yield (index, chunk) until all answers end; raise what ended one of them early."""

@@ -156,10 +156,8 @@ class CompletionFormatter:
         sent, asked = self._echoed[index], self._asked[index]
         if sent is None or logprobs is None:
             return None
-        rows = [
-            {asked.prompt[0]: 0.0},
-            *(row for row in logprobs if row is not None),
-        ]  # the first entry is replaced by null below
+        # the first entry is replaced by null below
+        rows = [{asked.prompt[0]: 0.0}, *(row for row in logprobs if row is not None)]
         if isinstance(sent, str):
             result = self._spell_sent(sent, asked.prompt, rows)
         else:

@@ -26,6 +26,7 @@ _TYPES = {
 }
 _CLOSED = 499  # only for the log: the client has disconnected
 _FIELD_IN_MESSAGE = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
+# pydantic's names for alternatives of a union
 _KINDS = {
     "str",
     "int",
@@ -35,7 +36,7 @@ _KINDS = {
     "dict",
     "list",
     "is-instance",
-}  # pydantic's names for alternatives of a union
+}
 _log = logging.getLogger("paceline.serve")
 
 

@@ -20,11 +20,12 @@ from paceline.serve.tally import Tally
 _PREFIX = "paceline:"
 _LABEL = "model_name"
 _BUCKETS = LatencyBuckets()
+# name: (attribute of `LLM.load`, documentation)
 _GAUGES = {
     "num_requests_running": ("running", "Answers that are being generated."),
     "num_requests_waiting": ("waiting", "Answers that wait for a slot."),
     "kv_cache_usage_perc": ("cache_usage", "Share of the KV cache in use, 0 to 1."),
-}  # name: (attribute of `LLM.load`, documentation)
+}
 _COUNTERS = {
     "num_preemptions": ("preemptions", "Preempted answers."),
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts."),

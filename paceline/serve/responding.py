@@ -24,6 +24,7 @@ from paceline.serve.trace import step
 _CONNECTIONS = ConnectionSettings()
 _EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = "[DONE]"
+# OpenAPI's schema of the stream
 EVENTS = {
     "content": {
         "text/event-stream": {
@@ -35,7 +36,7 @@ EVENTS = {
             }
         }
     }
-}  # OpenAPI's schema of the stream
+}
 
 
 class ResponseFormatter(Protocol):

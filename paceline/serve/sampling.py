@@ -14,13 +14,8 @@ from paceline.llm import LLM
 from paceline.serve.requests import GenerationRequest, ResponseFormat
 from paceline.serve.speculation import Speculations
 
-_FROM_MODEL = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-)  # the fields that vLLM reads
+# the fields that vLLM reads
+_FROM_MODEL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _SEEDS = 2**32
 
 

@@ -108,8 +108,7 @@ def _check(name: str, options: dict[str, str]) -> None:
         if "str" in types[option] and not plain:
             raise ConfigError(
                 f"speculation: requests may not set {option}, as it may name a file. Start the"
-                " server with"
-                " --allow-drafter and this drafter."
+                " server with --allow-drafter and this drafter."
             )
 
 

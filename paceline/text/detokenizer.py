@@ -237,9 +237,8 @@ class _Window:
         """
         if not text.endswith(REPLACEMENT):
             return text
-        heads = (
-            self._decode(token_ids[:-count]) for count in range(1, 4)
-        )  # without its one to three bytes
+        # without its one to three bytes
+        heads = (self._decode(token_ids[:-count]) for count in range(1, 4))
         head = next((head for head in heads if not head.endswith(REPLACEMENT)), "")
         return text if text.startswith(head) else head + REPLACEMENT
 

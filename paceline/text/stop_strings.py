@@ -70,9 +70,8 @@ class StopStrings:
         skip_special_tokens: bool = True,
     ) -> None:
         self._stop = tuple(stop)
-        self._before = (
-            max(map(len, stop)) - 1
-        )  # characters before the newest that a stop string may begin in
+        # characters before the newest that a stop string may begin in
+        self._before = max(map(len, stop)) - 1
         self._tokenizer, self._prompt_ids, self._skips = (
             tokenizer,
             list(prompt_ids),

@@ -33,9 +33,8 @@ _KIND, _VERSION = "paceline answers", 1
 _CHECK = "check"
 _CHECK_DIGITS = 16
 _LONGEST_FIRST_LINE = 1 << 20  # bytes; a longer one is that of another file
-_DESCRIPTIVE = (
-    "model",
-)  # a name that may change from run to run: which model it is, its fingerprint says
+# a name that may change from run to run: which model it is, its fingerprint says
+_DESCRIPTIVE = ("model",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +168,7 @@ def read_settings(path: str | Path) -> dict[str, Any] | None:
     if found.get("version") != _VERSION:
         raise ConfigError(
             f"answers {str(path)!r}: got version {found.get('version')!r}; expected {_VERSION}."
-            " Record them anew, or use"
-            " the release that recorded them."
+            " Record them anew, or use the release that recorded them."
         )
     return _opened(path, 1, line, "")[0]
 
@@ -193,8 +191,7 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
     if there < min(settings["count"], settings["count"] if limit is None else limit):
         raise ConfigError(
             f"answers {str(path)!r}: got {there} of its {settings['count']} answers; expected all."
-            " Give the same command"
-            " (`paceline record`) again: it continues where it was."
+            " Give the same command (`paceline record`) again: it continues where it was."
         )
 
 
@@ -230,8 +227,8 @@ def _compare(path: Path, found: dict[str, Any] | None, wanted: dict[str, Any]) -
         if name not in _DESCRIPTIVE and there.get(name) != asked.get(name):
             raise ConfigError(
                 f"answers {str(path)!r}: {name}: got {asked.get(name)!r}; expected"
-                f" {there.get(name)!r}, as the file was begun."
-                " Continue with the same settings, or name another file."
+                f" {there.get(name)!r}, as the file was begun. Continue with the same settings, or"
+                " name another file."
             )
 
 
@@ -300,9 +297,8 @@ def _opened(path: str | Path, number: int, line: bytes, before: str) -> tuple[di
 def _damaged(path: str | Path, number: int, what: str) -> ConfigError:
     return ConfigError(
         f"answers {str(path)!r}, line {number}: got a damaged line, as {what}; expected it as it"
-        " was written. Delete it and all"
-        " lines behind it, and give the same command (`paceline record`) again: it continues from"
-        " there."
+        " was written. Delete it and all lines behind it, and give the same command (`paceline"
+        " record`) again: it continues from there."
     )
 
 

@@ -89,8 +89,7 @@ def note_unwritable(reason: object) -> None:
         _noted = True
         _log.warning(
             "paceline keeps compiled code and measurements in memory only, and every process makes"
-            " them anew: %s. Set %s to a"
-            " folder that can be written.",
+            " them anew: %s. Set %s to a folder that can be written.",
             str(reason).split("; expected")[0].rstrip("."),
             VARIABLE,
         )
@@ -349,6 +348,5 @@ def _refused_clearly() -> Iterator[None]:
     except OSError as error:
         raise CacheError(
             f"cache: got {str(root())!r}, which cannot be used ({error}); expected a folder that"
-            " can be written and has room."
-            f" Set {VARIABLE} to another one."
+            f" can be written and has room. Set {VARIABLE} to another one."
         ) from error

@@ -33,8 +33,7 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise ConfigError(
             f"{where}: got {_shown(messages)}; expected a list of messages with role and content."
-            " Write"
-            " [{'role': 'user', 'content': '...'}]."
+            " Write [{'role': 'user', 'content': '...'}]."
         )
     return [_checked(message, f"{where}.{index}") for index, message in enumerate(messages)]
 
@@ -183,14 +182,13 @@ def _options(
         return {"add_generation_prompt": True, **options}
     if options.setdefault("add_generation_prompt", False):
         raise ConfigError(
-            "add_generation_prompt: got true with continue_final_message; expected one of them."
-            " A new message or the final one can be written, not both."
+            "add_generation_prompt: got true with continue_final_message; expected one of them. A"
+            " new message or the final one can be written, not both."
         )
     if messages[-1]["role"] != "assistant":
         raise ConfigError(
             f"continue_final_message: got a final message of role {_shown(messages[-1]['role'])};"
-            " expected the"
-            " assistant's. Add the beginning of its answer, or leave the option out."
+            " expected the assistant's. Add the beginning of its answer, or leave the option out."
         )
     if messages[-1]["content"] is None:
         raise ConfigError(
@@ -249,6 +247,6 @@ def _templated(tokenizer: Any, messages: list[Message], where: str, **options: A
     except Exception as error:  # a template is a program of its author's, and may fail in any way
         raise ConfigError(
             f"{where}: got {error} ({type(error).__name__}) from the chat template; expected one"
-            " that takes this conversation."
-            " Change the messages, or leave the template out (a plain prompt)."
+            " that takes this conversation. Change the messages, or leave the template out (a"
+            " plain prompt)."
         ) from error

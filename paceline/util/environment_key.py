@@ -17,14 +17,8 @@ from transformers import PreTrainedModel
 
 from paceline.util.machine import instruction_flags, processor
 
-_SETTINGS = (
-    "MKL_",
-    "ONEDNN_",
-    "DNNL_",
-    "ATEN_",
-    "CUBLAS_",
-    "NVIDIA_TF32",
-)  # environment variables that choose kernels
+# environment variables that choose kernels
+_SETTINGS = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF32")
 
 
 def environment_key(model: PreTrainedModel, **besides: Any) -> str:

@@ -13,9 +13,8 @@ from paceline.util.config import require_range
 
 T = TypeVar("T")
 _MOST_THREADS = 1024  # many thousands make OpenMP crash
-PER_REQUEST = {
-    "per_request": True
-}  # metadata of an option of single requests, which a whole run does not have
+# metadata of an option of single requests, which a whole run does not have
+PER_REQUEST = {"per_request": True}
 BatchInvariant = bool | Literal["auto"]
 InvarianceWord = Literal["auto", "on", "off"]  # the same on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
@@ -109,8 +108,7 @@ def refuse_per_request(owner: str, group: Any) -> None:
         if field.metadata.get("per_request") and value != field.default:
             raise ConfigError(
                 f"{owner}: {field.name}: got {value!r} among the sampling options; expected"
-                f" {field.default!r} there, since it is"
-                " an option of single requests. Leave it out."
+                f" {field.default!r} there, since it is an option of single requests. Leave it out."
             )
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PLAIN = frozenset(
-    (Tensor, nn.Parameter)
-)  # a subclass, as of quantised weights, has its numbers anywhere
+# a subclass, as of quantised weights, has its numbers anywhere
+PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 def is_plain(tensor: Any) -> bool:

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_PADDING, _PADDING_SHARE = (
-    1024,
-    32,
-)  # rows, but no more than tokens; of a vocabulary: 102,400 rows for 100,015 tokens
+# rows, but no more than tokens; of a vocabulary: 102,400 rows for 100,015 tokens
+_MOST_PADDING, _PADDING_SHARE = (1024, 32)
 
 
 def is_padded(rows: int, tokens: int) -> bool:

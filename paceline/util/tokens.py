@@ -29,8 +29,7 @@ def require_text(where: str, text: str) -> str:
     if not is_text(text):
         raise ConfigError(
             f"{where}: got {text[:60]!a}, with half a surrogate pair or bytes that are not UTF-8;"
-            " expected text. Write it in"
-            " UTF-8."
+            " expected text. Write it in UTF-8."
         )
     return text
 

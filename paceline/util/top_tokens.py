@@ -195,8 +195,7 @@ def _digest(before: bytes, check: str, payload: bytes) -> bytes:
 def _damaged(path: Path, what: str) -> ConfigError:
     return ConfigError(
         f"top tokens {str(path)!r}: got a file that cannot be used, as {what}; expected the one"
-        " written with its answers. Delete"
-        " both, and record them anew."
+        " written with its answers. Delete both, and record them anew."
     )
 
 

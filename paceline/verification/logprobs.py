@@ -53,9 +53,8 @@ def _score(request: Request, logits: NodeLogits, row: int, fed: int) -> None:
     known, count = request.prompt_logprobs, request.params.prompt_logprobs
     assert known is not None, "it is scored"
     assert count is not None, "it is scored"
-    offset = (
-        logits.starts[row] - (fed - 1) - request.cached - 1
-    )  # of the row that a token is scored by
+    # of the row that a token is scored by
+    offset = logits.starts[row] - (fed - 1) - request.cached - 1
     # After a preemption the first tokens are fed again: they are scored already.
     scored: list[dict[int, float]] = []
     for first in range(len(known), min(request.cached + fed, request.prompt_length - 1) + 1, _ROWS):

@@ -116,9 +116,8 @@ def reject(
 def _residual(target: Vector, draft: Vector) -> Vector:
     rest = (target - draft).clip(0)
     total = rest.sum()
-    return (
-        rest / total if total > 0 else target
-    )  # target == draft: acceptance was certain but for rounding
+    # target == draft: acceptance was certain but for rounding
+    return rest / total if total > 0 else target
 
 
 def _without(target: Vector, token: int) -> Vector:
@@ -408,14 +407,13 @@ def _unusable(
     )
     return ConfigError(
         f"logits_processors: got scores that are not numbers (NaN or infinite) from {names};"
-        " expected finite ones, and"
-        " -inf for what is forbidden. Correct the processor, or leave it out."
+        " expected finite ones, and -inf for what is forbidden. Correct the processor, or leave it"
+        " out."
     )
 
 
 def _nothing_left() -> ConfigError:
     return ConfigError(
         "got a request whose bad_words, min_tokens or logits_processors leave no token to go on"
-        " with; expected one at least."
-        " Forbid less."
+        " with; expected one at least. Forbid less."
     )

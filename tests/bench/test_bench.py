@@ -141,8 +141,7 @@ def test_the_command_repeats_the_run() -> None:
     )
     assert config.command() == (
         "paceline bench --model demo --drafter none --drafter draft_model:max_draft_tokens=4"
-        " --baseline none --max-new-tokens 64"
-        " --ignore-eos"
+        " --baseline none --max-new-tokens 64 --ignore-eos"
     )
 
 

@@ -138,9 +138,8 @@ class Wrong:
         self._requests += request.length > 2
         number = self._requests
         async for piece in self._inner.pieces(request):
-            wrong = (
-                number == 2 * 3 + 3
-            )  # the warm-ups of three drafters, then the last of six answers
+            # the warm-ups of three drafters, then the last of six answers
+            wrong = number == 2 * 3 + 3
             assert isinstance(piece.content, tuple)
             yield replace(piece, content=(5, *piece.content[1:])) if wrong else piece
 

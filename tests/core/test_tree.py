@@ -114,9 +114,8 @@ def test_best_chain_is_the_deepest_path(parents: list[int]) -> None:
 
 def test_best_chain_follows_confidence() -> None:
     """The path with most tokens expected to be accepted; its confidence comes along."""
-    doubtful = DraftTree(
-        [10, 11, 12, 13], [-1, 0, 1, -1], confidence=[0.2, 0.9, 0.9, 0.6]
-    )  # 0.2 + 0.18 + 0.162 < 0.6
+    # 0.2 + 0.18 + 0.162 < 0.6
+    doubtful = DraftTree([10, 11, 12, 13], [-1, 0, 1, -1], confidence=[0.2, 0.9, 0.9, 0.6])
     assert doubtful.best_chain() == DraftTree([13], [-1], confidence=[0.6])
     likely = DraftTree([10, 11, 12, 13], [-1, 0, 1, -1], confidence=[0.4, 0.9, 0.9, 0.6])
     assert likely.best_chain() == DraftTree([10, 11, 12], [-1, 0, 1], confidence=[0.4, 0.9, 0.9])

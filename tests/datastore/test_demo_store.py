@@ -55,9 +55,8 @@ def test_it_is_of_the_embedded_tokenizer_and_only_read(prompts: list[list[int]])
         prompts, SamplingParams(max_new_tokens=32)
     )
     for name in ("sssd", "rest"):
-        llm = LLM(
-            demo.TARGET, f"{name}:datastore=demo", dtype="float32"
-        )  # its tokenizer is looked at here
+        # its tokenizer is looked at here
+        llm = LLM(demo.TARGET, f"{name}:datastore=demo", dtype="float32")
         answers = llm.generate(prompts, SamplingParams(max_new_tokens=32))
         assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
     assert state() == before

@@ -50,9 +50,8 @@ def test_what_is_not_known_is_not_refused(
         tokenizer=tokenizer,
     )
     LLM(pair.target, drafter=f"{name}:datastore={store(tmp_path / 'ids')}", tokenizer=tokenizer)
-    LLM(
-        pair.target, drafter=f"{name}:datastore={built(tmp_path / 'other', OTHER)}"
-    )  # the prompts are ids of nobody knows what
+    # the prompts are ids of nobody knows what
+    LLM(pair.target, drafter=f"{name}:datastore={built(tmp_path / 'other', OTHER)}")
 
 
 def test_the_replay_refuses_it(tmp_path: Path) -> None:

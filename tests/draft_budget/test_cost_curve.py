@@ -158,9 +158,8 @@ def test_time_without_a_processor_marks_a_measurement(model: CachedLM, machine: 
 
 def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) -> None:
     curve = measure(model).curve
-    machine.forward = lambda rows: (
-        3 * line(0.03)(rows)
-    )  # a slower processor: rows cost the same share
+    # a slower processor: rows cost the same share
+    machine.forward = lambda rows: 3 * line(0.03)(rows)
     found = check(model, curve)
     assert found is not None
     assert found.confirms
@@ -258,9 +257,8 @@ def test_a_damaged_record_is_measured_again(
     content = json.loads(file.read_text())
     content["curve"]["seconds"].pop()
     text = json.dumps(content)
-    file.write_text(
-        text + " " * (file.stat().st_size - len(text))
-    )  # of the size that its card names
+    # of the size that its card names
+    file.write_text(text + " " * (file.stat().st_size - len(text)))
     assert Costs(model).recall() is None
     assert Costs(model).curve().rows == ROWS
 

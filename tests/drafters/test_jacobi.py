@@ -220,9 +220,8 @@ def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) 
     while len(answer) < count:
         size = count - len(answer) if block is None else min(block, count - len(answer))
         start = [source.choice(prompt) for _ in range(size - 1)]
-        solved, iterations = solve(
-            target, prompt + answer, [*start, -1]
-        )  # no equation reads the last variable
+        # no equation reads the last variable
+        solved, iterations = solve(target, prompt + answer, [*start, -1])
         assert len(iterations) <= size
         answer += solved
         fed += iterations

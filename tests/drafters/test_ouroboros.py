@@ -27,9 +27,10 @@ from tests.support.shared import COUNT, RAGGED, Pair, check_aborts
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "ouroboros_golden.json").read_text())[
     "runs"
 ]
+# the same target's
 ANSWERS = json.loads((Path(__file__).parents[1] / "data" / "lookahead_golden.json").read_text())[
     "answers"
-]  # the same target's
+]
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"shared_pool": True, "gamma": 12},

@@ -15,6 +15,7 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.drafters.shared.frequencies import Frequencies
 
+# behind 1, 2 come 4 and before that 3; 7, 1 and 2 are the most frequent tokens
 TEXT = [
     7,
     1,
@@ -28,7 +29,7 @@ TEXT = [
     9,
     1,
     2,
-]  # behind 1, 2 come 4 and before that 3; 7, 1 and 2 are the most frequent tokens
+]
 
 
 def proposed(

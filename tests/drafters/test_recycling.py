@@ -26,9 +26,8 @@ from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANK
 from paceline.errors import ConfigError
 from paceline.util.limits import LONGEST_KEY
 
-Said = dict[
-    tuple[int, ...], list[tuple[int, float]]
-]  # the newest tokens -> what the target says then
+# the newest tokens -> what the target says then
+Said = dict[tuple[int, ...], list[tuple[int, float]]]
 
 
 def ids(*tokens: int) -> IntArray:

@@ -235,9 +235,8 @@ def test_a_drafter_that_fails_costs_drafts_alone(
 def test_a_stream_is_not_held_up_by_a_long_prompt(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        PrefillChunkController, "note_prompts", lambda self, tokens, seconds: None
-    )  # else clocks decide how small a piece is
+    # else clocks decide how small a piece is
+    monkeypatch.setattr(PrefillChunkController, "note_prompts", lambda self, tokens, seconds: None)
     llm = LLM(model, "none", max_batch=2)
     stream = llm.stream(prompts(1)[0], SamplingParams(max_new_tokens=100, ignore_eos=True))
     next(stream)

@@ -318,9 +318,8 @@ def test_a_bounded_number_of_drafters() -> None:
     roster.use(create("none"), "none")
     found = [roster.find(f"none:x={number}", set) for number in range(MOST_DRAFTERS)]
     roster.find("none:x=0", set)
-    roster.find(
-        "none:x=99", lambda: {found[1]}
-    )  # takes the place of the one not in use that was asked for first
+    # takes the place of the one not in use that was asked for first
+    roster.find("none:x=99", lambda: {found[1]})
     assert roster.find("none:x=0", set) is found[0]
     assert roster.find("none:x=1", set) is found[1]
     assert len(made) == MOST_DRAFTERS + 1

@@ -124,9 +124,8 @@ def test_quanto(folder: Path, weights: str) -> None:
 )
 def test_torchao(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantization = pytest.importorskip("torchao.quantization")
-    monkeypatch.setattr(
-        "paceline.cpu.linear.choice._WORTH", 0
-    )  # as a model of 34 million weights and more
+    # as a model of 34 million weights and more
+    monkeypatch.setattr("paceline.cpu.linear.choice._WORTH", 0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     quantization.quantize_(model, getattr(quantization, name)())
     decodes(model)

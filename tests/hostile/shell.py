@@ -17,13 +17,8 @@ from tests.support.processes import CONTEXT
 
 LIMIT = 90.0  # seconds of a case; what takes longer hangs
 CLOSED, LEFT, FULL = "closed", "left", "/dev/full"
-_TOLD = (
-    "[",
-    "wrote ",
-    "demo with ",
-    "left out: ",
-    "paceline: ",
-)  # beginnings of notes, which stand beside an error
+# beginnings of notes, which stand beside an error
+_TOLD = ("[", "wrote ", "demo with ", "left out: ", "paceline: ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,9 +126,8 @@ def test_several_answers_per_prompt(
 
 
 def test_shared_noise_is_that_of_multinomial() -> None:
-    probs = torch.rand(8, 3, 97, generator=torch.Generator().manual_seed(1)).softmax(
-        -1
-    )  # [step, row, vocab]
+    # The shape is steps, rows, vocabulary.
+    probs = torch.rand(8, 3, 97, generator=torch.Generator().manual_seed(1)).softmax(-1)
     torch.manual_seed(3)
     expected = [torch.multinomial(step, 1)[:, 0].tolist() for step in probs]
     after = torch.rand(2)

@@ -113,9 +113,8 @@ def test_no_token_follows_an_end(target: Any, one: Any, draft: Any) -> None:
     answer = target.generate(**one, do_sample=False, max_new_tokens=20, eos_token_id=None)[
         0, one["input_ids"].shape[1] :
     ]
-    strategy = Strategy(
-        "draft_model:max_draft_tokens=8", draft_model=target
-    )  # every guess is right: all ends are inside a run
+    # every guess is right: all ends are inside a run
+    strategy = Strategy("draft_model:max_draft_tokens=8", draft_model=target)
     for place in (0, 3, 11):
         ends = [int(answer[place]), 254, 255]
         expected, found = both(target, strategy, one, eos_token_id=ends, **GREEDY)

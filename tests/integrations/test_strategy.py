@@ -32,9 +32,8 @@ def test_nothing_is_left_after_an_interruption(target: Any, draft: Any, three: A
     for drafter in ("prompt_lookup", "draft_model", scripted):
         strategy = Strategy(drafter, draft_model=draft if drafter == "draft_model" else None)
         streamer = Recorder(fail_at=0 if drafter is scripted else 4)
-        error = (
-            KeyError if drafter is scripted else KeyboardInterrupt
-        )  # the script has no answers: `propose` raises
+        # the script has no answers: `propose` raises
+        error = KeyError if drafter is scripted else KeyboardInterrupt
         with pytest.raises((error, KeyboardInterrupt)):
             generate(
                 target,

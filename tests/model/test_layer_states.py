@@ -52,9 +52,8 @@ def test_they_are_those_of_a_plain_forward(name: str, batch_invariant: bool) -> 
     assert found.states is not None
     assert found.pending is not None
     expected = [of_plain(model, [*PROMPTS[0], 5, 7]), of_plain(model, PROMPTS[1])]
-    own = slice(
-        1 if name == "roformer" else 0, None
-    )  # it has a layer of its own between the last state and the head
+    # it has a layer of its own between the last state and the head
+    own = slice(1 if name == "roformer" else 0, None)
     rows = found.states[found.starts[0] :][[0, 1, last]]
     torch.testing.assert_close(rows[:, own], expected[0][-3:, own], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(

@@ -117,9 +117,8 @@ def test_attention_has_the_bits_of_rows(reach: dict[str, int]) -> None:
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
     sign = mark(query.shape[2], columns.visible, query.device)
     order = packing.order({address_of(sign): packing.visible(**reach)})
-    packed = attention_by_position(
-        query, columns.key, columns.value, sign[:, :, 1:], order
-    )  # a part of a mark is one, too
+    # a part of a mark is one, too
+    packed = attention_by_position(query, columns.key, columns.value, sign[:, :, 1:], order)
     assert torch.equal(packed[0], rows[real])
 
 

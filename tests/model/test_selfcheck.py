@@ -115,9 +115,8 @@ def test_models_bound_to_slots_are_checked_too(monkeypatch: pytest.MonkeyPatch) 
     assert model.config.model_type not in VERIFIED
     check_chain_forward(CachedLM(model))
     LLM(model, "none")
-    monkeypatch.setattr(
-        SlotLayer, "get_seq_length", lambda self: 0
-    )  # its positions begin at 0 in every forward
+    # its positions begin at 0 in every forward
+    monkeypatch.setattr(SlotLayer, "get_seq_length", lambda self: 0)
     with pytest.raises(UnsupportedModelError, match="logits of a draft chain differ"):
         LLM(model, "none")
 

@@ -15,21 +15,11 @@ pytestmark = NEEDS_REAL
 
 BATCH = 8
 LONGEST = 12
-STOP = (
-    "day, Fri",
-    "h.\nThe s",
-    "e\nid;",
-    "b\n\ndef",
-    "row, row, row, r",
-)  # each reaches across tokens of some answer
+# each reaches across tokens of some answer
+STOP = ("day, Fri", "h.\nThe s", "e\nid;", "b\n\ndef", "row, row, row, r")
 STREAMED = ("list-1", "prose-2")
-INSIDE = (
-    "prompt_lookup",
-    "sssd",
-    "lookahead",
-    "rest",
-    "pia",
-)  # their drafts of the first go beyond the stop string, and are right
+# their drafts of the first go beyond the stop string, and are right
+INSIDE = ("prompt_lookup", "sssd", "lookahead", "rest", "pia")
 
 
 @pytest.fixture(scope="module")

@@ -56,9 +56,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_a_file_cut_at_any_byte_is_continued_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "os.fsync", lambda handle: None
-    )  # a thousand times; and nothing here loses power
+    # a thousand times; and nothing here loses power
+    monkeypatch.setattr("os.fsync", lambda handle: None)
     complete = fill(tmp_path / "complete.jsonl").read_bytes()
     ends = [index + 1 for index, byte in enumerate(complete) if byte == ord("\n")]
     path = tmp_path / "cut.jsonl"

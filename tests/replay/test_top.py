@@ -128,11 +128,8 @@ def test_a_replay_tells_what_is_known_and_nothing_else() -> None:
     token_ids = np.array([[position + 1, 10 + position] for position in range(6)])
     probs = np.array([[0.5 + position / 100, 0.25] for position in range(6)], dtype=np.float32)
     replay(drafter, [([0], [1, 2, 3, 4, 5, 6])], top_tokens=[TopTokens(token_ids, probs)])
-    known = [
-        [0, None, 1, 2, None],
-        [3, None],
-        [4, 5, None, None],
-    ]  # positions of the answer at root and nodes
+    # positions of the answer at root and nodes
+    known = [[0, None, 1, 2, None], [3, None], [4, 5, None, None]]
     for outcome, positions in zip(drafter.outcomes, known, strict=True):
         top = outcome.target_top
         assert top is not None

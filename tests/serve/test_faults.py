@@ -143,9 +143,8 @@ def test_one_drafter_too_many_is_for_later(
     """One before keeps the only place for a drafter besides the engine's own until it ends, and
     it drafts as long as we like.
     """
-    llm = LLM(
-        pair.target, "prompt_lookup:budget=false", tokenizer=tokenizer, max_batch=16
-    )  # nobody has named a drafter before
+    # nobody has named a drafter before
+    llm = LLM(pair.target, "prompt_lookup:budget=false", tokenizer=tokenizer, max_batch=16)
     drafting, go_on = threading.Event(), threading.Event()
     propose = Pia.propose
 

@@ -19,9 +19,8 @@ from paceline.util.compiled import inlined, load_uint8, load_uint16, store_uint8
 
 _ROOM = np.zeros(8 * amx.TILE // 4 + 16, dtype=np.float32)
 _TILES = (_ROOM.ctypes.data + 63) // 64 * 64
-_WIDENED = (
-    (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32).copy()
-)  # of every bfloat16 number
+# of every bfloat16 number
+_WIDENED = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32).copy()
 _TABLE = _WIDENED.ctypes.data
 _ROWS = np.full(8, amx.SIDE, dtype=np.uint8)  # of the tiles
 _ROWS_AT = _ROWS.ctypes.data
@@ -177,9 +176,8 @@ def main() -> None:
     from paceline.cpu.linear.tiled import multiply_tiled
     from tests.cpu.test_product_order import SHAPES, check_bits, tiled_sums
 
-    torch.set_num_threads(
-        1
-    )  # the emulated tiles are there once, those of a processor once for each thread
+    # the emulated tiles are there once, those of a processor once for each thread
+    torch.set_num_threads(1)
     own._kernel = lambda *_: multiply_tiled
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)

@@ -78,9 +78,8 @@ class Real:
             pad_token_id=0,
         )
         rows: list[list[int]] = out[:, width:].tolist()
-        return [
-            row[: row.index(0)] if 0 in row else row for row in rows
-        ]  # 0 ends documents in training, never answers
+        # 0 ends documents in training, never answers
+        return [row[: row.index(0)] if 0 in row else row for row in rows]
 
 
 def load_real() -> Real:

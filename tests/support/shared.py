@@ -29,6 +29,7 @@ from paceline.model.cached_lm import CachedLM
 
 COUNT = 40
 RAGGED = list(contract.BUDGETS)
+# options that change what a drafter proposes
 VARIANTS = [
     "draft_model:max_draft_tokens=3,branch_threshold=0.02,use_prompt_lookup=true",
     "draft_model:stop_rule=confidence,stop_threshold=0.3",
@@ -49,7 +50,7 @@ VARIANTS = [
     "auto:use_draft_model=true,budget=true,max_nodes=12",
     "lookahead:budget=true",
     "token_recycling:tree=paper,max_context_ngram=1",
-]  # options that change what a drafter proposes
+]
 SPECS = [*available(), *VARIANTS]
 # For tests that tell little of the variants beyond what others have told: `make test-all` runs them
 # all.
@@ -57,9 +58,8 @@ MOST_SPECS: list[Any] = [
     *available(),
     *(pytest.param(spec, marks=pytest.mark.slow) for spec in VARIANTS),
 ]
-SAME_SEED = [
-    spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))
-]  # drafters of guesses only
+# drafters of guesses only
+SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]
 SAME_SEED += [
     "draft_model:verification=follow",
     "draft_model:verification=follow,max_draft_tokens=3,branch_threshold=0.02,use_prompt_lookup=true",

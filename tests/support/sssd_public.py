@@ -12,11 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-PREFIX, WINDOW, BORDER = (
-    4,
-    8,
-    3,
-)  # tokens of the query, of a window of the request, of the prompt that belong to the output
+# tokens of the query, of a window of the request, of the prompt that belong to the output
+PREFIX, WINDOW, BORDER = (4, 8, 3)
 ENTRIES, ENOUGH = 100, 50  # of the datastore: continuations of one suffix, and how many are enough
 SCALE, DAMPENING, PER_MATCH = 0.6, 0.6, 0.1
 

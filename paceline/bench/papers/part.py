@@ -22,8 +22,7 @@ CPU_TIME = (
 )
 CONVENTION = (
     "S, the step compression, is tokens per forward: (new tokens - 1) / (target forwards - prefill"
-    " forwards), so plain decoding"
-    " is exactly 1."
+    " forwards), so plain decoding is exactly 1."
 )
 PICTURE = "The paper shows its values as a picture only, so they are not listed."
 _MEASURES = {

@@ -29,11 +29,10 @@ _MEASURES: dict[Column, str] = {
 }
 _LEGEND = (
     "of plain: tokens/s over those of plain decoding under the same load. latency: users /"
-    " (tokens/s), with the prompts' share."
-    " first: ms to the first chunk of an answer; gap: ms between chunks; token: mean ms between the"
-    " tokens of an answer; end: seconds to the last chunk. overhead: share of the engine's time"
-    " that"
-    " is neither forward nor drafting. equal: answers that equal plain decoding."
+    " (tokens/s), with the prompts' share. first: ms to the first chunk of an answer; gap: ms"
+    " between chunks; token: mean ms between the tokens of an answer; end: seconds to the last"
+    " chunk. overhead: share of the engine's time that is neither forward nor drafting. equal:"
+    " answers that equal plain decoding."
 )
 _NARROW = ("load", "drafter", "tokens/s", "of plain", "first p99", "gap p99", "end p99 s", "equal")
 _WIDE = 140  # characters; narrower consoles show the columns above only
@@ -141,9 +140,8 @@ def notes(result: ServingResult) -> list[str]:
         sentences.append(
             f"Second turn of a chat after {turn.before} tokens: the first token comes after"
             f" {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached tokens)"
-            " and"
-            f" after {_ms(turn.afresh, 0.5)} without ({max(turn.afresh_tokens)}), {turn.ratio:.1f}x"
-            f" (medians of {len(turn.reused)})."
+            f" and after {_ms(turn.afresh, 0.5)} without ({max(turn.afresh_tokens)}),"
+            f" {turn.ratio:.1f}x (medians of {len(turn.reused)})."
         )
     if result.intrusion is not None:
         gaps = result.intrusion
@@ -157,9 +155,8 @@ def notes(result: ServingResult) -> list[str]:
         sizes = [size / 1e6 for _, size in soak.resident]
         sentences.append(
             f"Soak of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers,"
-            f" {soak.aborted}"
-            f" aborted by clients, {soak.left_open} open at the end. The memory is from"
-            f" {min(sizes):.0f} to {max(sizes):.0f} MB; last over second quarter:"
+            f" {soak.aborted} aborted by clients, {soak.left_open} open at the end. The memory is"
+            f" from {min(sizes):.0f} to {max(sizes):.0f} MB; last over second quarter:"
             f" {soak.growth:.3f}."
         )
     return [*sentences, *_repeating(result), *_differing(result.figures())]

@@ -23,20 +23,14 @@ from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
 
 COUNTS = (1, 4, 16, 64, 256)  # of rows that are tried; the last stands for any more
 _KIND = "products-v8"  # another number when what is tried or written changes
-_WORTH = (
-    1 << 25
-)  # weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
-_BEYOND = (
-    1 << 27
-)  # weights of a shape that are tried one after the other: fewer would stay in a cache
-_NARROW, _MANY = (
-    1 << 24,
-    64,
-)  # weights of a module that is not tried with so many rows: heads of a vocabulary get few
-_ROUNDS, _MANY_ROUNDS = (
-    3,
-    8,
-)  # the least time counts; with many rows a single product is tried, which is soon disturbed
+# weights: a smaller model stays in the processor's caches, and torch's kernels do as well there
+_WORTH = 1 << 25
+# weights of a shape that are tried one after the other: fewer would stay in a cache
+_BEYOND = 1 << 27
+# weights of a module that is not tried with so many rows: heads of a vocabulary get few
+_NARROW, _MANY = (1 << 24, 64)
+# the least time counts; with many rows a single product is tried, which is soon disturbed
+_ROUNDS, _MANY_ROUNDS = (3, 8)
 _TIE = 1.03  # of torch's time: as fast, for a clock that wanders
 _STEPS = 64
 _PRODUCTS: tuple[Callable[..., Any], ...] = (product, torch.nn.functional.linear)

@@ -19,9 +19,8 @@ from paceline.util.compiled import as_pointer, inlined
 
 INNER, OUTER = avx512_dot.LINE // 2, avx512_dot.OUTPUTS  # sizes of a weight are multiples of these
 _CACHE = 400_000  # bytes of the second cache that rows may fill
-_AHEAD = (
-    2 * avx512_dot.OUTPUTS
-)  # outputs from those that are computed to those that are fetched: memory answers late
+# outputs from those that are computed to those that are fetched: memory answers late
+_AHEAD = 2 * avx512_dot.OUTPUTS
 
 _one, _two, _three = (avx512_dot.multiply_blocks(count) for count in (1, 2, 3))
 _HALF = avx512_dot.OUTPUTS // 2
@@ -48,9 +47,8 @@ def _multiply_all(place: int) -> int:
         width = min(TASK, outer - first)
         for block in range(0, blocks, most):
             some = min(most, blocks - block)
-            source = (
-                aligned(packed) + block * avx512_dot.ROWS * size
-            )  # here, since an array lives until its last use
+            # here, since an array lives until its last use
+            source = aligned(packed) + block * avx512_dot.ROWS * size
             for output in range(first, first + width, avx512_dot.OUTPUTS):
                 ahead = _AHEAD * size if block == 0 and output + _AHEAD < outer else 0
                 _multiply(

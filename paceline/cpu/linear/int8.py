@@ -104,9 +104,8 @@ def _multiply_all(place: int) -> int:
         width = min(TASK, outer - first)
         for block in range(0, blocks, _BLOCKS):
             some = min(_BLOCKS, blocks - block)
-            source = (
-                aligned(packed) + block * avx512_dot.ROWS * inner
-            )  # here, since an array lives until its last use
+            # here, since an array lives until its last use
+            source = aligned(packed) + block * avx512_dot.ROWS * inner
             for output in range(first, first + width, avx512_dot.OUTPUTS):
                 ahead = (
                     2 * avx512_dot.OUTPUTS * inner

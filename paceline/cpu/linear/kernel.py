@@ -90,9 +90,8 @@ def _multiply(place: int) -> int:
     done = 0
     while first < outer:
         width = min(TASK, outer - first)
-        read = (
-            product.rows if kind == FLOAT32 else address(wide)
-        )  # here, since an array lives until its last use
+        # here, since an array lives until its last use
+        read = product.rows if kind == FLOAT32 else address(wide)
         if few:
             _multiply_few(
                 read,

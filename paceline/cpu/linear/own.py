@@ -139,10 +139,8 @@ class StandIn:
     __slots__ = ("_module", "_own", "_plain")
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._own = (
-            module,
-            vars(module),
-        )  # an attribute of a module takes longer to find
+        # an attribute of a module takes longer to find
+        self._module, self._own = (module, vars(module))
         self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
 
     def of(self, module: nn.Module) -> StandIn:

@@ -144,9 +144,8 @@ def _multiply_column(
     """16 outputs of 32, 48 or 64 rows, as four tiles."""
     stride = product.inner * FLOAT // 2
     weight, size = product.weight + output * stride, OUTER * stride
-    third = rows + (
-        2 * size if blocks > 2 else 0
-    )  # where there are no more rows come others, whose numbers go nowhere
+    # where there are no more rows come others, whose numbers go nowhere
+    third = rows + (2 * size if blocks > 2 else 0)
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(product.inner // INNER):
         _fetch(weight + _AHEAD * size, size, step, amx.TILE, fetched, last)

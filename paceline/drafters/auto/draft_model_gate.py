@@ -144,9 +144,8 @@ class _Open:
             self.node, self.position = following, self.position + 1
         if self.position == len(token_ids) and not ended:
             return False
-        behind = self.position < len(
-            token_ids
-        )  # the token that the target would have said after it
+        # the token that the target would have said after it
+        behind = self.position < len(token_ids)
         self.gate.record_gain(self.end - (self.position + behind))
         return True
 

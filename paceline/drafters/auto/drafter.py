@@ -61,10 +61,8 @@ class Auto(RecyclingDrafter):
         self._head_draft: dict[int, DraftTree] = {}  # by sequence
         if isinstance(options.draft_head, str):
             self.draft_head = options.draft_head
-        self._fed, self._steps = (
-            _SETTINGS.full_head_nodes,
-            0,
-        )  # drafts that the last step fed for each sequence
+        # drafts that the last step fed for each sequence
+        self._fed, self._steps = (_SETTINGS.full_head_nodes, 0)
 
     @classmethod
     def build(cls, options: AutoOptions, draft: CachedLM | None = None) -> Auto:

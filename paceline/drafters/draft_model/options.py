@@ -68,8 +68,7 @@ class DraftModelOptions:
                 if self.stop_rule not in rules:
                     raise ConfigError(
                         f"draft_model: {name} has no effect with stop_rule={self.stop_rule!r}; it"
-                        " needs"
-                        f" {' or '.join(rules)}. Leave one of the two out."
+                        f" needs {' or '.join(rules)}. Leave one of the two out."
                     )
         require_verification("draft_model", self.verification)
 

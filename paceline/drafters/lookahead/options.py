@@ -41,8 +41,7 @@ class LookaheadOptions:
         if self.reference_mode and self.ngram < 3:
             raise ConfigError(
                 f"lookahead: got ngram={self.ngram} with reference_mode=true; expected 3 or more,"
-                " as"
-                " the public code needs. Raise ngram."
+                " as the public code needs. Raise ngram."
             )
 
     @property

@@ -207,9 +207,8 @@ class Ouroboros(Drafter):
                 shadow.note_fed(sum(node < fed for node in proposal.chain))
             if not fed:
                 continue
-            known = proposal.begins_with(
-                outcome.tree
-            )  # else this target takes chains, and got the best branch
+            # else this target takes chains, and got the best branch
+            known = proposal.begins_with(outcome.tree)
             if options.refinement and known and proposal.suffixes:
                 refine(shadow.pool, outcome, proposal, options.ngram)
             chain = (

@@ -30,11 +30,8 @@ class NodeSource(IntEnum):
     WITHIN = 4
 
 
-_PRIORS = {
-    NodeSource.SUFFIX: 0.2,
-    NodeSource.PHRASE: 0.15,
-    NodeSource.WITHIN: 0.6,
-}  # of those the draft model gives no probability
+# of those the draft model gives no probability
+_PRIORS = {NodeSource.SUFFIX: 0.2, NodeSource.PHRASE: 0.15, NodeSource.WITHIN: 0.6}
 
 
 class Evidence(NamedTuple):

@@ -88,9 +88,8 @@ def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
         run: Token ids.
         logits: [len(run), vocab], from which the tokens were chosen.
     """
-    probs = (
-        logits.float().softmax(-1).nan_to_num(0.0)
-    )  # of a draft model whose logits are not numbers
+    # of a draft model whose logits are not numbers
+    probs = logits.float().softmax(-1).nan_to_num(0.0)
     own: list[float] = probs[
         torch.arange(len(run)), torch.tensor(run, device=probs.device)
     ].tolist()

@@ -12,9 +12,8 @@ from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, 
 from paceline.drafters.shared.ngram_pool import Ngram
 from paceline.drafters.shared.trees import likeliest_first
 
-Phrases = Callable[
-    [list[int], int], Sequence[Ngram]
-]  # (tokens, most) -> phrases that may follow them
+# (tokens, most) -> phrases that may follow them
+Phrases = Callable[[list[int], int], Sequence[Ngram]]
 
 
 class Alternative(NamedTuple):

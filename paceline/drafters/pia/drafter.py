@@ -161,8 +161,7 @@ class Selection:
             self.tokens.append(token)
             self.parents.append(parent)
             self.shares.append(score / total)
-            self.origins.append(
-                Origin.PROMPT if self.request in node.inputs else Origin.POOL
-            )  # outputs are everybody's
+            # outputs are everybody's
+            self.origins.append(Origin.PROMPT if self.request in node.inputs else Origin.POOL)
             if depth > 1:
                 self._add(node.children, len(self.tokens) - 1, depth - 1, least_output, least_score)

@@ -73,9 +73,8 @@ class PhraseTries:
         self.depth = depth
         self._limits = limits or Limits()
         self._trees: dict[int, Tree] = {}
-        self._touched: set[int] = (
-            set()
-        )  # first tokens of trees that outputs were added to since the last squeeze
+        # first tokens of trees that outputs were added to since the last squeeze
+        self._touched: set[int] = set()
 
     def add_prompt(self, tokens: list[int], request: int) -> None:
         """Count the phrases that start anywhere in a prompt."""

@@ -201,9 +201,8 @@ def _keep(
     for node in range(len(trie)):
         deepest, most = max(deepest, trie[node].depth), max(most, trie[node].occurrences)
     places = np.empty(len(trie), dtype=np.int64)
-    having = np.zeros(
-        most * deepest, dtype=np.int64
-    )  # how many prefixes have each place in the order
+    # how many prefixes have each place in the order
+    having = np.zeros(most * deepest, dtype=np.int64)
     for node in range(len(trie)):
         places[node] = (most - trie[node].occurrences) * deepest + trie[node].depth - 1
         having[places[node]] += 1

@@ -43,7 +43,6 @@ class RestOptions:
         if self.max_ngram + self.max_draft_tokens > SORTED:
             raise ConfigError(
                 f"rest: got max_ngram={self.max_ngram} and"
-                f" max_draft_tokens={self.max_draft_tokens};"
-                f" expected at most {SORTED} together, because a datastore is sorted by that many"
-                " tokens. Reduce one of them."
+                f" max_draft_tokens={self.max_draft_tokens}; expected at most {SORTED} together,"
+                " because a datastore is sorted by that many tokens. Reduce one of them."
             )

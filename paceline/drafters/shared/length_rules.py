@@ -146,9 +146,8 @@ class NewTokens:
         """Return the likeliest other token per new token, and its probability."""
         likely, probs = self._two_likeliest()
         rows = np.arange(len(likely))
-        which = (likely[:, 0] == self._columns()).astype(
-            np.int64
-        )  # 1 = the second, the first being the new token
+        # 1 = the second, the first being the new token
+        which = (likely[:, 0] == self._columns()).astype(np.int64)
         columns = likely[rows, which]
         return (columns if self.kept is None else self.kept[columns]).tolist(), probs[
             rows, which

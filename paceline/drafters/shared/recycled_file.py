@@ -107,8 +107,7 @@ class SuccessorTableFile(StateFile):
         if not self._vocab_size:
             raise ConfigError(
                 f"pool {str(self.path)!r}: got no vocabulary to save it with; expected a drafter"
-                " that an engine has used. Use it"
-                " in an LLM first."
+                " that an engine has used. Use it in an LLM first."
             )
         super().save()
 

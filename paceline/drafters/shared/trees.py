@@ -21,9 +21,8 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
     assert tree.probs is None
     assert not tree.probes
     chances = tree.path_chances()
-    before = sorted(
-        range(len(tree)), key=lambda node: -chances[node]
-    )  # stable: of equals the parent comes first
+    # stable: of equals the parent comes first
+    before = sorted(range(len(tree)), key=lambda node: -chances[node])
     if before == list(range(len(tree))):
         return tree, before
     position_of = {-1: -1} | {node: position for position, node in enumerate(before)}
@@ -52,10 +51,8 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
     """Yield the nodes that the target has decided, each with whether it was right."""
     reached = {-1, *outcome.accepted}
-    spoken_at = {
-        -1,
-        *outcome.accepted[: len(outcome.new_token_ids) - 1],
-    }  # nothing is known of what follows the last token
+    # nothing is known of what follows the last token
+    spoken_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}
     return (
         (node, node in reached)
         for node, parent in enumerate(outcome.tree.parents)

@@ -17,11 +17,8 @@ from paceline.util.files import digest_of, parse_json
 from paceline.util.token_ids import is_padded
 
 KIND, VERSION = "paceline acceptance head", 2
-SCALARS = (
-    "log_prob",
-    "log_rest",
-    "entropy",
-)  # of the drafted token's distribution; log_rest: the log of all the others' share
+# of the drafted token's distribution; log_rest: the log of all the others' share
+SCALARS = ("log_prob", "log_rest", "entropy")
 INPUTS = (("hidden",), ("hidden", *SCALARS))  # the published heads', and ours
 MOST_BLOCKS = 4
 _NAME = 8  # digits of a prompt's name
@@ -196,9 +193,8 @@ class HeadCard:
             if not fits:
                 raise ConfigError(
                     f"head {where!r}: got a draft model whose {what} is {theirs}; expected {mine},"
-                    " as it was trained for the"
-                    f" draft model {self.draft!r}. Use the head's own draft model, or train a head"
-                    " for this one (paceline head)."
+                    f" as it was trained for the draft model {self.draft!r}. Use the head's own"
+                    " draft model, or train a head for this one (paceline head)."
                 )
 
 

@@ -114,8 +114,8 @@ class SpecDecPP(ChainDrafter):
         except ConfigError as error:
             raise ConfigError(
                 "specdec_pp: got no head; expected one, since those that are shipped belong to the"
-                " shipped drafts. Train"
-                f" one for this draft model (`paceline head`) and pass head=DIRECTORY. [{error}]"
+                " shipped drafts. Train one for this draft model (`paceline head`) and pass"
+                f" head=DIRECTORY. [{error}]"
             ) from error
         return cls(options, draft, head)
 
@@ -130,9 +130,8 @@ class SpecDecPP(ChainDrafter):
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
         """Draft chains, and record the time they take."""
-        self._head_rule.keep_second_choices = (
-            self._second_choices and self.budget
-        )  # the budget may be switched off
+        # the budget may be switched off
+        self._head_rule.keep_second_choices = self._second_choices and self.budget
         counters = self._shadows[requests[0].id].request.counters
         before, start = counters.target_forwards, time.perf_counter()
         trees = super()._draft_trees(requests, limits, max_nodes)

@@ -204,14 +204,13 @@ class AcceptanceHead:
         ):
             raise ConfigError(
                 f"threshold: got {target_seconds} s for a target forward and {draft_seconds} s for"
-                " a draft forward; expected two"
-                " positive times. Measure them again."
+                " a draft forward; expected two positive times. Measure them again."
             )
         if not self.card.curve:
             raise ConfigError(
                 "threshold=auto: got a head whose card has no curve; expected measured costs of"
-                " thresholds. Measure them"
-                " (`paceline head calibrate`), or give a number such as threshold=0.7."
+                " thresholds. Measure them (`paceline head calibrate`), or give a number such as"
+                " threshold=0.7."
             )
         return min(
             self.card.curve, key=lambda point: latency(draft_seconds, target_seconds, point)
@@ -297,6 +296,5 @@ def _read(path: Path, where: str) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"head {where!r}: got a {path.name} that cannot be read: {error.strerror}; expected a"
-            " folder that"
-            " `paceline head train` has written. Give one."
+            " folder that `paceline head train` has written. Give one."
         ) from error

@@ -53,8 +53,7 @@ class SpecDecPPOptions:
         if isinstance(self.threshold, float) and not 0.0 < self.threshold < 1.0:
             raise ConfigError(
                 f"specdec_pp: got threshold={self.threshold}; expected a number above 0 and below"
-                " 1,"
-                f" or {AUTO!r}. A higher threshold makes longer drafts."
+                f" 1, or {AUTO!r}. A higher threshold makes longer drafts."
             )
         require_range("specdec_pp", "min_draft_tokens", self.min_draft_tokens, 1)
         require_range(

@@ -38,8 +38,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
     if not (folder / _WEIGHTS).exists() and (folder / _PICKLE).exists():
         raise ConfigError(
             f"head {where!r}: got a pickled file ({_PICKLE}), which can run code when it is read;"
-            f" expected {_WEIGHTS}. Save it"
-            " as that where it is trusted."
+            f" expected {_WEIGHTS}. Save it as that where it is trusted."
         )
     try:
         config = parse_json((folder / _CONFIG).read_bytes())
@@ -61,8 +60,8 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
     if hidden_size != card.hidden_size:
         raise ConfigError(
             f"head {where!r}: got a draft model with hidden size {card.hidden_size}; expected"
-            f" {hidden_size}, as it was trained"
-            " for. Use its own draft model, or train a head for this one (paceline head)."
+            f" {hidden_size}, as it was trained for. Use its own draft model, or train a head for"
+            " this one (paceline head)."
         )
     return card, _untied(found, depth, where)
 
@@ -85,8 +84,8 @@ def _untied(found: dict[str, Tensor], depth: int, where: str) -> dict[str, Tenso
     ):
         raise ConfigError(
             f"head {where!r}: got {', '.join(sorted(found))}; expected {depth} residual blocks"
-            " 'model.I.linear' as its config"
-            f" says, 0 to {MOST_BLOCKS}, and the last layer 'model.D'. Download it again."
+            f" 'model.I.linear' as its config says, 0 to {MOST_BLOCKS}, and the last layer"
+            " 'model.D'. Download it again."
         )
     tensors = {"last.weight": found[f"{last}.weight"], "last.bias": found.get(f"{last}.bias")}
     for place in range(depth):

@@ -18,10 +18,8 @@ from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
 
 _GROWTH = 4  # a shard is sorted again once it has grown by this part
-_LEAST, _LEAST_OLD = (
-    64,
-    1024,
-)  # tokens that are worth sorting, and worth sorting with all that is old
+# tokens that are worth sorting, and worth sorting with all that is old
+_LEAST, _LEAST_OLD = (64, 1024)
 _WIDTH = 4  # bytes of a token
 _ANY_TOKEN = 256**_WIDTH - 1  # tokens are below it; it separates answers
 
@@ -45,9 +43,8 @@ class AnswerMemory:
         self._old_shard: tuple[Shard, ...] = ()
         self._sorted = 0  # tokens in the other shard
         self.shards: tuple[Shard, ...] = ()
-        _shard(
-            [np.zeros(2, dtype=np.uint32)]
-        )  # what sorts is compiled now: no request waits for that
+        # what sorts is compiled now: no request waits for that
+        _shard([np.zeros(2, dtype=np.uint32)])
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
         """Add tokens of unfinished answers, and sort the shards if that is due.

@@ -75,10 +75,9 @@ class Calibration:
         ):
             raise ConfigError(
                 f"calibration {str(path)!r}: got version {content.get('version')!r} and"
-                f" {len(content.get('inputs', ()))} inputs;"
-                f" expected version {VERSION} and the {len(FEATURES)} inputs of this release. Fit"
-                " it again: paceline replay"
-                " --fit FILE."
+                f" {len(content.get('inputs', ()))} inputs; expected version {VERSION} and the"
+                f" {len(FEATURES)} inputs of this release. Fit it again: paceline replay --fit"
+                " FILE."
             )
         if content.pop("sha256", None) != digest_of(content):
             raise ConfigError(_broken(path))
@@ -92,7 +91,6 @@ class Calibration:
 
 def _broken(path: Path) -> str:
     return (
-        f"calibration {str(path)!r}: got a file that is damaged or no calibration; expected a"
-        " sound one. Fit it again: paceline"
-        " replay --fit FILE."
+        f"calibration {str(path)!r}: got a file that is damaged or no calibration; expected a sound"
+        " one. Fit it again: paceline replay --fit FILE."
     )

@@ -37,9 +37,8 @@ _REMEMBERED = np.int8(Origin.POOL)
 BANDS = 7
 MOST_TOKENS = 192  # different tokens that follow one node
 FAR = 1023  # the most that a place is off the copied text
-_BAND_OF = np.array(
-    [0, 0, 1, 2, 3, 3, 4, 4, 4] + [5] * 7 + [6] * (LONGEST - 15), dtype=np.int64
-)  # by length of match
+# by length of match
+_BAND_OF = np.array([0, 0, 1, 2, 3, 3, 4, 4, 4] + [5] * 7 + [6] * (LONGEST - 15), dtype=np.int64)
 _SLOTS = 512  # of the hash table over tokens
 _MANY = 12  # different tokens behind one node
 

@@ -38,10 +38,8 @@ from paceline.util.threads import Threads
 
 _SHARE = 4  # sequences of a batch that are worth a thread
 _JOINT = 3  # tokens of the prompt that an answer is kept with
-_NODES, _BATCH_NODES = (
-    7,
-    24,
-)  # of a tree (with the root 8 tokens, a number that products like), and of a batch
+# of a tree (with the root 8 tokens, a number that products like), and of a batch
+_NODES, _BATCH_NODES = (7, 24)
 
 
 class Sssd(Drafter):
@@ -69,9 +67,8 @@ class Sssd(Drafter):
         self._learning = self._store if options.update_datastore else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         self._index: dict[int, RequestIndex] = {}
-        RequestIndex().append(
-            []
-        )  # what makes room for longer texts is compiled now: no request waits for that
+        # what makes room for longer texts is compiled now: no request waits for that
+        RequestIndex().append([])
         self._workers = usable_cores()
         self._threads = Threads(max(1, self._workers - 1), "paceline sssd")
 

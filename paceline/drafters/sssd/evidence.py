@@ -27,6 +27,7 @@ from paceline.drafters.sssd.pointers import ENDS, POINTER, RANK_RANGE, REQUEST, 
 from paceline.drafters.sssd.request_index import LONGEST, NGRAM_SIZES, RequestText, occurrences
 from paceline.util.compiled import Records, compiled, kernel
 
+# suffix lengths that are looked up in the datastore
 STORE_SIZES = (
     1,
     2,
@@ -38,7 +39,7 @@ STORE_SIZES = (
     16,
     24,
     32,
-)  # suffix lengths that are looked up in the datastore
+)
 _FIRST_SIZE = 3  # index of the one that is looked up first
 _ROOT_LINKS, _NODE_LINKS = 64, 16  # chain links followed at the root, and at a node
 _ENOUGH_REQUEST = 48  # pointers into the request, of which shorter matches are not looked for
@@ -293,10 +294,8 @@ def _positions(
         if token == UNREADABLE:
             return shard
         found[index].place, found[index].shard, found[index].token = start + size, shard, token
-        rank, rest = (
-            rank + total // wanted,
-            rest + total % wanted,
-        )  # together: index * total // wanted
+        # Together they are the index times total, divided by wanted and rounded down.
+        rank, rest = (rank + total // wanted, rest + total % wanted)
         if rest >= wanted:
             rank, rest = rank + 1, rest - wanted
     return -1

@@ -27,9 +27,8 @@ from paceline.drafters.sssd.request_index import RequestState
 from paceline.util.compiled import kernel, record_dtype
 
 Number = Annotated[Any, np.float32]
-OfSources = Annotated[
-    NDArray[np.float32], np.float32, len(SOURCES)
-]  # of the prompt, the own output, the datastore
+# of the prompt, the own output, the datastore
+OfSources = Annotated[NDArray[np.float32], np.float32, len(SOURCES)]
 
 
 class Inputs:

@@ -25,16 +25,12 @@ from paceline.drafters.sssd.request_index import LONGEST, RequestText, occurrenc
 from paceline.util.compiled import Records, kernel
 
 _SURE = 4  # match length from which on no weak matches are added
-_SKIP_LINKS, _SKIP_SAMPLED = (
-    16,
-    32,
-)  # places behind a skipped token: in the request, and in the datastore
+# places behind a skipped token: in the request, and in the datastore
+_SKIP_LINKS, _SKIP_SAMPLED = (16, 32)
 _PAIR = 1  # index of 2 in NGRAM_SIZES
 _ANCHOR = 4  # tokens of a match from which on a text counts as copied
-_NEAR, _FAR = (
-    48,
-    1 << 30,
-)  # tokens within which shorter and longer matches move the place that is copied
+# tokens within which shorter and longer matches move the place that is copied
+_NEAR, _FAR = (48, 1 << 30)
 _REACH = 10  # tokens that are looked back for a relation
 _RELATED = 3  # places in relation that are added to a node
 

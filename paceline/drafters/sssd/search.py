@@ -41,11 +41,8 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 _ROOM_EACH, _ROOM = 80, 512  # pointers: for each node, and besides
 _ADVANCED = 64  # most pointers that a node has of its parent
 _ENOUGH, _SAMPLED = 50, 64  # datastore pointers at the root: enough of them, and most of one suffix
-_THIN_REQUEST, _THIN_STORE, _NODE_SAMPLED = (
-    1,
-    1,
-    12,
-)  # a node with fewer pointers looks for shorter matches
+# a node with fewer pointers looks for shorter matches
+_THIN_REQUEST, _THIN_STORE, _NODE_SAMPLED = (1, 1, 12)
 _LOOK_UPS = 1  # nodes of a tree that may search the datastore again
 _LEAST_CONFIDENCE = 0.002  # of a whole path; less is forgotten
 _WAITING_EACH, _WAITING = 64, 256  # children on the frontier: for each node, and besides

@@ -89,8 +89,8 @@ class ParallelLM(CachedLM):
         if any(tree.probs is not None for tree in trees):
             raise DrafterError(
                 "a draft tree carries the distributions its nodes were drawn from; lookahead"
-                " parallelism verifies guesses"
-                " only. Choose a drafter of guesses, or run it in one process."
+                " parallelism verifies guesses only. Choose a drafter of guesses, or run it in one"
+                " process."
             )
         size, rank = self.ranks.size, self.ranks.rank
         # Shares take turns, so that the largest is not always the same rank's.
@@ -138,8 +138,8 @@ class ParallelLM(CachedLM):
             if token_row[0] != -argmax_row[0]:
                 raise DrafterError(
                     "the processes of this parallel run drafted different trees for sequence"
-                    f" {request.id}; a drafter must guess"
-                    " alike in all of them. Run this drafter in one process."
+                    f" {request.id}; a drafter must guess alike in all of them. Run this drafter in"
+                    " one process."
                 )
             tokens = token_row[1 : 2 + len(tree)]
             said = argmax_row[1 : 2 + len(tree)]
@@ -162,9 +162,8 @@ class ParallelLM(CachedLM):
         """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-            check = (
-                hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
-            )  # its negative fits, too
+            # its negative fits, too
+            check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
             table[row, :, 0] = check, -check  # the largest of both cancel out only if all are equal
             mine = self._parts[request.id][0]
             known = np.array([drawn[row], argmax[row]])
@@ -207,22 +206,20 @@ def check_columns(drafter: Drafter, size: int) -> None:
     if drafter.columns < 2:
         raise ConfigError(
             f"lookahead parallelism: got drafter {drafter.name!r}, which drafts nothing that"
-            " processes could compute apart;"
-            " expected one with a window of columns, such as 'lookahead:window=15'. Choose one, or"
-            " run in one process."
+            " processes could compute apart; expected one with a window of columns, such as"
+            " 'lookahead:window=15'. Choose one, or run in one process."
         )
     if drafter.top_k:
         raise ConfigError(
             f"lookahead parallelism: got drafter {drafter.name!r}, which asks for the target's"
-            f" {drafter.top_k} most likely tokens"
-            " after every node; expected one that needs the chosen token alone. Run it in one"
-            " process."
+            f" {drafter.top_k} most likely tokens after every node; expected one that needs the"
+            " chosen token alone. Run it in one process."
         )
     if size > drafter.columns:
         raise ConfigError(
             f"lookahead parallelism: got {size} ranks for drafter {drafter.name!r}, whose window"
-            f" has {drafter.columns} columns;"
-            f" expected 1 to {drafter.columns} ranks. Reduce --nproc-per-node, or raise window."
+            f" has {drafter.columns} columns; expected 1 to {drafter.columns} ranks. Reduce"
+            " --nproc-per-node, or raise window."
         )
 
 
@@ -234,8 +231,7 @@ def refuse_others(spec: str) -> Drafter:
     """
     raise ConfigError(
         f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one"
-        " drafter; expected None, or the"
-        " spec of that drafter. Leave it out."
+        " drafter; expected None, or the spec of that drafter. Leave it out."
     )
 
 

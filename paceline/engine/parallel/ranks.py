@@ -63,19 +63,16 @@ class Ranks:
         if missing:
             raise ConfigError(
                 "lookahead parallelism needs one process per copy of the model, and this one was"
-                f" started alone ({missing[0]} is"
-                " not set). Start all of them with: torchrun --nproc-per-node K -m paceline ...,"
-                " or initialise"
-                " torch.distributed first."
+                f" started alone ({missing[0]} is not set). Start all of them with: torchrun"
+                " --nproc-per-node K -m paceline ..., or initialise torch.distributed first."
             )
         from torch.distributed.rendezvous import rendezvous  # not there in every build
 
         options: dict[str, Any] = {"backend": "gloo", "timeout": timedelta(seconds=timeout)}
         place = torch.device(local_device(device))
         if place.type == "cuda":
-            os.environ.setdefault(
-                "TORCH_NCCL_BLOCKING_WAIT", "1"
-            )  # a lost process becomes an error here, not an abort
+            # a lost process becomes an error here, not an abort
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             torch.cuda.set_device(place)
             options |= {"backend": "nccl", "device_id": place}
         try:
@@ -84,8 +81,7 @@ class Ranks:
         except (RuntimeError, ValueError) as error:
             raise ParallelError(
                 f"the processes of this parallel run did not find each other within {timeout:g} s:"
-                f" {str(error).splitlines()[0]}"
-                " Start all of them at once, with torchrun."
+                f" {str(error).splitlines()[0]} Start all of them at once, with torchrun."
             ) from error
         atexit.register(_leave)
         ranks = Ranks(timeout, store)
@@ -113,13 +109,12 @@ class Ranks:
         except RuntimeError as error:
             raise ParallelError(
                 f"a process of this parallel run ended or did not answer {self._limit}; all"
-                f" {self.size} of them must stay to"
-                " the end. See its own message, and start the run again."
+                f" {self.size} of them must stay to the end. See its own message, and start the run"
+                " again."
             ) from error
         if merged[0]:
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # the same Ctrl-C reaches some processes later than others
+            # the same Ctrl-C reaches some processes later than others
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             self._interrupted = False
             raise KeyboardInterrupt
         return merged[1:].view(table.shape)
@@ -184,9 +179,8 @@ def local_device(device: str) -> str:
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count:
         raise ConfigError(
-            f"got local rank {local}; expected less than {count}, the GPUs of this machine, as"
-            " each process needs one of its own."
-            " Reduce --nproc-per-node, or use --device cpu."
+            f"got local rank {local}; expected less than {count}, the GPUs of this machine, as each"
+            " process needs one of its own. Reduce --nproc-per-node, or use --device cpu."
         )
     return f"cuda:{local}"
 

@@ -164,8 +164,7 @@ def _max_length(
     if needed > context_length:
         raise CapacityError(
             f"The call needs up to {needed} tokens, prompt included, but the model's context is"
-            f" {context_length}. Lower"
-            " max_new_tokens or max_length, or shorten the prompt."
+            f" {context_length}. Lower max_new_tokens or max_length, or shorten the prompt."
         )
     return int(longest)
 
@@ -190,8 +189,8 @@ def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None
     if synced_gpus:
         raise ConfigError(
             "synced_gpus: FSDP and DeepSpeed ZeRO-3 need the same number of forward passes on"
-            " every GPU, but drafts make"
-            " them differ. Gather the weights first, or use model.generate without custom_generate."
+            " every GPU, but drafts make them differ. Gather the weights first, or use"
+            " model.generate without custom_generate."
         )
 
 
@@ -206,9 +205,8 @@ def _refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise ConfigError(
             f"The options select {mode.value}; only greedy search and sampling are supported. Drop"
-            " penalty_alpha,"
-            " dola_layers, constraints, prompt_lookup_num_tokens and assistant options, and pass"
-            " drafter=..."
+            " penalty_alpha, dola_layers, constraints, prompt_lookup_num_tokens and assistant"
+            " options, and pass drafter=..."
         )
     if config.use_cache is False:
         raise ConfigError(
@@ -217,8 +215,7 @@ def _refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
     if config.cache_implementation not in (None, "dynamic"):
         raise ConfigError(
             f"cache_implementation: got {config.cache_implementation!r}; expected None or"
-            " 'dynamic', as rejected draft"
-            " tokens are removed from the cache. Leave it out."
+            " 'dynamic', as rejected draft tokens are removed from the cache. Leave it out."
         )
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
@@ -241,8 +238,7 @@ def _refuse_virtual_tokens(model: PreTrainedModel) -> None:
     if getattr(config, "is_prompt_learning", False):
         raise ConfigError(
             f"{type(config).__name__}: adapters that add virtual tokens are not supported. Use an"
-            " adapter in the weights,"
-            " such as LoRA, or model.generate without custom_generate."
+            " adapter in the weights, such as LoRA, or model.generate without custom_generate."
         )
 
 
@@ -258,8 +254,8 @@ def _refuse_inputs(input_ids: Tensor, inputs: dict[str, Any]) -> None:
     if unsupported:
         raise ConfigError(
             f"The inputs {', '.join(unsupported)} are not supported; supported are"
-            f" {', '.join(sorted(_USED_INPUTS))}. Use"
-            " model.generate without custom_generate for models of other inputs than text."
+            f" {', '.join(sorted(_USED_INPUTS))}. Use model.generate without custom_generate for"
+            " models of other inputs than text."
         )
 
 
@@ -281,9 +277,9 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
         return [0] * batch
     if mask.dim() != 2 or mask.shape[1] != width:
         raise ConfigError(
-            f"attention_mask: got shape {tuple(mask.shape)}; expected {tuple(input_ids.shape)},"
-            " the shape of input_ids. Pass"
-            f" the whole text so far as input_ids, also when {GENERATE_CACHE} holds part of it."
+            f"attention_mask: got shape {tuple(mask.shape)}; expected {tuple(input_ids.shape)}, the"
+            " shape of input_ids. Pass the whole text so far as input_ids, also when"
+            f" {GENERATE_CACHE} holds part of it."
         )
     is_token = mask.bool()
     counts = is_token.sum(-1)
@@ -295,9 +291,8 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
             )
         if not torch.equal(is_token[row], expected[row]):
             raise ConfigError(
-                f"row {row} of attention_mask: got zeros after its first 1; expected padding on"
-                " the left only. Tokenize with"
-                " padding_side='left'."
+                f"row {row} of attention_mask: got zeros after its first 1; expected padding on the"
+                " left only. Tokenize with padding_side='left'."
             )
     return [int(count) for count in width - counts]
 
@@ -331,14 +326,12 @@ def _refuse_batch(
             "guidance_scale: guidance supports one prompt, as it has its own cache. Pass one"
             " prompt at a time."
         )
-    has_eos = any(
-        hasattr(entry, "eos_token_id") for entry in criteria
-    )  # transformers checks the same before padding
+    # transformers checks the same before padding
+    has_eos = any(hasattr(entry, "eos_token_id") for entry in criteria)
     if (others or has_eos) and (pad is None or not has_eos):
         raise ConfigError(
             "The rows of the batch can end at different steps, but no end-of-sequence or padding"
-            " token is set. Set"
-            " eos_token_id and pad_token_id, or pass one prompt at a time."
+            " token is set. Set eos_token_id and pad_token_id, or pass one prompt at a time."
         )
 
 
@@ -362,8 +355,8 @@ def _columns_held(
     if past >= width or num_mask_columns != width:
         raise ConfigError(
             f"{GENERATE_CACHE}: got {past} tokens for input_ids of {width}; expected fewer, as"
-            " input_ids are the whole text so"
-            " far. Pass the whole text, at least one token longer than the cache."
+            " input_ids are the whole text so far. Pass the whole text, at least one token longer"
+            " than the cache."
         )
     for layer in cache.layers:
         if getattr(layer, "keys", None) is None:

@@ -188,9 +188,8 @@ class Strategy:
         facts = Architecture.of(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
-            unowned = cast(
-                PreTrainedModel, weakref.proxy(model)
-            )  # a strong reference would keep the key alive
+            # a strong reference would keep the key alive
+            unowned = cast(PreTrainedModel, weakref.proxy(model))
             engine = Engine(
                 unowned,
                 self.drafter,
@@ -297,8 +296,8 @@ def _stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria
     if tokenizer is None:
         raise ConfigError(
             "stop_strings: a tokenizer is needed to spell them. Pass tokenizer=...; if"
-            " model.generate does not pass it on,"
-            " call the generate of paceline.integrations.transformers."
+            " model.generate does not pass it on, call the generate of"
+            " paceline.integrations.transformers."
         )
     return StopStringCriteria(stop_strings=stop, tokenizer=tokenizer)
 

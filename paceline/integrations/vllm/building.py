@@ -47,9 +47,8 @@ class Builder:
         drafter = create(self._spec)
         if drafter.needs_predictions or drafter.top_k:
             raise ConfigError(
-                f"drafter {drafter.name!r} needs the target's predictions, which vLLM does not"
-                " pass to drafters."
-                " Use sssd, prompt_lookup, pia or rest."
+                f"drafter {drafter.name!r} needs the target's predictions, which vLLM does not pass"
+                " to drafters. Use sssd, prompt_lookup, pia or rest."
             )
         check_vocabulary(drafter, self._facts.vocab_size, tokenizer)
         try:

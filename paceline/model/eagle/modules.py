@@ -29,10 +29,8 @@ from paceline.model.identity import CLOSE_ENOUGH, Sketch
 from paceline.model.reduced_vocabulary import spread
 from paceline.util.plain_tensors import is_plain
 
-_DTYPES = {
-    torch.float64,
-    *KINDS,
-}  # of weights that are what they are: numbers of 8 bits have scales besides
+# of weights that are what they are: numbers of 8 bits have scales besides
+_DTYPES = {torch.float64, *KINDS}
 # in the configuration of such a draft: sketch and sizes of its target, layers that it reads
 READS = "reads_states_of"
 
@@ -102,9 +100,8 @@ class TargetStateEmbedding(nn.Module):
         if what is None or not what.at.shape[1]:
             return made
         rows, columns = what.at
-        states = what.states[..., : self._states].flatten(
-            1
-        )  # those of an enlarged target have zeros behind
+        # those of an enlarged target have zeros behind
+        states = what.states[..., : self._states].flatten(1)
         known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
         return made.index_put((rows, columns), self.read(known))
 
@@ -178,11 +175,10 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     sketch = Sketch.decode(told["sketch"])
     if not sketch.resembles(target):
         raise ConfigError(
-            f"draft: got one that reads the hidden states of {told['target']!r}, for a target"
-            " whose embedding has a cosine of"
-            f" {sketch.closeness(target):.2f} to that model's; expected that target, or a copy"
-            f" that is at {CLOSE_ENOUGH} or"
-            " above. Train one for this model (`paceline draft train`)."
+            f"draft: got one that reads the hidden states of {told['target']!r}, for a target whose"
+            f" embedding has a cosine of {sketch.closeness(target):.2f} to that model's; expected"
+            f" that target, or a copy that is at {CLOSE_ENOUGH} or above. Train one for this model"
+            " (`paceline draft train`)."
         )
     theirs, out = embedding_and_lm_head(target)
     where = embedding.read.weight
@@ -211,7 +207,7 @@ def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Lin
     ):
         raise UnsupportedModelError(
             f"{type(target).__name__}: got an embedding or an LM head that is no plain weight;"
-            " expected both to be, for a draft"
-            " that reads its hidden states. Use a draft that reads none."
+            " expected both to be, for a draft that reads its hidden states. Use a draft that"
+            " reads none."
         )
     return embedding, head

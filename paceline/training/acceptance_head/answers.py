@@ -112,8 +112,8 @@ def _recorded(
     if settings["model_fingerprint"] != fingerprint:
         raise ConfigError(
             f"answers {str(path)!r}: got those of {settings['model']!r}"
-            f" ({settings['model_fingerprint']}); expected those of the"
-            f" target {config.models.model!r} ({fingerprint}). Name that target, or record its own."
+            f" ({settings['model_fingerprint']}); expected those of the target"
+            f" {config.models.model!r} ({fingerprint}). Name that target, or record its own."
         )
     asked = config.selection
     if asked.prompts:
@@ -133,8 +133,7 @@ def _recorded(
     if context is not None and longest > context:
         raise CapacityError(
             f"answers {str(path)!r}: got a prompt and answer of {longest} tokens; expected at most"
-            f" the {context} of the draft's"
-            " context. Record shorter ones."
+            f" the {context} of the draft's context. Record shorter ones."
         )
     outputs = [one.output_ids for one in found]
     origin = {"answers": digest_of({"outputs": outputs})}
@@ -150,9 +149,8 @@ def _sampling_of(config: RecordConfig, path: Path, settings: dict[str, Any]) -> 
     for name, value in flat(config.sampling).items():
         if value not in (getattr(found, name), getattr(SamplingParams(), name)):
             raise ConfigError(
-                f"head record: {name}: got {value!r}; expected {getattr(found, name)!r}, with"
-                f" which {str(path)!r} was recorded."
-                " Leave it out."
+                f"head record: {name}: got {value!r}; expected {getattr(found, name)!r}, with which"
+                f" {str(path)!r} was recorded. Leave it out."
             )
     replace(config, sampling=found)  # refuses what a head cannot learn from
     return found

@@ -94,8 +94,8 @@ def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> Acceptanc
         if recording.settings["draft_fingerprint"] != head.card.draft_fingerprint:
             raise ConfigError(
                 "head evaluate: got a recording of draft"
-                f" {recording.settings['draft_fingerprint'][:12]}; expected the head's"
-                f" draft, {head.card.draft_fingerprint[:12]}. Record that one."
+                f" {recording.settings['draft_fingerprint'][:12]}; expected the head's draft,"
+                f" {head.card.draft_fingerprint[:12]}. Record that one."
             )
     unseen = [
         recording.of_prompts(set(recording.names) - head.card.seen_prompts)

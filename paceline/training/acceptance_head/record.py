@@ -144,9 +144,8 @@ def teacher_force(
     Returns:
         tensors as in `Recording`, on the CPU; "prompts" counts from 0.
     """
-    starts = [
-        len(prompt) - 1 for prompt in prompts
-    ]  # where the first token of each answer is predicted
+    # where the first token of each answer is predicted
+    starts = [len(prompt) - 1 for prompt in prompts]
     count = max(map(len, answers))
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     # A greedy answer is what the target says at every place: nothing of it needs to be run again.
@@ -262,8 +261,7 @@ def run_from(
     if lm_head is None:
         raise UnsupportedModelError(
             f"head record: got {type(model).__name__} without an LM head; expected one whose input"
-            " can be recorded. Use another"
-            " model."
+            " can be recorded. Use another model."
         )
     longest, device = max(map(len, texts)), model.device
     padded = np.array([text + [0] * (longest - len(text)) for text in texts])

@@ -102,8 +102,8 @@ class RecordingFolder:
             if found.get(key) != wanted.get(key):
                 raise ConfigError(
                     f"recording {str(path)!r}: got {key} {wanted.get(key)!r}; expected"
-                    f" {found.get(key)!r}, as it was begun."
-                    " Continue with the same settings, or name another folder."
+                    f" {found.get(key)!r}, as it was begun. Continue with the same settings, or"
+                    " name another folder."
                 )
         for left in self.path.glob("*.tmp"):  # of a process that was killed while it wrote
             left.unlink(missing_ok=True)
@@ -132,8 +132,8 @@ def read_recording(path: str | Path) -> Recording:
     if missing:
         raise ConfigError(
             f"recording {str(path)!r}: got {count - len(missing)} of its {count} shards; expected"
-            " all. Give the same command"
-            " (`paceline head record`) again: it continues where it was."
+            " all. Give the same command (`paceline head record`) again: it continues where it"
+            " was."
         )
     shards = [_load(_shard(folder, batch), _COLUMNS) for batch in range(count)]
     stored = _load(folder / _PROMPTS, ("ids", "lengths"))
@@ -165,9 +165,8 @@ def _settings(folder: Path) -> dict[str, Any]:
         settings = parse_json((folder / _SETTINGS).read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"recording {str(folder)!r}: got a {_SETTINGS} that cannot be read: {error}; expected"
-            " a recording. Make one: paceline"
-            " head record."
+            f"recording {str(folder)!r}: got a {_SETTINGS} that cannot be read: {error}; expected a"
+            " recording. Make one: paceline head record."
         ) from error
     found = (
         (settings.get("kind"), settings.get("version"))
@@ -187,7 +186,6 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: tensors[name] for name in names}
     except (OSError, safetensors.SafetensorError, ValueError, LookupError) as error:
         raise ConfigError(
-            f"recording: got {str(path)!r}, which cannot be read: {error}; expected a shard."
-            " Delete that file and give the same"
-            " `paceline head record` command again."
+            f"recording: got {str(path)!r}, which cannot be read: {error}; expected a shard. Delete"
+            " that file and give the same `paceline head record` command again."
         ) from error

@@ -149,9 +149,8 @@ def first_tensors(
             tensors[f"blocks.{place}.{part}"] = (
                 torch.rand(shape, generator=generator).mul_(2).sub_(1).div_(math.sqrt(hidden))
             )
-    fitted = (
-        logistic_fit(scalars, labels, config.reject_weight).float() / 2
-    )  # half for either class
+    # half for either class
+    fitted = logistic_fit(scalars, labels, config.reject_weight).float() / 2
     signs = torch.tensor([-1.0, 1.0])  # rejected, accepted
     tensors["last.weight"] = signs[:, None] * torch.cat([torch.zeros(hidden), fitted[:-1]])
     tensors["last.bias"] = signs * fitted[-1]
@@ -233,9 +232,8 @@ def split_prompts(
     if min(dev, held_out, len(order) - dev - held_out) < 1:
         raise ConfigError(
             f"head train: got {len(order)} prompts, which cannot be split; expected enough for"
-            f" training, {config.dev:.0%}"
-            f" development and {config.held_out:.0%} held out. Record more prompts, or raise the"
-            " shares."
+            f" training, {config.dev:.0%} development and {config.held_out:.0%} held out. Record"
+            " more prompts, or raise the shares."
         )
     return order[dev + held_out :], order[:dev], order[dev : dev + held_out]
 
@@ -276,9 +274,8 @@ def _check_same_draft(recordings: Sequence[Recording]) -> None:
         values = {recording.settings[what] for recording in recordings}
         if len(values) > 1:
             raise ConfigError(
-                f"head train: got recordings of different draft models ({what}: {values});"
-                " expected one pair's. Leave the others"
-                " out."
+                f"head train: got recordings of different draft models ({what}: {values}); expected"
+                " one pair's. Leave the others out."
             )
 
 

@@ -108,9 +108,8 @@ class DraftFolder:
                 if found is not None and found.get(name) != self._settings.get(name):
                     raise ConfigError(
                         f"draft {str(path)!r}: {name}: got {self._settings.get(name)!r}; expected"
-                        f" {found.get(name)!r}, with which"
-                        " its training was begun. Continue with the same settings, or name another"
-                        " folder."
+                        f" {found.get(name)!r}, with which its training was begun. Continue with"
+                        " the same settings, or name another folder."
                     )
 
     @property

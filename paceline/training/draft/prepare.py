@@ -23,11 +23,8 @@ from paceline.training.draft.stretches import Stretch, recorded, texts
 from paceline.training.draft.train import ANSWERS, TEXTS, DraftData
 from paceline.util.files import digest_of
 
-_NOT_THE_SAME = (
-    "minutes",
-    "note",
-    "validations",
-)  # settings that a training may be continued without
+# settings that a training may be continued without
+_NOT_THE_SAME = ("minutes", "note", "validations")
 
 
 def prepare(

@@ -31,19 +31,13 @@ from paceline.training.draft.sampled_head import SampledHead
 from paceline.training.draft.settings import HEAD_SIZE, DraftTraining
 from paceline.training.draft.stretches import Stretch, token_counts
 
-_SHARES = (
-    1.0,
-    0.6,
-    0.5,
-    0.4,
-)  # of places in the loss, by how many guesses they are behind; the last counts for more
+# of places in the loss, by how many guesses they are behind; the last counts for more
+_SHARES = (1.0, 0.6, 0.5, 0.4)
 _IN_PROMPTS = 0.3  # so much of it has a place of a prompt, which no draft will be asked about
 # share of the batches that read no state of some first tokens, as of a prefix that was in the cache
 _UNREAD = 0.1
-_PAIRS, _RIDGE = (
-    60_000,
-    100.0,
-)  # that least squares takes; of them, how many would have no state to come
+# that least squares takes; of them, how many would have no state to come
+_PAIRS, _RIDGE = (60_000, 100.0)
 _LAYERS = 2
 _DEVIATION = 0.03  # of the first weights
 

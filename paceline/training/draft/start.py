@@ -29,9 +29,8 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
         kinds = ("has an embedding of its own", "reads the target's states")
         raise ConfigError(
             f"draft train: start: got {config.start!r}, which {kinds[uses_target_states(theirs)]};"
-            " expected one that"
-            f" {kinds[config.uses_target_states]}. Change reads_states, or begin with another"
-            " draft."
+            f" expected one that {kinds[config.uses_target_states]}. Change reads_states, or begin"
+            " with another draft."
         )
     there = theirs.config
     shape = {
@@ -68,7 +67,6 @@ def begin_as(model: PreTrainedModel, start: str) -> None:
         if theirs != ours:
             raise ConfigError(
                 f"draft train: start: got {start!r}, whose {name} is {theirs}; expected {ours}, as"
-                " drafts for this target have."
-                " Begin with another draft, or from nothing."
+                " drafts for this target have. Begin with another draft, or from nothing."
             )
     model.load_state_dict(weights)

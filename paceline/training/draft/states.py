@@ -34,9 +34,8 @@ def read_states(
     """
     _require_states(model)
     threads = torch.get_num_threads() if model.device.type == "cpu" else 1
-    pool = ThreadPoolExecutor(
-        threads, "paceline reading", torch.set_num_threads, (1,)
-    )  # a number of each thread
+    # a number of each thread
+    pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))
     read = partial(_states_of, model, layers)
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("reading", total=sum(map(len, stretches)))

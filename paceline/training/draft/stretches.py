@@ -79,8 +79,8 @@ def recorded(paths: Iterable[str | Path], fingerprint: str) -> list[Stretch]:
         if settings["model_fingerprint"] != fingerprint:
             raise ConfigError(
                 f"answers {str(path)!r}: got those of {settings['model']!r}"
-                f" ({settings['model_fingerprint'][:12]}); expected"
-                f" those of the target ({fingerprint[:12]}). Name that target, or record its own."
+                f" ({settings['model_fingerprint'][:12]}); expected those of the target"
+                f" ({fingerprint[:12]}). Name that target, or record its own."
             )
         tops: Iterable[TopRows | None] = read_tops(path) or [None] * len(answers)
         for answer, top in zip(answers, tops, strict=True):

@@ -89,8 +89,7 @@ class DraftData:
         if len(answers) < config.held_out:
             raise ConfigError(
                 f"draft train: got {len(answers)} answers, each {config.held_out}th of which is"
-                " held back; expected at least"
-                f" {config.held_out}. Record more, or lower held_out."
+                f" held back; expected at least {config.held_out}. Record more, or lower held_out."
             )
         kept = [
             shortened(one, config.context)
@@ -220,6 +219,5 @@ class DraftTrainer:
         told = ", ".join(f"loss of {kind} {value:.3f}" for kind, value in losses.items())
         report(
             f"{done.seconds / 60:.1f} min, step {done.steps}: {told}; {found.agreement:.3f} of"
-            " tokens agree,"
-            f" {found.per_chain:.3f} of {self._config.length} accepted a chain"
+            f" tokens agree, {found.per_chain:.3f} of {self._config.length} accepted a chain"
         )

@@ -65,8 +65,7 @@ def prepare(
     if len(answers) < config.held_out:
         raise ConfigError(
             f"draft-head train: got {len(answers)} answers, each {config.held_out}th of which is"
-            " held back; expected at least"
-            f" {config.held_out}. Record more, or lower held_out."
+            f" held back; expected at least {config.held_out}. Record more, or lower held_out."
         )
     tokenizer = load_tokenizer(None, place) if inputs else None
     if inputs and tokenizer is None:

@@ -69,8 +69,8 @@ class DraftHeadTrainer:
         if len(learnt.places) < config.batch or not len(held_out.answers):
             raise ConfigError(
                 f"draft-head train: got {len(learnt.places)} places to learn from, and"
-                f" {len(held_out.answers)} of answers held"
-                f" back; expected at least {config.batch}, a batch, and one. Record more."
+                f" {len(held_out.answers)} of answers held back; expected at least {config.batch},"
+                " a batch, and one. Record more."
             )
         self._model, self._learnt, self._held_out, self._config = model, learnt, held_out, config
         self._random = torch.Generator().manual_seed(config.seed)

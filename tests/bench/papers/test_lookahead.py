@@ -97,9 +97,8 @@ def test_points_that_tell_nothing_are_not_fitted() -> None:
     assert fit([]) is None
     assert fit([CompressionPoint(5, 4, 1.6)]) is None
     assert fit([CompressionPoint(5, 4, 1.0), CompressionPoint(5, 8, 1.0)]) is None
-    steep = fit(
-        [CompressionPoint(3, 1, 1.5), CompressionPoint(3, 30, 6.0)]
-    )  # more than the law allows
+    # more than the law allows
+    steep = fit([CompressionPoint(3, 1, 1.5), CompressionPoint(3, 30, 6.0)])
     assert steep is not None
     assert steep.f == 1.0
 

@@ -60,9 +60,8 @@ def test_the_oracle_knows_its_limits(pair: Pair) -> None:
         DrafterError, match=f"a prompt of {len(pair.prompts[2])} tokens is not among"
     ):
         llm.generate([pair.prompts[2]], SamplingParams(COUNT))
-    (out,) = llm.generate(
-        [pair.prompts[1]], SamplingParams(2 * COUNT)
-    )  # no drafts after the known answer
+    # no drafts after the known answer
+    (out,) = llm.generate([pair.prompts[1]], SamplingParams(2 * COUNT))
     assert out.token_ids[:COUNT] == pair.answers[1]
     assert out.stats.accepted_tokens == out.stats.drafted_tokens < COUNT
 

@@ -146,9 +146,8 @@ def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
     assert (result.size, len(result.orders)) == (1, 2)
 
 
-TIMED = 2 * len(
-    paper_settings.METHODS
-)  # answers for tables 2 and 3; then 4 for table 1, and 8 per order of table 4
+# answers for tables 2 and 3; then 4 for table 1, and 8 per order of table 4
+TIMED = 2 * len(paper_settings.METHODS)
 
 
 @pytest.mark.slow

@@ -220,9 +220,8 @@ def test_the_oracle_runs_the_target_once_more_than_the_models_differ(
             for position in range(COUNT)
             if predicted[position].token_ids != answer[position : position + 1]
         ]
-        ends_with_one = differing[-1:] == [
-            COUNT - 1
-        ]  # its replacement is the last token, so no bonus token follows
+        # its replacement is the last token, so no bonus token follows
+        ends_with_one = differing[-1:] == [COUNT - 1]
         assert row.counts is not None
         assert row.counts.drafted_tokens == row.counts.accepted_tokens
         assert row.counts.target_forwards == len(differing) + (not ends_with_one)
@@ -313,9 +312,8 @@ def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
     assert {row.answers for row in (*result.counts.part.figures, *result.timed.part.figures)} == {1}
 
 
-COUNTED = 2 * (
-    3 + sum(map(len, families([]).values()))
-)  # answers for figure 4, with two of the oracle
+# answers for figure 4, with two of the oracle
+COUNTED = 2 * (3 + sum(map(len, families([]).values())))
 
 
 @pytest.mark.slow

@@ -269,9 +269,8 @@ def test_without_a_datastore_the_request_is_searched(pair: Pair, tmp_path: Path)
     draw_paper(result, tmp_path / "paper.png")
 
 
-FIRST = PROMPTS * (
-    1 + len(TIMED)
-)  # Answers one at a time. Greedy and sampled answers and batches follow.
+# Answers one at a time. Greedy and sampled answers and batches follow.
+FIRST = PROMPTS * (1 + len(TIMED))
 
 
 @pytest.mark.usefixtures("few")

@@ -203,9 +203,8 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
 
 def test_what_is_asked_for_no_more_is_forgotten() -> None:
     proposer = Proposer(config(idle=0.05))
-    Runner(proposer, rows=3).run(
-        [Job([5, 6, 7, place], [8, 9, 10]) for place in range(3)]
-    )  # they end by their length
+    # they end by their length
+    Runner(proposer, rows=3).run([Job([5, 6, 7, place], [8, 9, 10]) for place in range(3)])
     until = time.monotonic() + 90
     while figure("tracked_requests") and time.monotonic() < until:
         time.sleep(0.02)

@@ -202,9 +202,8 @@ def test_kept_tokens_are_the_fewest_that_cover(answers: list[Stretch]) -> None:
 
 def trained(pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining) -> DraftFolder:
     folder = DraftFolder(out, {"hidden": config.hidden, "length": config.length}, {"target": "t"})
-    ticks = itertools.count(
-        0.0, 0.05
-    )  # seconds: every step takes as long, whatever else the machine does
+    # seconds: every step takes as long, whatever else the machine does
+    ticks = itertools.count(0.0, 0.05)
     DraftTrainer(
         pair.target, DraftData.of(answers, [], config), config, folder, lambda: next(ticks)
     ).run(lambda text: None)

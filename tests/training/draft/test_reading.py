@@ -71,9 +71,8 @@ def trained(
     pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining = CONFIG
 ) -> DraftTrainer:
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
-    ticks = itertools.count(
-        0.0, 0.25
-    )  # seconds: every step takes as long, whatever else the machine does
+    # seconds: every step takes as long, whatever else the machine does
+    ticks = itertools.count(0.0, 0.25)
     material = DraftData.of(answers, [], config).read(CachedLM(pair.target), config.reads_at)
     trainer = DraftTrainer(pair.target, material, config, folder, lambda: next(ticks))
     trainer.run(lambda text: None)
@@ -245,15 +244,13 @@ def test_what_is_judged_is_what_the_drafter_gets(
     """The prediction without decoding beside decoding itself: the same states are read at the
     same places.
     """
-    draft = load_draft(
-        folder, "float32"
-    )  # in bfloat16 a near tie is decided by which rows are in a product
+    # in bfloat16 a near tie is decided by which rows are in a product
+    draft = load_draft(folder, "float32")
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
-    drafted = [
-        dataclasses.replace(one, token_ids=one.token_ids[:-1]) for one in answers
-    ]  # the last token never is
+    # the last token never is
+    drafted = [dataclasses.replace(one, token_ids=one.token_ids[:-1]) for one in answers]
     found = evaluate(CachedLM(draft), CachedLM(pair.target), drafted, 4).chains["all"]
     assert found.per_chain > 0.2
     assert sum(found.accepted) == pytest.approx(

@@ -79,10 +79,9 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
     if published and measured:
         notes.append(
             f"The paper's own fit, LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
-            f" {PAPER_LAW.f}; its curves are"
-            f" {PAPER_LAW.residual(measured):.3f} RMS away from these points. The public code"
-            " keeps at most"
-            " N - 2 tokens of a guess; the formula has N - 1."
+            f" {PAPER_LAW.f}; its curves are {PAPER_LAW.residual(measured):.3f} RMS away from these"
+            " points. The public code keeps at most N - 2 tokens of a guess; the formula has N -"
+            " 1."
         )
     elif not published:
         notes.append(
@@ -102,10 +101,9 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
     values = [point.compression for point in measured]
     return (
         f"Fit of equations 5 to 7, S = (f - 1 + E) / f: alpha = {law.alpha:.3f}, f = {law.f:.3f};"
-        " residual RMS"
-        f" {law.residual(measured):.3f} over {len(measured)} points from {min(values):.2f} to"
-        f" {max(values):.2f}."
-        " The prompt is not in the n-gram pool, as in the paper."
+        f" residual RMS {law.residual(measured):.3f} over {len(measured)} points from"
+        f" {min(values):.2f} to {max(values):.2f}. The prompt is not in the n-gram pool, as in the"
+        " paper."
     )
 
 
@@ -113,8 +111,7 @@ def table_3(result: LookaheadResult) -> Table:
     """Return table 3: lookahead and verification branch, with and without prompt pool."""
     notes = (
         "The paper's columns: LLaMA-2-7B-chat, MT-Bench, A100, FlashAttention; its S (equation 6)"
-        " is generated tokens over"
-        " decoding steps.",
+        " is generated tokens over decoding steps.",
         SPEEDUP,
         *((result.tables.equality(),) if result.tables else ()),
     )

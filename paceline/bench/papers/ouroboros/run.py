@@ -38,9 +38,8 @@ def run(config: OuroborosConfig, **loaded: Any) -> OuroborosResult:
         ConfigError: There is no draft model.
     """
     time = TimeLimit(config.max_seconds)
-    plain = config.run_of(
-        METHODS, cost_scale=None, draft_cost_scale=None
-    )  # each run enlarges the models itself
+    # each run enlarges the models itself
+    plain = config.run_of(METHODS, cost_scale=None, draft_cost_scale=None)
     models = load_models(plain, *(loaded.get(name) for name in ("target", "draft", "tokenizer")))
     progress = loaded.get("progress", True)
     shared = {

@@ -61,11 +61,9 @@ def table_1(study: MatchStudy | None) -> Table:
         for index, name in enumerate(("accepted, len(LCP)", "match, #Match-1"))
     ]
     notes = [
-        f"Plain speculative decoding, greedy, drafts of {MATCH_GAMMA} tokens. accepted: tokens"
-        " that the"
-        " target accepts; match: tokens that equal the target's prediction after the draft tokens"
-        " before"
-        " them. Drafts that the end of an answer cuts short do not count."
+        f"Plain speculative decoding, greedy, drafts of {MATCH_GAMMA} tokens. accepted: tokens that"
+        " the target accepts; match: tokens that equal the target's prediction after the draft"
+        " tokens before them. Drafts that the end of an answer cuts short do not count."
     ]
     if study is not None:
         verified = "; ".join(
@@ -86,8 +84,7 @@ def figure_3(study: MatchStudy | None) -> Table:
     discarded = "; ".join(f"{task.task} {task.discarded / task.rejected:.1f}" for task in tasks)
     notes = (
         "Means over the verifications that rejected a token. The discarded tokens are those after"
-        " the first"
-        f" wrong one; their mean number: {discarded or '-'}.",
+        f" the first wrong one; their mean number: {discarded or '-'}.",
         PICTURE,
     )
     rows = [(f"k = {k}", *(task.per_rejection()[k - 1] for task in tasks)) for k in lengths]
@@ -103,13 +100,11 @@ def table_2(part: BenchPart) -> Table:
     """Return table 2: all methods and greedy decoding."""
     notes = (
         "The paper's columns: speed-ups with Yi 34b and 6b, Llama-2 70b and 7b; it tuned every"
-        " method per model and task (table"
-        " 7). For figure 4, code, it states at most 3.9 over greedy, 2.8 over speculative and 1.9"
-        " over lookahead decoding.",
+        " method per model and task (table 7). For figure 4, code, it states at most 3.9 over"
+        " greedy, 2.8 over speculative and 1.9 over lookahead decoding.",
         "The paper's setting: gamma 12, W 20, N 8, K 3, its rule of inspiration, its tree. In"
-        " contrast to the"
-        " paper, the draft is not cut to gamma tokens, and the pool has the text so far and the"
-        " prompt.",
+        " contrast to the paper, the draft is not cut to gamma tokens, and the pool has the text"
+        " so far and the prompt.",
         "warm: one pool for all prompts of a pass, empty before the first.",
         f"{SPEEDUP} {CPU_TIME} draft/token: forwards of the draft model per new token.",
         part.equality(),
@@ -124,10 +119,8 @@ def table_3(part: BenchPart) -> Table:
     notes = (
         "The paper's columns: HumanEval, Yi 34b with 6b. speed-up: over the second row, in both.",
         "Rows 2 to 9 have the paper's gamma 12, W 20, N 8; the others have the defaults, which"
-        " change more"
-        " than the numbers: a small window, further choices of the draft model, and phrases after"
-        " the newest"
-        " token.",
+        " change more than the numbers: a small window, further choices of the draft model, and"
+        " phrases after the newest token.",
     )
     columns = ("setting", *_COLUMNS)
     layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)
@@ -152,8 +145,7 @@ def figure_5(part: BenchPart) -> Table:
     ]
     notes = (
         "First with gamma 12, W 20, N 8 as in the paper, then with the defaults here. CPU time:"
-        " speed-up over K = 0 in processor"
-        " time.",
+        " speed-up over K = 0 in processor time.",
         "The paper shows its curve as a picture only.",
     )
     shown = ["", *columns(headings), *columns(headings, "default's ")]
@@ -163,9 +155,8 @@ def figure_5(part: BenchPart) -> Table:
 def table_4(result: OuroborosResult) -> Table:
     """Return table 4: warm pools with several orders of the prompts."""
     size, headings = result.size, ("tokens/s", "speed-up", "CPU time", "S", "draft/ token")
-    cold = {
-        number is None: rate for number, warm, rate in TABLE_4 if not warm
-    }  # whether random -> rate
+    # whether random -> rate
+    cold = {number is None: rate for number, warm, rate in TABLE_4 if not warm}
     rows = []
     for number, warm, rate in TABLE_4:
         order = "shuffled" if number is None else f"CN = {number} (here {scaled(number, size)})"
@@ -180,14 +171,11 @@ def table_4(result: OuroborosResult) -> Table:
         )
     notes = (
         f"The categories of the prompts are the tasks; prompts per task: {size} (the paper:"
-        f" {TASK_SIZE}, of"
-        " four tasks). CN: consecutive prompts of a task, the same share as in the paper"
-        f" ({', '.join(map(str, CONSECUTIVE))} of {TASK_SIZE}).",
+        f" {TASK_SIZE}, of four tasks). CN: consecutive prompts of a task, the same share as in the"
+        f" paper ({', '.join(map(str, CONSECUTIVE))} of {TASK_SIZE}).",
         "Every order is a separate run. The cold and the warm drafter, both with the defaults,"
-        " alternate after"
-        " each prompt. speed-up: over the cold drafter of the same run; in the paper over its cold"
-        " run,"
-        " shuffled or CN = 20.",
+        " alternate after each prompt. speed-up: over the cold drafter of the same run; in the"
+        " paper over its cold run, shuffled or CN = 20.",
     )
     return Table.of(
         "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes

@@ -47,8 +47,7 @@ def heads_of(config_heads: Sequence[str], draft: PreTrainedModel) -> list[Accept
     except ConfigError as error:
         raise ConfigError(
             "paper specdec_pp: no built-in head fits this draft model. Train a head (`paceline"
-            " head`)"
-            f" and give its folder with --head. [{error}]"
+            f" head`) and give its folder with --head. [{error}]"
         ) from error
 
 

@@ -48,8 +48,7 @@ class OracleRule(LengthRule):
         if chain.draws:
             raise DrafterError(
                 "oracle: the draft has drawn tokens, which must all be verified. Use temperature"
-                " 0, or"
-                " verification='follow' with answers of the same seed."
+                " 0, or verification='follow' with answers of the same seed."
             )
         request = chain.request
         answer = self._answers.get(tuple(request.token_ids[: request.prompt_length]))

@@ -12,7 +12,6 @@ TITLE_COLUMNS = 165  # Characters of a title line.
 SHOWN_SETS = 5  # Maximum sets of prompts with a panel.
 PANELS_PER_ROW = 3
 DISCARD_TICKS = (0, 0.2, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 14)
-COST_RATIOS = tuple(
-    1.5 * 2 ** (step / 8) for step in range(49)
-)  # target / draft forward, 1.5 to 96
+# target / draft forward, 1.5 to 96
+COST_RATIOS = tuple(1.5 * 2 ** (step / 8) for step in range(49))
 RATIO_TICKS = (2, 4, 8, 16, 32, 64)

@@ -17,10 +17,8 @@ from paceline.bench.papers.specdec_pp.run_settings import (
 
 FIXED, HEURISTIC, HEAD = "fixed K", "heuristic", "SpecDec++"
 PUBLISHED, FROM_ONE = "SpecDec++, published rule", "SpecDec++, min 1"
-_VARIANTS = {
-    PUBLISHED: "count_undecided=false",
-    FROM_ONE: "min_draft_tokens=1",
-}  # changed drafter options
+# changed drafter options
+_VARIANTS = {PUBLISHED: "count_undecided=false", FROM_ONE: "min_draft_tokens=1"}
 ORACLE, AUTO = "oracle", "auto"
 
 

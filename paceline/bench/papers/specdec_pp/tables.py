@@ -78,8 +78,7 @@ def section_2_1(result: SpecDecResult) -> Table:
         )
     notes = (
         "The oracle drafts up to the next token on which the models differ (lemma 2.1), so it"
-        " discards no"
-        " token. The paper's figures are those of Alpaca.",
+        " discards no token. The paper's figures are those of Alpaca.",
         f"by Eq. 2.3: tokens/s from the two rates, with the times of table 2. {SPEEDUP}",
         *((part.equality(),) if part else ()),
     )
@@ -118,9 +117,8 @@ def table_2(result: SpecDecResult) -> Table:
         )
     notes = [
         "Milliseconds per forward: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
-        " squares over the answers, the"
-        " forwards over the prompts included. R2: share of the variance of T that the fit"
-        " explains. cpu: in processor time.",
+        " squares over the answers, the forwards over the prompts included. R2: share of the"
+        " variance of T that the fit explains. cpu: in processor time.",
         "The paper's: Llama-2 7B and 70B on two A100, means over its data sets; all its R2 are at"
         " least 0.98.",
     ]
@@ -128,8 +126,7 @@ def table_2(result: SpecDecResult) -> Table:
         draft, target = result.pair_times
         notes.append(
             f"Used for Eq. 2.3, fitted to both together: {1e3 * draft:.2f} and {1e3 * target:.2f}"
-            " ms, a ratio of"
-            f" {target / draft:.1f}; the paper's ratio: {PAPER_RATIO:.1f}."
+            f" ms, a ratio of {target / draft:.1f}; the paper's ratio: {PAPER_RATIO:.1f}."
         )
     shown = [
         "ms per forward",
@@ -177,11 +174,9 @@ def figure_4(result: SpecDecResult) -> Table:
     plain = counts.part.method(PLAIN)
     notes = (
         "Each cell: N_disc/N, rejected draft tokens, and N_target/N, target forwards (prefill"
-        " included), per"
-        " new token. *: on the Pareto front of this kind of rule. product, confidence and entropy"
-        " stop below"
-        " the bound in the label (`paceline drafters`); like the head they draft at most 20"
-        " tokens.",
+        " included), per new token. *: on the Pareto front of this kind of rule. product,"
+        " confidence and entropy stop below the bound in the label (`paceline drafters`); like the"
+        " head they draft at most 20 tokens.",
         "count_undecided=false: the rule as published, which does not judge the newest token"
         " (option of specdec_pp).",
         f"The first head was trained or calibrated on {result.seen} of the"
@@ -207,13 +202,11 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
     ]
     notes = (
         "in reach: points of the rival's front at whose discard rate the head's front exists, with"
-        " linear"
-        " interpolation; below, above: points where the head needs fewer target forwards, or more.",
+        " linear interpolation; below, above: points where the head needs fewer target forwards,"
+        " or more.",
         "forwards: mean ratio, head over rival, at equal discards; discards: the same at equal"
-        " forwards."
-        " latency gain: minimum latency of the rival over that of the head by Eq. 2.3, for the"
-        " paper's ratio"
-        f" of a target forward to a draft forward, {PAPER_RATIO:.1f}.",
+        " forwards. latency gain: minimum latency of the rival over that of the head by Eq. 2.3,"
+        f" for the paper's ratio of a target forward to a draft forward, {PAPER_RATIO:.1f}.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)
@@ -229,8 +222,7 @@ def table_1_expected(result: SpecDecResult) -> Table:
         )
     notes = (
         "As in the paper: rates of figure 4, tokens/s by Eq. 2.3 with the times of table 2, each"
-        " best over K"
-        " 2 to 14 and the thresholds 0.1 to 0.9.",
+        " best over K 2 to 14 and the thresholds 0.1 to 0.9.",
         "The paper's rows: Llama-2-chat 7B and 70B; its version 1 has the labels of the two rows"
         " of its table swapped.",
     )
@@ -281,24 +273,20 @@ def heads_table(result: SpecDecResult) -> Table:
             rows.append((*card, *best))
     notes = [
         "ECE: expected calibration error over 15 bins, after calibration; ROC: area under the"
-        " curve; both on prompts held out of"
-        " training. best h: of least latency (Eq. 2.3, in draft forwards per new token, target"
-        " forward"
-        f" {PAPER_RATIO:.1f} draft forwards)."
+        " curve; both on prompts held out of training. best h: of least latency (Eq. 2.3, in draft"
+        f" forwards per new token, target forward {PAPER_RATIO:.1f} draft forwards)."
     ]
     if result.grid is None:
         notes.append(
             "For the ablation over w_rej and D, record (`paceline head record`), then run with"
-            " --recording"
-            " FOLDER, which trains a head for each. Compare further heads with --head FOLDER,"
-            " repeated."
+            " --recording FOLDER, which trains a head for each. Compare further heads with --head"
+            " FOLDER, repeated."
         )
     else:
         notes.append(
             f"{len(result.grid_heads)} of {GRID} heads of w_rej 1, 3, 6, 12 and D 0 to 4 were"
-            f" trained in the time, {EPOCHS}"
-            " epochs each, on the hidden state alone as in the paper; thresholds"
-            f" {', '.join(map(str, PAPER_THRESHOLDS))};"
+            f" trained in the time, {EPOCHS} epochs each, on the hidden state alone as in the"
+            f" paper; thresholds {', '.join(map(str, PAPER_THRESHOLDS))};"
             f" {result.grid.part.figures[0].answers} prompts."
         )
     notes.append(

@@ -53,13 +53,10 @@ def figure_4a(result: SssdResult) -> Table:
     notes = (
         f"{PER_STEP} {_replayed(study)}",
         f"request: prompt and output. datastore: {result.store_tokens:,} tokens. With paper's: its"
-        " hand-set"
-        " weights, otherwise the calibrated fusion. sum: accepted tokens of the two sources alone,"
-        " added; in the"
-        " paper, both together nearly reach it.",
+        " hand-set weights, otherwise the calibrated fusion. sum: accepted tokens of the two"
+        " sources alone, added; in the paper, both together nearly reach it.",
         "datastore alone: the drafter sees the newest 4 tokens of the request, its query; window:"
-        " the same 4"
-        " tokens without a datastore.",
+        " the same 4 tokens without a datastore.",
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
@@ -85,12 +82,10 @@ def figure_4bc(result: SssdResult) -> Table:
     notes = (
         f"{PER_STEP} {_replayed(study)}",
         "us: microseconds of the drafter per request and step, batch 1, one pass on a machine with"
-        " other jobs."
-        " both (or request, without a datastore) is sssd. rest reads the same datastore; rest and"
-        " pia are"
-        " implementations after their papers, pia in plain Python. pia first learns up to"
-        f" {WARM_TOKENS:,} tokens of the datastore (the paper: 10,000 answers), then every"
-        " replayed answer.",
+        " other jobs. both (or request, without a datastore) is sssd. rest reads the same"
+        " datastore; rest and pia are implementations after their papers, pia in plain Python. pia"
+        f" first learns up to {WARM_TOKENS:,} tokens of the datastore (the paper: 10,000 answers),"
+        " then every replayed answer.",
         PICTURE,
     )
     times = (Column(f"us s_q = {size}", ".0f") for size in RETRIEVAL_SIZES)
@@ -122,9 +117,8 @@ def section_4_2(result: SssdResult) -> Table:
             rows.append([*row, PAPER_TEMPERATURES.get(temperature)])
     notes = (
         f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper; verification follows the"
-        " target's sample."
-        " change: accepted tokens per step against those of the greedy answers to the same"
-        " prompts.",
+        " target's sample. change: accepted tokens per step against those of the greedy answers to"
+        " the same prompts.",
         "Other temperatures also give other texts, which repeat the request and the datastore more"
         " or less.",
     )

@@ -9,6 +9,7 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)  # s_q of the figures.
 BATCHES = (1, 8)
 SPLIT_BATCH = 8  # Batch of figure 3.
 TIMED = (4, 8, 16, 32)  # s_q of timed decoding.
+# Order of the replays, in case the time ends early.
 REPLAY_ORDER = (
     16,
     4,
@@ -19,16 +20,13 @@ REPLAY_ORDER = (
     48,
     24,
     12,
-)  # Order of the replays, in case the time ends early.
+)
 
 # Published numbers.
 PAPER_BUDGET, PAPER_BUDGET_SIZE = 435, 54  # b s_q, and s_q at batch 8, in the text.
 PAPER_CONTEXT = 512  # Cached tokens for the roofline of the paper's device.
-PAPER_TEMPERATURES = {
-    0.5: -0.015,
-    1.0: -0.015,
-    2.0: -0.2,
-}  # change of acceptance: "1-2 %", "around 20 %"
+# change of acceptance: "1-2 %", "around 20 %"
+PAPER_TEMPERATURES = {0.5: -0.015, 1.0: -0.015, 2.0: -0.2}
 
 # Section 4.2.
 TEMPERATURES = (0.5, 1.0, 2.0)
@@ -51,10 +49,8 @@ COST_ROUNDS, SPLIT_ROUNDS = 15, 5
 FORWARDS_SHARE = 0.7  # Share of the time for whole forwards; their parts get the rest.
 EVALUATED = (1, 16)  # s_q at which table 1 is evaluated, at batch 8.
 GEMM_SIZE = {"cuda": 8192, "cpu": 1024}  # Rows and columns of the product that measures the FLOP/s.
-ADDED_BYTES = {
-    "cuda": 1 << 30,
-    "cpu": 1 << 28,
-}  # Bytes of each array of the sum that measures bytes/s.
+# Bytes of each array of the sum that measures bytes/s.
+ADDED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
 PEAK_RUNS = 7
 
 # Shares of the time that is left at the beginning of each stage.

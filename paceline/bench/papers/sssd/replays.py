@@ -131,9 +131,8 @@ def replay_all(traces: Mapping[str, Sequence[Trace]], options: ReplayOptions) ->
     try:
         for method in used:
             if not method.warmed:  # which is plain Python
-                replay(
-                    sources.drafter(method), next(iter(traces.values()))[:1], 1
-                )  # compiles, once for each machine
+                # compiles, once for each machine
+                replay(sources.drafter(method), next(iter(traces.values()))[:1], 1)
         for size in TimeLimit(options.left).within(options.sizes, "replays", options.progress):
             size_rows = []
             for method in used:

@@ -15,12 +15,8 @@ from paceline.plan.roofline import Peak, Shapes
 from paceline.replay.report import ReplayRow
 from paceline.replay.run import ReplayResult
 
-BOTH, REQUEST, STORE, WINDOW = (
-    "both",
-    "request",
-    "datastore",
-    "window",
-)  # sources; WINDOW: the newest tokens
+# sources; WINDOW: the newest tokens
+BOTH, REQUEST, STORE, WINDOW = ("both", "request", "datastore", "window")
 
 
 def published(source: str) -> str:

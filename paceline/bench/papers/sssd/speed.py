@@ -18,12 +18,8 @@ from paceline.bench.papers.sssd.result import NOTHING, Case, SssdResult
 from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 
 MEASURED, ROOFLINE = "measured", "roofline"
-COSTS = {
-    MEASURED: "cost",
-    "CPU time": "cpu_cost",
-    ROOFLINE: "roofline",
-    "910B4": "device",
-}  # kind -> field of `Speed`
+# kind -> field of `Speed`
+COSTS = {MEASURED: "cost", "CPU time": "cpu_cost", ROOFLINE: "roofline", "910B4": "device"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,13 +73,11 @@ def figure_2(result: SssdResult, batch: int) -> Table:
     )
     notes = (
         f"{PER_STEP} cost: time of a forward over that with s_q = 1; product: tokens per step over"
-        " cost, the"
-        " expected speed; *: the best s_q. The cost of drafting is not included, as in the paper's"
-        " figure.",
+        " cost, the expected speed; *: the best s_q. The cost of drafting is not included, as in"
+        " the paper's figure.",
         f"Measured: {measured}; CPU time: the same in processor time, which other jobs disturb"
-        " less. roofline: table 1 with this"
-        " machine's peaks. 910B4: the same for the paper's device and Llama-2 7B, with the tokens"
-        " per step measured here.",
+        " less. roofline: table 1 with this machine's peaks. 910B4: the same for the paper's"
+        " device and Llama-2 7B, with the tokens per step measured here.",
         *([PICTURE] if batch == SPLIT_BATCH else []),
     )
     kinds = [
@@ -164,13 +162,11 @@ def table_1(costs: CostStudy | None) -> Table:
         )
     notes = (
         "Formulas as in the paper, IO in numbers: b requests, s_q query tokens and s_kv cached"
-        " tokens of each,"
-        " n x m weights; for attention n heads of size d (fewer key-value heads if they are"
-        " shared). approx.: for"
-        " large n and m, or s_kv.",
+        " tokens of each, n x m weights; for attention n heads of size d (fewer key-value heads if"
+        " they are shared). approx.: for large n and m, or s_kv.",
         f"Evaluated for one occurrence at b = {SPLIT_BATCH} and s_kv = {context}, {shapes.width}"
-        " bytes a number. The paper's"
-        " table has neither the third matrix of a gated MLP nor the LM head; they count here.",
+        " bytes a number. The paper's table has neither the third matrix of a gated MLP nor the LM"
+        " head; they count here.",
     )
     return Table.of(title, shown, rows, notes)
 
@@ -200,12 +196,10 @@ def budgets(costs: CostStudy | None) -> Table:
         )
     notes = (
         "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes per number; -:"
-        " products of this"
-        " width are always bound by memory. The paper's equation gives"
+        " products of this width are always bound by memory. The paper's equation gives"
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, its text {PAPER_BUDGET}.",
         "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
-        " Weights that"
-        " fit into a cache are read faster.",
+        " Weights that fit into a cache are read faster.",
     )
     shown = [
         Column("device and model"),
@@ -233,13 +227,10 @@ def figure_3(costs: CostStudy | None) -> Table:
         )
         rows.append((f"{step.context}, {step.size}", *(value and 1e3 * value for value in values)))
     notes = (
-        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules,"
-        " including the LM head."
-        " attention: the rest of the attention modules, including positions and the KV cache."
-        " rest: norms,"
-        " embedding, masks, Python. Parts are timed in separate forwards, which take longer; the"
-        " table shows"
-        " their shares of the time on the left.",
+        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules, including"
+        " the LM head. attention: the rest of the attention modules, including positions and the"
+        " KV cache. rest: norms, embedding, masks, Python. Parts are timed in separate forwards,"
+        " which take longer; the table shows their shares of the time on the left.",
         PICTURE,
     )
     kinds = ("products", "attention")

@@ -33,9 +33,8 @@ from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import as_pointer, inlined, store_uint8, take_number
 
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
-_ROWS_AT = (
-    48 + 6
-)  # where it says how many rows the tiles have that one column's products are made in
+# where it says how many rows the tiles have that one column's products are made in
+_ROWS_AT = 48 + 6
 
 
 def takes(kind: int, dim: int, value_dim: int) -> bool:
@@ -59,9 +58,8 @@ def _attend(place: int) -> int:
         if call.groups <= SIDE
         else call.tile // call.groups * cuts(call.groups)
     )
-    steps = np.empty(
-        blocks, dtype=np.int64
-    )  # of each block, that are multiplied for all its queries at once
+    # of each block, that are multiplied for all its queries at once
+    steps = np.empty(blocks, dtype=np.int64)
     store = np.empty(room_size(call, blocks), dtype=np.float32)
     configuration = np.empty(16, dtype=np.float32)
     configuration[:] = _CONFIGURATION

@@ -37,9 +37,8 @@ def weigh_block(
     size, totals = SIDE * call.value_dim * FLOAT, room.totals + block * amx.ROW
     clear(room.sums + block * size, size)
     for lane in range(count):
-        simd_f32x8.store_float(
-            totals + lane * FLOAT, np.float32(1.0)
-        )  # of a query that sees nothing
+        # of a query that sees nothing
+        simd_f32x8.store_float(totals + lane * FLOAT, np.float32(1.0))
     low, high, shared = _seen(call, part, i, count)
     if low >= high:
         return 0

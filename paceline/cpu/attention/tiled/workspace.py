@@ -16,9 +16,8 @@ from paceline.util.compiled import Records, inlined
 INNER, SIDE = 32, amx.SIDE  # dims of a query, and of a value, are multiples of these
 STEP = 2 * SIDE  # keys of a product
 SECTION = 8  # steps whose values are laid out together, which the nearest cache holds
-BYTES = (
-    bf16_pack.STEP
-)  # of a step in a row of scores; of its weights, the first numbers in bfloat16, then the second
+# of a step in a row of scores; of its weights, the first numbers in bfloat16, then the second
+BYTES = bf16_pack.STEP
 HALF = FLOAT // 2
 
 
