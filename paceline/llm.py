@@ -175,7 +175,7 @@ class LLM:
 
         None before the budget needs the curve, or without a budget.
         """
-        return None if self._engine.spending is None else self._engine.spending.curve
+        return None if self._engine.draft_budget is None else self._engine.draft_budget.curve
 
     @property
     def costs(self) -> Costs | None:
@@ -191,7 +191,9 @@ class LLM:
 
         The value comes from the cost curve, corrected by measured steps of this kind.
         """
-        return None if self._engine.spending is None else self._engine.spending.plain_seconds
+        return (
+            None if self._engine.draft_budget is None else self._engine.draft_budget.plain_seconds
+        )
 
     def change_drafter(self, drafter: Drafter) -> None:
         """Use another drafter from now on; only while no request is open.

@@ -130,10 +130,10 @@ class _Steps:
 
     def __init__(self, lm: CachedLM, batch: int, context: int) -> None:
         self._lm = lm
-        self._seqs = [Request([1] * (context + 1), SamplingParams()) for _ in range(batch)]
+        self._requests = [Request([1] * (context + 1), SamplingParams()) for _ in range(batch)]
         shapes = key_shapes(lm.model.config.get_text_config(decoder=True))
         lm.reserve(batch, context + 1 + 64)
-        for request in self._seqs:
+        for request in self._requests:
             lm.open(request)
             for layer, (heads, dim) in enumerate(shapes):
                 states = torch.randn(heads, context, dim, dtype=lm.model.dtype)
@@ -142,9 +142,9 @@ class _Steps:
 
     def seconds(self, nodes: int, clock: Callable[[], float]) -> float:
         """Return the time of one forward; nothing is committed."""
-        trees = [DraftTree.chain([1] * nodes) if nodes else EMPTY_TREE for _ in self._seqs]
+        trees = [DraftTree.chain([1] * nodes) if nodes else EMPTY_TREE for _ in self._requests]
         start = clock()
-        self._lm.forward(self._seqs, trees).argmax(-1).tolist()
+        self._lm.forward(self._requests, trees).argmax(-1).tolist()
         return clock() - start
 
 

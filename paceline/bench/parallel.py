@@ -51,7 +51,7 @@ class Lockstep:
         """Return the ranks that share the trees of a drafter; None if it runs on each."""
         return self._ranks if spec in self._shared else None
 
-    def compact_slots(self, over: bool = False) -> bool:
+    def wait_for_all(self, over: bool = False) -> bool:
         """Wait for all processes; return `over` of rank 0."""
         return over if self._ranks is None else bool(self._ranks.first(over))
 

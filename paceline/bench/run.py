@@ -149,7 +149,7 @@ class _BenchRun:
                     shift = round_number % len(self.methods)
                     order = self.methods[shift:] + self.methods[:shift]
                     self.calls += [self._time(method, unit, repeat) for method in order]
-                    if self._lockstep.compact_slots(
+                    if self._lockstep.wait_for_all(
                         0 < self.config.max_seconds < time.perf_counter() - start
                     ):
                         break
@@ -173,7 +173,7 @@ class _BenchRun:
         gc.collect()
         allocated = self._reset_peak()
         before = method.timing()
-        self._lockstep.compact_slots()
+        self._lockstep.wait_for_all()
         self._synchronise()
         cpu, start = time.process_time(), time.perf_counter()
         raw = call()

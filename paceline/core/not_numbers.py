@@ -69,7 +69,7 @@ def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[li
     numbers.
 
     Args:
-        seqs: its copies of the sequences.
+        requests: The copies of the requests that the draft model decodes.
         drawn: the tokens of each.
     """
     for row, (request, tokens) in enumerate(zip(requests, drawn, strict=True)):

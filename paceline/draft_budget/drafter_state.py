@@ -25,9 +25,11 @@ from paceline.draft_head.guessing import DraftHead
 
 @dataclass(eq=False, slots=True)
 class DrafterStats:
-    """Of one drafter in one engine. Attributes:
+    """Hold the statistics of one drafter in one engine.
 
-    reliability: what its confidence was worth so far. gate: whether it is asked.
+    Attributes:
+        acceptance_calibration: How often nodes of each confidence were accepted.
+        gate: Switches the drafter off while drafting is slower than plain decoding.
     """
 
     acceptance_calibration: AcceptanceCalibration = field(default_factory=new_calibration)
@@ -36,10 +38,11 @@ class DrafterStats:
 
 @dataclass(eq=False, slots=True)
 class DrafterState:
-    """One drafter of an engine.
+    """Pair a drafter with its statistics.
 
     Attributes:
-        worth: what is known of its drafts; None = they are fed as proposed.
+        drafter: Proposes the draft trees.
+        stats: Statistics of its draft trees; None = the engine verifies them as proposed.
     """
 
     drafter: Drafter
@@ -48,20 +51,24 @@ class DrafterState:
 
 @dataclass(eq=False, slots=True)
 class DrafterBatch:
-    """The sequences of a step that have the same drafter, and what came of them.
+    """Collect the requests of a step that share a drafter, and the results of the step.
 
     Attributes:
-        seqs, max_nodes: they, and per sequence the largest tree that may be verified.
-        ready: those of them whose newest token is fed. trees: what is proposed for these.
-        outcomes: what the target said about the trees.
-        flat: the trees as they were proposed, where the budget may cut them; else None.
-        cost: what the step takes with the trees, in steps without them; 0 = that is of no interest.
-            Of trees that are cut, it is where a model made them that their drafter cannot do
-            without: however few are fed, that time has passed.
-        draft_seconds: in forwards of the drafter's own model, and in foreseeing.
-        foresight, foresees: what makes the guesses that its outcomes are to carry, and how far
-            ahead; None = they carry none.
-        error: what the drafter raised, which ends its requests and no others.
+        drafter_state: The drafter and its statistics.
+        requests: Requests that take part in the step.
+        max_nodes: Maximum number of nodes of the draft tree, per request.
+        ready: Requests whose newest token the step feeds; the others only prefill.
+        trees: Draft tree of each ready request.
+        outcomes: Verification result of each ready request.
+        flat: Trees as proposed, if the budget may cut them; else None.
+        cost: Time of the step with the trees, in steps without them; 0 if nobody needs it. A
+            drafter that cannot do without its model has a cost even if the budget cuts its trees:
+            the model's time has passed.
+        draft_seconds: Seconds spent in the draft model and in the hidden-state draft head.
+        draft_head: Hidden-state draft head whose guesses the outcomes carry; None = they carry
+            none.
+        num_head_tokens: Number of tokens that the draft head predicts.
+        error: Exception of the drafter; it ends the requests of this batch only.
     """
 
     drafter_state: DrafterState
@@ -79,12 +86,12 @@ class DrafterBatch:
 
     @property
     def width(self) -> int:
-        """Nodes of its largest tree."""
+        """Return the number of nodes of the largest tree."""
         return max(map(len, self.trees), default=0)
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens its sequences got."""
+        """Return the number of tokens that the requests received."""
         return sum(len(outcome.new_token_ids) for outcome in self.outcomes)
 
     def flatten(self) -> None:

@@ -60,7 +60,7 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
     if not readable_ends(model):
         if file is not None:
             raise ConfigError(
-                f"foresight {str(file)!r}: got {model.architecture.name}, whose embeddings cannot"
+                f"draft head {str(file)!r}: got {model.architecture.name}, whose embeddings cannot"
                 " be read; expected a model with an embedding and an LM head of plain weights."
                 " Leave the option out."
             )

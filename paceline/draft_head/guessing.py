@@ -75,7 +75,7 @@ class DraftHead:
         self.levels = weights.levels
 
     @torch.inference_mode()
-    def foresee(
+    def predict(
         self, states: Tensor, token_ids: Sequence[int], levels: int = _FARTHEST
     ) -> list[DraftTree]:
         """Return a tree of guesses for each state: what follows the token that was chosen by it.
@@ -108,7 +108,7 @@ class DraftHead:
             start + (1 + outcome.accepted[-1] if outcome.accepted else 0)
             for start, outcome in zip(logits.starts, outcomes, strict=True)
         ]
-        trees = self.foresee(
+        trees = self.predict(
             logits.states[places, 0], [outcome.new_token_ids[-1] for outcome in outcomes], levels
         )
         return [

@@ -66,13 +66,13 @@ def load(path: str | Path, model: CachedLM) -> Weights:
     closeness = card.closeness(model)
     if closeness < CLOSE_ENOUGH:
         raise ConfigError(
-            f"foresight {str(path)!r}: got a model of another shape than {card.target!r}, for which"
-            f" it was trained, or one whose embedding has a cosine of {closeness:.2f} to that"
+            f"draft head {str(path)!r}: got a model of another shape than {card.target!r}, for"
+            f" which it was trained, or one whose embedding has a cosine of {closeness:.2f} to that"
             f" model's; expected {CLOSE_ENOUGH} or above. Train one for this model."
         )
     if closeness < CLOSE:
         warnings.warn(
-            f"foresight {str(path)!r} was trained for {card.target!r}, and this model's embedding"
+            f"draft head {str(path)!r} was trained for {card.target!r}, and this model's embedding"
             f" has a cosine of only {closeness:.2f} to that model's: its guesses may come true less"
             " often. Train one for this model, or leave it out (auto:draft_head=false).",
             stacklevel=2,
@@ -92,7 +92,7 @@ def read(path: str | Path) -> tuple[Weights, Card]:
         content = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"foresight {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}"
+            f"draft head {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}"
         ) from error
     try:
         told = metadata_of(content)
@@ -107,7 +107,7 @@ def read(path: str | Path) -> tuple[Weights, Card]:
             raise ValueError(f"tokens beyond its vocabulary of {card.vocab_size}")
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"foresight {str(path)!r}: got a file that is none, or damaged ({error}). {_HELP}"
+            f"draft head {str(path)!r}: got a file that is none, or damaged ({error}). {_HELP}"
         ) from error
     return weights, card
 

@@ -18,12 +18,12 @@ class Chunks:
     """Makes the chunks of one stream.
 
     Args:
-        ticket: of the streamed request.
+        handle: of the streamed request.
         tokenizer: of the model; None leaves the texts empty.
     """
 
     def __init__(self, handle: RequestHandle, tokenizer: Any) -> None:
-        self._ticket = handle
+        self._handle = handle
         self._writer = writer_of(handle.request, tokenizer)
 
     def of(self, outcomes: Sequence[Outcome], done: bool) -> Iterator[Chunk]:
@@ -37,8 +37,8 @@ class Chunks:
         for outcome in outcomes:
             last = done and outcome is outcomes[-1]
             written = writer.write(outcome.new_token_ids, origins_of(outcome), last)
-            forwards = self._ticket.request.counters.prefill_forwards + writer.step - 1
-            completion = _completion(self._ticket, writer.text) if last else None
+            forwards = self._handle.request.counters.prefill_forwards + writer.step - 1
+            completion = _completion(self._handle, writer.text) if last else None
             yield Chunk.of(outcome, written, writer.step, forwards, completion)
 
 
@@ -75,7 +75,7 @@ def completions_of(
 
     Args:
         groups: the sequences of each prompt.
-        tickets: of all groups, in their order.
+        handles: of all groups, in their order.
         tokenizer: of the model, or None.
     """
     completions = iter([completion_of(handle, tokenizer) for handle in handles])

@@ -41,9 +41,9 @@ class DrafterPool:
         spending: whether trees may be cut to what pays.
     """
 
-    def __init__(self, make: Maker, check: Callable[[Drafter], None], spending: bool) -> None:
-        self._make, self._check, self._spending = make, check, spending
-        self._worths: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
+    def __init__(self, make: Maker, check: Callable[[Drafter], None], may_cut: bool) -> None:
+        self._make, self._check, self._may_cut = make, check, may_cut
+        self._stats: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
         # the one that was asked for last at the end
         self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()
         self._own: DrafterState | None = None
@@ -73,7 +73,7 @@ class DrafterPool:
             as `check`.
         """
         self._check(drafter)
-        self._own, self._own_key = self._drafting(drafter), None if spec is None else spec_key(spec)
+        self._own, self._own_key = self._state_of(drafter), None if spec is None else spec_key(spec)
 
     def find(
         self, spec: str | None, in_use: Callable[[], AbstractSet[DrafterState]]
@@ -99,7 +99,7 @@ class DrafterPool:
             drafter = self._make(spec)
             self._check(drafter)
             with self._lock:
-                self._named[key] = self._drafting(drafter)
+                self._named[key] = self._state_of(drafter)
                 return self._named[key]
 
     def find_all(
@@ -136,11 +136,11 @@ class DrafterPool:
                 self._named.move_to_end(key)
             return self._named.get(key)
 
-    def _drafting(self, drafter: Drafter) -> DrafterState:
+    def _state_of(self, drafter: Drafter) -> DrafterState:
         return DrafterState(
             drafter,
-            self._worths.setdefault(drafter, DrafterStats())
-            if drafter.budget and self._spending
+            self._stats.setdefault(drafter, DrafterStats())
+            if drafter.budget and self._may_cut
             else None,
         )
 

@@ -116,7 +116,7 @@ class Engine:
             self._verify = self._parallel.verify
         # All ranks must verify the same trees, and their measured times differ.
         self.costs = None if ranks is not None else Costs(self.model, self._most_rows, cost_curve)
-        self.spending = (
+        self.draft_budget = (
             None
             if self.costs is None
             else DraftBudget(self.costs.curve, None if self.costs.given else self.costs.renew)
@@ -360,7 +360,7 @@ class Engine:
         batches = group_by_drafter(group, self.model, self._max_nodes, self._most_rows)
         self._add_draft_head(batches)  # takes seconds the first time
         start, fed = time.perf_counter(), sum(num_fed_tokens(group, self.model.prefill_chunk))
-        run_step(self.model, batches, self._verify, self.spending)
+        run_step(self.model, batches, self._verify, self.draft_budget)
         self._schedule.note(fed, time.perf_counter() - start)
         self._lifecycle.count_forward()
         self._draft_seconds += sum(batch.draft_seconds for batch in batches)
@@ -375,8 +375,8 @@ class Engine:
                 self._lifecycle.deliver(holders[id(outcome.request)], outcome)
             outcomes += batch.outcomes
         self._schedule.make_room()
-        if self.spending is not None:
-            self.spending.renew()
+        if self.draft_budget is not None:
+            self.draft_budget.renew()
         return outcomes
 
     def _add_draft_head(self, batches: list[DrafterBatch]) -> None:

@@ -18,7 +18,7 @@ class RequestHandle:
     """What a caller holds of one request.
 
     Attributes:
-        drafting: its drafter.
+        drafter_state: its drafter, and the statistics of its trees.
         outcomes: steps not yet taken out by the caller; None where it did not ask for them.
         keep_slot: what it has in the cache stays there when it ends, until it is withdrawn.
         batch_invariant: the engine computes it batch-invariantly.

@@ -54,7 +54,7 @@ def run_step(
     model: CachedLM,
     batches: Sequence[DrafterBatch],
     verify: Verifier = verify_batch,
-    spending: DraftBudget | None = None,
+    draft_budget: DraftBudget | None = None,
 ) -> None:
     """Advance the requests of all drafter batches by one forward pass of the target.
 
@@ -84,9 +84,9 @@ def run_step(
     if not requests:
         return
     has_budget = any(batch.ready and batch.drafter_state.stats is not None for batch in batches)
-    if spending is not None and has_budget:
+    if draft_budget is not None and has_budget:
         pending = [min(request.pending, model.prefill_chunk) for request in requests]
-        spending.cut(
+        draft_budget.cut(
             batches,
             len(requests),
             sum(pending) if model.packs else len(requests) * max(pending),
@@ -148,8 +148,8 @@ def run_step(
         outcome.request.counters.accepted_tokens += len(outcome.accepted)
     for batch in batches:
         _observe(batch)
-    if spending is not None and has_budget and not again:
-        spending.observe(batches, time.perf_counter() - start)
+    if draft_budget is not None and has_budget and not again:
+        draft_budget.observe(batches, time.perf_counter() - start)
     if (switch := model.architecture.restart_length) is not None:
         for outcome in outcomes:
             start_anew(outcome.request, switch)

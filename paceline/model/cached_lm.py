@@ -58,7 +58,7 @@ class CachedLM:
     Attributes:
         prefill_chunk, least_rows, products, chains: as above.
         slots: of the cache, and who has them.
-        reads_states: it is a draft that reads its target's hidden states (`Request.states`).
+        uses_target_states: it is a draft that reads its target's hidden states (`Request.states`).
         kept_ids: ids, ascending, of the tokens that the head keeps (`kept_vocabulary`) and the
             target has; None = all.
     Raises:
@@ -90,7 +90,7 @@ class CachedLM:
         self.kept_ids = kept_ids(model)
         self._vocabulary: SharedVocabulary | None = None
         self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
-        self._seqs: list[Request] = []
+        self._requests: list[Request] = []
         self.slots = Slots(self._cache)
 
     @property
@@ -257,29 +257,29 @@ class CachedLM:
         every sequence.
 
         Args:
-            seqs: open sequences with at least one pending token each.
+            requests: open requests with at least one pending token each.
             trees: one per sequence; empty where `reaches_end` is false.
         Returns:
             the logits after the last fed token of each, and after each node; rows of scored tokens
             come before them.
         """
-        self._seqs = list(requests)
+        self._requests = list(requests)
         self._feeder.begin()
         if not self.architecture.takes_masks:
             return self._forward_rows(trees)
-        self.slots.compact_slots(self._seqs)
+        self.slots.compact_slots(self._requests)
         counts = [1 + len(tree) for tree in trees]
         if self.packs:
             packing = pack(requests, trees, self.prefill_chunk, self.least_rows)
             with self._reading(packing):
-                flat = self._shared(self._feeder.packed(packing, self._seqs))
+                flat = self._shared(self._feeder.packed(packing, self._requests))
             self._count(packing.pending, packing.nodes)
             return NodeLogits.side_by_side(
                 flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
             )
         layout = lay_out(requests, trees, self.prefill_chunk, self.least_rows)
         with self._reading(layout):
-            flat = self._shared(self._feeder.padded(layout, self._seqs))
+            flat = self._shared(self._feeder.padded(layout, self._requests))
         self._count(layout.pending, layout.nodes)
         return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
 
@@ -326,7 +326,7 @@ class CachedLM:
 
     def _reading(self, laid_out: PaddedBatch | RaggedBatch) -> AbstractContextManager[None]:
         return (
-            reading(states_to_read(self._seqs, laid_out))
+            reading(states_to_read(self._requests, laid_out))
             if self.uses_target_states
             else nullcontext()
         )
@@ -336,11 +336,11 @@ class CachedLM:
         # forward.
         layouts = [
             lay_out([request], [tree], self.prefill_chunk)
-            for request, tree in zip(self._seqs, trees, strict=True)
+            for request, tree in zip(self._requests, trees, strict=True)
         ]
         rows = [
             self._feeder.padded(layout, [request])
-            for layout, request in zip(layouts, self._seqs, strict=True)
+            for layout, request in zip(layouts, self._requests, strict=True)
         ]
         self._count(
             *(
@@ -362,7 +362,7 @@ class CachedLM:
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:
         self._pending = pending
-        for request, fed in zip(self._seqs, (pending + nodes).tolist(), strict=True):
+        for request, fed in zip(self._requests, (pending + nodes).tolist(), strict=True):
             counters = request.counters
             counters.target_forwards += 1
             counters.prefill_forwards += len(request) == request.prompt_length
@@ -381,14 +381,14 @@ class CachedLM:
                 [*accepted[row], *[accepted[row][-1]] * (longest - len(accepted[row]))]
                 for row in moves
             ]
-            base = np.array([[self._seqs[row].cached + pending[row]] for row in moves])
+            base = np.array([[self._requests[row].cached + pending[row]] for row in moves])
             target = np.minimum(np.arange(longest), [[len(accepted[row]) - 1] for row in moves])
             self._cache.move(
-                np.array([[self._seqs[row].slot] for row in moves]),
+                np.array([[self._requests[row].slot] for row in moves]),
                 base + np.array(paths),
                 base + target,
             )
-        for row, (request, path) in enumerate(zip(self._seqs, accepted, strict=True)):
+        for row, (request, path) in enumerate(zip(self._requests, accepted, strict=True)):
             request.cached += int(pending[row]) + len(path)
 
     def rewind(self, request: Request, length: int) -> None:

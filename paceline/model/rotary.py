@@ -41,7 +41,7 @@ class TextLengths:
         """Set the lengths of one forward.
 
         Args:
-            seqs: its sequences.
+            requests: the requests of the forward.
             positions: [rows, columns], of the tokens in their texts.
             counts: [sequences], the tokens of each where all share one row; None = one row per
                 sequence.

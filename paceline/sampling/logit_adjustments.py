@@ -29,7 +29,7 @@ def adjusted(scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftT
 
     Args:
         scores: float32 [batch, 1 + width, vocab]; row 0 follows the root, row 1 + i follows node i.
-        seqs, trees: batch sequences and the trees that were fed.
+        requests, trees: batch requests and the trees that were fed.
     Returns:
         as `scores`, forbidden tokens at -inf.
     """

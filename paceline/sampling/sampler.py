@@ -39,7 +39,7 @@ def target_scores(
     Args:
         logits: [batch, 1 + width, vocab]; row 0 follows the root, row 1 + i follows node i; rows
             beyond a tree are padding.
-        seqs, trees: batch sequences and the trees that were fed.
+        requests, trees: batch requests and the trees that were fed.
     Returns:
         float32 [batch, 1 + width, vocab], excluded tokens at -inf. Greedy sequences get what
         depends on tokens only.

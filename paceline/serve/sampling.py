@@ -48,7 +48,7 @@ class Sampler:
         """Return the parameters of each of the n answers to a prompt.
 
         Args:
-            asked: Body of the request; a grammar in it is compiled.
+            request: Body of the request; a grammar in it is compiled.
             max_tokens: Maximum tokens per answer; the model's context limits it.
             logprobs: Number of top-k tokens to report per position, as in `SamplingParams`.
             prompt_logprobs: Number of top-k tokens to report per prompt position.

@@ -37,7 +37,7 @@ def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -
     """Add the log-probabilities of fed prompt tokens to the sequences that are scored.
 
     Args:
-        seqs: as they were fed; what was fed is not yet in the cache.
+        requests: as they were fed; what was fed is not yet in the cache.
         logits: of their forward, with the rows of scored tokens.
         chunk: most pending tokens that the forward took of a sequence.
     Returns:

@@ -180,22 +180,22 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
     """Also by nodes that were not fed: the target's next token tells whether the first of them
     was right.
     """
-    spending = Alone(KNEE)
+    draft_budget = Alone(KNEE)
     boast = DraftTree([5], [-1], None, [0.9])
     lengths = []
     for _ in range(300):
-        (cut,) = spending.cut([boast], 1, 15)
+        (cut,) = draft_budget.cut([boast], 1, 15)
         lengths.append(len(cut))
         request = Request([1], SamplingParams(max_new_tokens=9))
-        spending.observe([Outcome(request, cut, [], [6], [6])], 1.0)
+        draft_budget.observe([Outcome(request, cut, [], [6], [6])], 1.0)
     assert lengths[0] == 1
     assert lengths[-1] == 0
-    tried = spending.acceptance_calibration.trials.sum()
+    tried = draft_budget.acceptance_calibration.trials.sum()
     assert tried == 300
-    assert spending.acceptance_calibration.hits.sum() == 0
+    assert draft_budget.acceptance_calibration.hits.sum() == 0
     back = 0
-    while len(spending.cut([boast], 1, 15)[0]) == 0:  # it turns predictable
-        spending.observe(
+    while len(draft_budget.cut([boast], 1, 15)[0]) == 0:  # it turns predictable
+        draft_budget.observe(
             [Outcome(Request([1], SamplingParams()), DraftTree([], []), [], [5], [5])], 1.0
         )
         back += 1
@@ -206,22 +206,24 @@ def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
     """With drafts twice as long as without, beyond the curve: not worth it; once they are not,
     tried again.
     """
-    spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
+    draft_budget, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
     request = Request([1], SamplingParams())
     widths = []
     for _ in range(4000):
-        (cut,) = spending.cut([tree], 1, 1)
+        (cut,) = draft_budget.cut([tree], 1, 1)
         widths.append(len(cut))
         token = 5 if len(widths) % 5 < 3 else 6
-        spending.observe([Outcome(request, cut, [], [token], [token])], 2.0 if len(cut) else 1.0)
+        draft_budget.observe(
+            [Outcome(request, cut, [], [token], [token])], 2.0 if len(cut) else 1.0
+        )
     assert widths[:2] == [1, 1]  # nothing is known of steps without drafts yet
-    spending.cut([DraftTree([], [])], 1, 1)
-    spending.observe([Outcome(request, DraftTree([], []), [], [5], [5])], 1.0)
+    draft_budget.cut([DraftTree([], [])], 1, 1)
+    draft_budget.observe([Outcome(request, DraftTree([], []), [], [5], [5])], 1.0)
     later = []
     for _ in range(2000):
-        (cut,) = spending.cut([tree], 1, 1)
+        (cut,) = draft_budget.cut([tree], 1, 1)
         later.append(len(cut))
-        spending.observe(
+        draft_budget.observe(
             [Outcome(request, cut, [], [5 if len(later) % 5 < 3 else 6], [5])],
             2.0 if len(cut) else 1.0,
         )
@@ -232,19 +234,19 @@ def test_drafts_add_something_where_steps_without_them_take_longer_than_the_curv
     """Of many sequences: a few nodes that are hardly ever right are not free, though steps with
     many took what the curve says.
     """
-    spending, request = (
+    draft_budget, request = (
         Alone(CostCurve((1, 101), (1.0, 11.0)), packed=True),
         Request([1], SamplingParams()),
     )
     many = DraftTree.chain([5] * 10, confidence=[0.99] * 10)
     for turn in range(20):
-        cut = spending.cut([many if turn % 2 else EMPTY_TREE] * 8, 8, 1)
+        cut = draft_budget.cut([many if turn % 2 else EMPTY_TREE] * 8, 8, 1)
         emitted = [5] * 11 if turn % 2 else [5]
-        spending.observe(
+        draft_budget.observe(
             [Outcome(request, one, [], emitted, emitted) for one in cut], 10.0 if turn % 2 else 3.0
         )
-    assert not any(map(len, spending.cut([DraftTree([6], [-1], None, [0.03])] * 8, 8, 1)))
-    assert all(map(len, spending.cut([many] * 8, 8, 1)))
+    assert not any(map(len, draft_budget.cut([DraftTree([6], [-1], None, [0.03])] * 8, 8, 1)))
+    assert all(map(len, draft_budget.cut([many] * 8, 8, 1)))
 
 
 def test_a_prompt_does_not_make_its_drafts_cheap() -> None:
@@ -368,15 +370,15 @@ def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(
 
 
 def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_are_known() -> None:
-    spending, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
+    draft_budget, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
     request = Request([1], SamplingParams())
     for turn in range(60):
         trees = [tree] * 4 if turn % 2 else [EMPTY_TREE] * 4
-        cut = spending.cut(trees, 4, 1)
-        spending.observe(
+        cut = draft_budget.cut(trees, 4, 1)
+        draft_budget.observe(
             [Outcome(request, one, [], [5], [5]) for one in cut], 3.0 if any(map(len, cut)) else 1.0
         )
-    assert not any(map(len, spending.cut([tree] * 3, 3, 1)))
+    assert not any(map(len, draft_budget.cut([tree] * 3, 3, 1)))
     assert all(map(len, Alone(CHEAP).cut([tree] * 3, 3, 1)))
 
 

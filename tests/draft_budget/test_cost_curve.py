@@ -286,8 +286,8 @@ def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_co
     (first,) = llm.generate([pair.prompts[0] * 2], params)
     machine.forward, machine.waited = line(0.001), 0.0
     engine = llm._engine
-    assert engine.spending is not None
-    engine.spending._used = TIMING.disturbed_pause_s
+    assert engine.draft_budget is not None
+    engine.draft_budget._used = TIMING.disturbed_pause_s
     (second,) = llm.generate([pair.prompts[0] * 2], params)
     (third,) = llm.generate([pair.prompts[0] * 2], params)
     assert first.token_ids == second.token_ids == third.token_ids

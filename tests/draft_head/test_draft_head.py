@@ -81,7 +81,7 @@ def test_a_linear_model_is_foreseen_exactly(pair: Pair, monkeypatch: pytest.Monk
         monkeypatch.setattr(module, "_RIDGE", 1e-3)
         found = find_draft_head(model)
         assert found is not None
-        trees = found.foresee(states[2900:], token_ids[2900:].tolist())
+        trees = found.predict(states[2900:], token_ids[2900:].tolist())
         expected = (following[2900:] @ head.T).softmax(-1).topk(4)
     firsts = torch.tensor([tree.token_ids[0] for tree in trees])
     assert (firsts == expected.indices[:, 0]).float().mean() > 0.97
@@ -110,7 +110,7 @@ def test_it_guesses_better_than_chance_of_the_models_own_text(pair: Pair) -> Non
     right = total = 0
     for prompt, answer in zip(pair.prompts[:4], pair.answers[:4], strict=True):
         text = [*prompt, *answer]
-        trees = found.foresee(states_of(model, text)[:-2], text[1:-1])
+        trees = found.predict(states_of(model, text)[:-2], text[1:-1])
         hits = [token in tree.token_ids for tree, token in zip(trees, text[2:], strict=True)][
             len(prompt) :
         ]
@@ -259,7 +259,7 @@ def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> Non
     assert found is not None
     agree = 0
     for text, head_draft in drafter.seen:
-        (tree,) = found.foresee(states_of(model, text[:-1])[-1:], text[-1:])
+        (tree,) = found.predict(states_of(model, text[:-1])[-1:], text[-1:])
         agree += tree.token_ids[0] == head_draft[0]
     assert agree >= len(drafter.seen) - 1  # two may be equally likely
 

@@ -38,7 +38,7 @@ class Alphabet:
 
     def __init__(self, after: Callable[[str], str]) -> None:
         self._after = after
-        self._seqs: list[Request] = []
+        self._requests: list[Request] = []
 
     def reserve(self, slots: int, positions: int) -> None: ...
 
@@ -50,7 +50,7 @@ class Alphabet:
         return True
 
     def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
-        self._seqs = list(requests)
+        self._requests = list(requests)
         logits = torch.zeros(len(requests), 1 + max(map(len, trees)), 26)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
             request.counters.target_forwards += 1
@@ -65,7 +65,7 @@ class Alphabet:
         return self.forward_nodes(requests, trees).padded()
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        for request in self._seqs:
+        for request in self._requests:
             request.cached = len(request)
 
     def rewind(self, request: Request, length: int) -> None:

@@ -314,7 +314,7 @@ def test_a_bounded_number_of_drafters() -> None:
         made.append(spec)
         return create("none")
 
-    roster = DrafterPool(make, lambda drafter: None, spending=True)
+    roster = DrafterPool(make, lambda drafter: None, may_cut=True)
     roster.use(create("none"), "none")
     found = [roster.find(f"none:x={number}", set) for number in range(MOST_DRAFTERS)]
     roster.find("none:x=0", set)
@@ -342,7 +342,7 @@ def test_what_was_learnt_of_a_drafter_stays_for_later_requests(pair: Pair) -> No
 
 
 def test_processes_of_a_parallel_run_have_one_drafter() -> None:
-    roster = DrafterPool(refuse_others, lambda drafter: None, spending=False)
+    roster = DrafterPool(refuse_others, lambda drafter: None, may_cut=False)
     roster.use(create("lookahead:window=4"), "lookahead:window=4")
     assert roster.find("lookahead:window=4", set) is roster.own
     with pytest.raises(
@@ -365,13 +365,13 @@ def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
         DrafterStats(),
         DraftTree.chain([5, 6], confidence=[0.9, 0.9]),
     )
-    spending = DraftBudget(lambda: CostCurve((1, 1000), (1.0, 1.001)))
+    draft_budget = DraftBudget(lambda: CostCurve((1, 1000), (1.0, 1.001)))
     for _ in range(200):
         parts = [part([chain], honest), part([chain], boastful)]
-        spending.cut(parts, 2, 2)
+        draft_budget.cut(parts, 2, 2)
         for one, tokens in zip(parts, ([5, 6, 7], [9]), strict=True):
             one.outcomes = [Outcome(Request([1], SamplingParams()), one.trees[0], [], tokens, [])]
-        spending.observe(parts, 1.0)
+        draft_budget.observe(parts, 1.0)
     assert honest.acceptance_calibration.hits.sum() == 400
     assert boastful.acceptance_calibration.hits.sum() == 0
     steep = DraftBudget(lambda: CostCurve((1, 100), (1.0, 30.0)))

@@ -66,7 +66,7 @@ def test_its_trained_foresight_is_found(real: Real, asked: list[list[int]], wide
         text = [*prompt, *answer]
         with torch.inference_mode():
             states = model.model.base_model(input_ids=torch.tensor([text])).last_hidden_state[0]
-        trees = found.foresee(states[len(prompt) - 1 : -2], text[len(prompt) : -1])
+        trees = found.predict(states[len(prompt) - 1 : -2], text[len(prompt) : -1])
         right += sum(
             token in tree.token_ids[:16]
             for tree, token in zip(trees, text[len(prompt) + 1 :], strict=True)

@@ -225,7 +225,7 @@ def adjusted_answers(
     Args:
         logits: [batch, 1 + width, vocab], after the root and each processed node.
         copies: The draft model's copies of the requests.
-        fed: Per request the processed tree.
+        inputs: Per request the processed tree.
         questions: Per request the nodes to predict after; None for none.
     """
     scores = sampler.target_scores(logits, copies, inputs)

@@ -77,7 +77,7 @@ class ProposalBuilder:
         text: Newest two tokens of the request, or one.
         chain: Drafted tokens.
         probs: Probability per drafted token by the draft model, if `calibration` is given.
-        max_nodes: Maximum number of nodes.
+        most: Maximum number of nodes.
         max_depth: Maximum depth.
         phrases: Function that looks up phrases in the pool.
         calibration: If given, the tree gets confidences, and the likeliest paths come first.

@@ -64,9 +64,9 @@ def new_source_calibration() -> SourceCalibration:
         _weighed(middle, _SETTINGS.model_both, _SETTINGS.model_before, _SETTINGS.model_own),
         _weighed(middle, _SETTINGS.head_both, _SETTINGS.head_before, _SETTINGS.head_own),
     )
-    head_draft = asked[1].size
+    num_head_cells = asked[1].size
     trials = np.repeat(
-        (_SETTINGS.pair_trials, _SETTINGS.head_trials), (CELLS - head_draft, head_draft)
+        (_SETTINGS.pair_trials, _SETTINGS.head_trials), (CELLS - num_head_cells, num_head_cells)
     )
     return SourceCalibration(trials * np.concatenate((hits.ravel(), asked.ravel())), trials)
 
@@ -109,11 +109,11 @@ def cell_of(sampled: bool, size: int, kept: float, drafted: float) -> int:
 
 
 @kernel
-def cell_of_asked(head_draft: bool, sampled: bool, chance: float, modelled: float) -> int:
+def cell_of_asked(from_head: bool, sampled: bool, chance: float, modelled: float) -> int:
     """Return the cell of a token where the draft head or the draft model predicted.
 
     Args:
-        head_draft: Whether the draft head predicted; else the draft model.
+        from_head: Whether the draft head predicted; else the draft model.
         sampled: Whether the request samples.
         chance: Probability by the other sources; 0 if none has the token.
         modelled: Confidence of the prediction; below 0 if it does not have the token.
@@ -121,7 +121,7 @@ def cell_of_asked(head_draft: bool, sampled: bool, chance: float, modelled: floa
     column = 0 if chance <= 0 else 1 + step_of(_EDGES, chance)
     row = 0 if modelled < 0 else 1 + step_of(_EDGES, modelled)
     return (
-        _PAIRS + (((2 if head_draft else 0) + (1 if sampled else 0)) * _SIDE + column) * _SIDE + row
+        _PAIRS + (((2 if from_head else 0) + (1 if sampled else 0)) * _SIDE + column) * _SIDE + row
     )
 
 

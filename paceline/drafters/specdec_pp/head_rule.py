@@ -24,7 +24,7 @@ class HeadRule(ThresholdRule):
         max_tokens: Maximum number of tokens.
         counts_newest: Whether the newest token counts, if the head was trained to judge it.
     Attributes:
-        keeps_second_choices: Whether second choices are recorded.
+        keep_second_choices: Whether second choices are recorded.
     """
 
     reads_hidden = True

@@ -51,7 +51,7 @@ class TrackedRequest:
     """Tracks a request of vLLM for the drafter.
 
     Attributes:
-        seq: Text for the drafter.
+        request: Text for the drafter.
         place: Row in the batch.
         unseen: Number of calls since the request was last in the batch.
         chain: Last draft, in full.
@@ -132,7 +132,7 @@ class Requests:
                 waiting = [request for request in waiting if request is not matches[index]]
         return matches
 
-    def resolve_batch_invariance(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
+    def record_rows(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
         """Record the row of each request; return those that count as finished."""
         self._at = present
         self._known.update((request.request.id, request) for request in present.values())

@@ -18,9 +18,9 @@ from paceline.report.drawing import COLOURS, INK, MARKERS, label, page, save
 from paceline.report.tables import Column, Table
 from paceline.training.acceptance_head.metrics import (
     Bin,
-    acceptance_calibration,
     calibration_error,
     log_loss,
+    reliability_bins,
     roc_area,
 )
 from paceline.training.acceptance_head.recording import Recording
@@ -132,7 +132,7 @@ def judge(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceRe
             calibration_error(predicted, labels),
             roc_area(predicted, labels),
             log_loss(predicted, labels),
-            tuple(acceptance_calibration(predicted, labels)),
+            tuple(reliability_bins(predicted, labels)),
         )
         for name, predicted in predictions.items()
     }

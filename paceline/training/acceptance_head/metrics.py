@@ -27,7 +27,7 @@ class Bin:
     observed: float
 
 
-def acceptance_calibration(predictions: Tensor, labels: Tensor, bins: int = BINS) -> list[Bin]:
+def reliability_bins(predictions: Tensor, labels: Tensor, bins: int = BINS) -> list[Bin]:
     """Return the bins that have predictions, in ascending order.
 
     Args:
@@ -50,7 +50,7 @@ def calibration_error(predictions: Tensor, labels: Tensor, bins: int = BINS) -> 
     """Return the expected calibration error (Guo et al. 2017): |predicted - observed| of the
     bins, each by its share.
     """
-    found = acceptance_calibration(predictions, labels, bins)
+    found = reliability_bins(predictions, labels, bins)
     return sum(one.count * abs(one.predicted - one.observed) for one in found) / max(
         1, sum(one.count for one in found)
     )

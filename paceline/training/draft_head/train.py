@@ -96,7 +96,7 @@ class DraftHeadTrainer:
 
         Args:
             judged: called before the first epoch and behind each, with its number and what the
-                foresight is worth.
+                head predicts.
         """
         config = self._config
         parameters = [self._direct, self._inner, self._outer]
@@ -139,7 +139,7 @@ class DraftHeadTrainer:
 
     @torch.inference_mode()
     def judge(self) -> DraftHeadReport:
-        """Return what the foresight is worth on the answers held back."""
+        """Return what the head predicts on the answers held back."""
         found, head = DraftHead(self._model, self.weights()), ends(self._model)[1]
         states, token_ids = self._held_out.states, self._held_out.token_ids
         first, among = [0] * AHEAD, [0] * AHEAD

@@ -33,7 +33,7 @@ def known(*texts: list[int]) -> tuple[Requests, list[TrackedRequest]]:
         request = TrackedRequest(row(place, text))
         request.extend(row(place, text), len(text))
         made.append(request)
-    requests.resolve_batch_invariance(dict(enumerate(made)))
+    requests.record_rows(dict(enumerate(made)))
     return requests, made
 
 
@@ -73,7 +73,7 @@ def test_who_stays_away_has_finished() -> None:
         (found,) = requests.claim([row(0, text)])
         assert found is two
         found.extend(row(0, text), len(text))
-        gone = requests.resolve_batch_invariance({0: two})
+        gone = requests.record_rows({0: two})
         assert gone == ([one] if turn == MAX_MISSED_CALLS - 1 else [])
 
 

@@ -24,8 +24,8 @@ from paceline.training.acceptance_head.evaluate import (
     write_judgement,
 )
 from paceline.training.acceptance_head.metrics import (
-    acceptance_calibration,
     calibration_error,
+    reliability_bins,
     roc_area,
 )
 from paceline.training.acceptance_head.recording import read_recording
@@ -146,7 +146,7 @@ def test_the_metrics_by_hand_and_by_brute_force() -> None:
         torch.tensor([0.05, 0.05, 0.62, 0.62, 0.99]),
         torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
     )
-    assert [one.count for one in acceptance_calibration(chances, labels)] == [2, 2, 1]
+    assert [one.count for one in reliability_bins(chances, labels)] == [2, 2, 1]
     assert calibration_error(chances, labels) == pytest.approx(
         (2 * 0.45 + 2 * 0.12 + 0.01) / 5, abs=1e-6
     )

@@ -101,7 +101,7 @@ def test_a_tree_of_several_levels(
     states = torch.randn(
         9, pair.target.config.hidden_size, generator=torch.Generator().manual_seed(0)
     )
-    (tree,) = found.foresee(states[:1], [5])
+    (tree,) = found.predict(states[:1], [5])
     assert len(tree) == 16 + 4 * 8 + 4 * 8
     assert set(tree.token_ids) <= set(trained[0].kept.tolist())
     with torch.inference_mode():
@@ -112,8 +112,8 @@ def test_a_tree_of_several_levels(
     assert [tree.token_ids[node] for node in children] == expected[0][0].tolist()
     assert [tree.confidence[node] for node in children] == pytest.approx(expected[1][0].tolist())  # type: ignore[index]
     assert all(parent < node for node, parent in enumerate(tree.parents))
-    assert [len(one) for one in found.foresee(states[:3], [5, 6, 7])] == [16 + 2 * 8 + 2 * 8] * 3
-    assert [len(one) for one in found.foresee(states, [5] * 9)] == [16] * 9
+    assert [len(one) for one in found.predict(states[:3], [5, 6, 7])] == [16 + 2 * 8 + 2 * 8] * 3
+    assert [len(one) for one in found.predict(states, [5] * 9)] == [16] * 9
 
 
 def test_a_file_is_what_was_saved(

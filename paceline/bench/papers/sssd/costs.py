@@ -87,7 +87,7 @@ class _Rig:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._device, self._lms, self._seqs = model.device, {}, {}
+        self._device, self._lms, self._requests = model.device, {}, {}
         self._parts = _Parts(model)
         self._trees = {1: EMPTY_TREE}
         params = SamplingParams()
@@ -99,7 +99,7 @@ class _Rig:
             for request in requests:
                 lm.open(request)
                 request.cached = context
-            self._lms[context], self._seqs[context] = lm, requests
+            self._lms[context], self._requests[context] = lm, requests
             nodes = {size: list(range(size - 1)) for size in SIZES if size > 1}
             for size, ids in nodes.items():  # a tree in which every node has two children
                 branched = DraftTree(ids, [(node - 1) // 2 if node else -1 for node in ids])
@@ -115,7 +115,7 @@ class _Rig:
         """Run one forward; nothing is committed."""
         lm, requests, tree = (
             self._lms[case.context],
-            self._seqs[case.context][: case.batch],
+            self._requests[case.context][: case.batch],
             self._trees[case.size],
         )
         synchronise(self._device)
