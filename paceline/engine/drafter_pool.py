@@ -38,7 +38,7 @@ class DrafterPool:
     Args:
         make: builds a drafter from its spec.
         check: raises where a drafter does not fit the engine.
-        spending: whether trees may be cut to what pays.
+        may_cut: whether trees may be cut to what pays.
     """
 
     def __init__(self, make: Maker, check: Callable[[Drafter], None], may_cut: bool) -> None:

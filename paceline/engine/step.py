@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
-
-import torch
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
+from paceline.engine.state_recording import record_states, recorded_layers
 from paceline.model.cached_lm import CachedLM
 from paceline.model.node_logits import NodeLogits
 from paceline.model.rotary import start_anew, within
@@ -66,32 +65,20 @@ def run_step(
         model: The target with its cache.
         batches: The requests, grouped by drafter.
         verify: Verification rule that chooses the tokens.
-        spending: Draft budget that cuts the trees; None = verify them as proposed.
+        draft_budget: Draft budget that cuts the trees; None = verify them as proposed.
     """
     start = time.perf_counter()
     for batch in batches:
         if batch.error is None:
             _propose(model, batch)
     batches = [batch for batch in batches if batch.error is None]
-    requests = (
-        batches[0].requests
-        if len(batches) == 1
-        else sorted(
-            (request for batch in batches for request in batch.requests),
-            key=lambda request: request.slot,
-        )
-    )
+    requests = _in_slot_order(batches)
     if not requests:
         return
-    has_budget = any(batch.ready and batch.drafter_state.stats is not None for batch in batches)
-    if draft_budget is not None and has_budget:
-        pending = [min(request.pending, model.prefill_chunk) for request in requests]
-        draft_budget.cut(
-            batches,
-            len(requests),
-            sum(pending) if model.packs else len(requests) * max(pending),
-            model.packs,
-        )
+    if not any(batch.ready and batch.drafter_state.stats is not None for batch in batches):
+        draft_budget = None
+    if draft_budget is not None:
+        _cut(draft_budget, model, batches, requests)
     drafted = {
         request.id: tree
         for batch in batches
@@ -100,136 +87,129 @@ def run_step(
     ready = [row for row, request in enumerate(requests) if request.id in drafted]
     trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
 
-    has_head = any(batch.draft_head is not None for batch in batches)
-    # A draft model that reads target states has none to record.
-    records_states = not model.uses_target_states and any(
-        request.states is not None for request in requests
-    )
-    layers = _layers(requests) if records_states else ()
-    fed = (
-        model.forward_with_states(requests, trees, layers, records_states)
-        if has_head or records_states
-        else model.forward_nodes(requests, trees)
-    )
-    if any(request.scoring for request in requests):
-        fed = score_prompts(requests, fed, model.prefill_chunk)
+    fed, layers = _forward(model, batches, requests, trees)
     logits = fed.those(ready) if len(ready) < len(requests) else fed
     top_k = max(batch.drafter_state.drafter.top_k for batch in batches)
     if top_k and ready:
         logits = logits.with_top(top_k)
     outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
+    # A draft tree may have spoiled these: they run again without it.
     again = {
         outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids
     }
     if again:
         rows = [row for row, outcome in enumerate(outcomes) if outcome.request not in again]
-        outcomes, ready, logits = (
-            [outcomes[row] for row in rows],
-            [ready[row] for row in rows],
-            logits.those(rows),
-        )
+        outcomes, ready = [outcomes[row] for row in rows], [ready[row] for row in rows]
+        logits = logits.those(rows)
         _leave_out(again, batches)
     _hand_out(outcomes, batches, logits)
     accepted: list[list[int]] = [[]] * len(requests)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
-    if records_states:
-        _keep_states(requests, fed, layers, accepted)
+    if layers is not None:
+        record_states(requests, fed, layers, accepted)
     model.commit(accepted)
-    for request, cached in again.items():
-        model.rewind(request, cached)
-        model.clear_behind(request)
-    for outcome in outcomes:
-        if outcome.unclean:
-            model.clear_behind(outcome.request)
-        outcome.request.append(outcome.new_token_ids, outcome.logprobs or ())
-        outcome.request.without_draft = False
-        outcome.request.counters.drafted_tokens += len(outcome.tree)
-        outcome.request.counters.accepted_tokens += len(outcome.accepted)
+    _take_back(model, again)
+    _append(model, outcomes)
     for batch in batches:
         _observe(batch)
-    if draft_budget is not None and has_budget and not again:
+    if draft_budget is not None and not again:
         draft_budget.observe(batches, time.perf_counter() - start)
     if (switch := model.architecture.restart_length) is not None:
         for outcome in outcomes:
             start_anew(outcome.request, switch)
-    for batch in batches:
-        batch.outcomes += [
-            _ended(request)
-            for request in batch.requests
-            if request.fed_only and not request.pending
-        ]
+    _end_scored(batches)
 
 
-def _ended(request: Request) -> Outcome:
-    request.finish_reason = "length"
-    return Outcome(
-        request, EMPTY_TREE, [], [], [], logprobs=None if request.params.logprobs is None else []
-    )
+def _in_slot_order(batches: Sequence[DrafterBatch]) -> list[Request]:
+    if len(batches) == 1:
+        return batches[0].requests
+    requests = (request for batch in batches for request in batch.requests)
+    return sorted(requests, key=lambda request: request.slot)
 
 
-def _layers(requests: Sequence[Request]) -> tuple[int, ...]:
-    return tuple(
-        sorted(
-            {
-                layer
-                for request in requests
-                if request.states is not None
-                for layer in request.states.layers
-            }
-        )
-    )
-
-
-def _keep_states(
+def _cut(
+    draft_budget: DraftBudget,
+    model: CachedLM,
+    batches: Sequence[DrafterBatch],
     requests: Sequence[Request],
-    logits: NodeLogits,
-    layers: tuple[int, ...],
-    accepted: Sequence[Sequence[int]],
 ) -> None:
-    """Store the hidden states of tokens that stay in the cache, before the commit.
+    pending = [min(request.pending, model.prefill_chunk) for request in requests]
+    rows = sum(pending) if model.packs else len(requests) * max(pending)
+    draft_budget.cut(batches, len(requests), rows, model.packs)
+
+
+def _forward(
+    model: CachedLM,
+    batches: Sequence[DrafterBatch],
+    requests: Sequence[Request],
+    trees: Sequence[DraftTree],
+) -> tuple[NodeLogits, tuple[int, ...] | None]:
+    """Run the target over the pending tokens and the draft trees.
+
+    Returns:
+        Logits of all requests; layers whose states are recorded, None if no request records any.
+    """
+    # A draft model that reads target states has none to record.
+    records_states = not model.uses_target_states and any(
+        request.states is not None for request in requests
+    )
+    layers = recorded_layers(requests) if records_states else None
+    if records_states or any(batch.draft_head is not None for batch in batches):
+        logits = model.forward_with_states(requests, trees, layers or (), records_states)
+    else:
+        logits = model.forward_nodes(requests, trees)
+    if any(request.scoring for request in requests):
+        logits = score_prompts(requests, logits, model.prefill_chunk)
+    return logits, layers
+
+
+def _take_back(model: CachedLM, again: Mapping[Request, int]) -> None:
+    """Remove the fed tokens of requests that run again from the cache.
 
     Args:
-        requests: The requests of the forward pass.
-        logits: Its result, with hidden states.
-        layers: Layers whose states `logits` has.
-        accepted: Accepted nodes per request.
+        model: The target.
+        again: Number of cached tokens before the step, per request.
     """
-    assert logits.states is not None, "forward_with_states fills it"
-    assert logits.pending is not None, "forward_with_states fills it"
-    for request, start, pending, path in zip(
-        requests, logits.starts, logits.pending, accepted, strict=True
-    ):
-        if request.states is not None:
-            states = torch.cat(
-                (pending, logits.states[[start, *(start + 1 + node for node in path)]])
-            )
-            if request.states.layers != layers:
-                states = states[
-                    :, [0, *(1 + layers.index(layer) for layer in request.states.layers)]
-                ]
-            request.states.write(request.cached, states)
+    for request, cached in again.items():
+        model.rewind(request, cached)
+        model.clear_behind(request)
+
+
+def _append(model: CachedLM, outcomes: Sequence[Outcome]) -> None:
+    """Append the new tokens to their requests."""
+    for outcome in outcomes:
+        request = outcome.request
+        if outcome.unclean:
+            model.clear_behind(request)
+        request.append(outcome.new_token_ids, outcome.logprobs or ())
+        request.without_draft = False
+        request.counters.drafted_tokens += len(outcome.tree)
+        request.counters.accepted_tokens += len(outcome.accepted)
+
+
+def _end_scored(batches: Sequence[DrafterBatch]) -> None:
+    """End requests that only feed their prompt, once all of it is cached."""
+    for batch in batches:
+        for request in batch.requests:
+            if request.fed_only and not request.pending:
+                request.finish_reason = "length"
+                logprobs: list[dict[int, float]] | None = (
+                    None if request.params.logprobs is None else []
+                )
+                batch.outcomes.append(Outcome(request, EMPTY_TREE, [], [], [], logprobs=logprobs))
 
 
 def _propose(model: CachedLM, batch: DrafterBatch) -> None:
     """Let the drafter propose trees for the requests that are ready to decode."""
-    batch.ready = [
-        request for request in batch.requests if not request.fed_only and model.reaches_end(request)
+    ready = [
+        (request, 0 if request.without_draft else limit)
+        for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
+        if not request.fed_only and model.reaches_end(request)
     ]
-    if not batch.ready:
+    if not ready:
         return
-    limits = batch.max_nodes
-    if len(batch.ready) < len(batch.requests):
-        ready = {request.id for request in batch.ready}
-        limits = [
-            limit
-            for request, limit in zip(batch.requests, limits, strict=True)
-            if request.id in ready
-        ]
-    limits = [
-        0 if request.without_draft else limit
-        for request, limit in zip(batch.ready, limits, strict=True)
-    ]
+    batch.ready, limits = [request for request, _ in ready], [limit for _, limit in ready]
     drafter, before = batch.drafter_state.drafter, batch.drafter_state.drafter.forward_seconds
     try:
         with assert_tokens_unchanged(drafter, batch.ready):
@@ -258,7 +238,8 @@ def _leave_out(again: Container[Request], batches: Sequence[DrafterBatch]) -> No
             if request not in again
         ]
         for request in batch.ready:
-            request.without_draft = request in again
+            if request in again:
+                request.without_draft = True
         batch.ready, batch.trees = [request for request, _ in kept], [tree for _, tree in kept]
         batch.flat, batch.cost = None, 0.0
 
