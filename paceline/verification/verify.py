@@ -1,18 +1,10 @@
-"""The two laws that make every drafter lossless, as pure walks over a tree, and their application
-to a batch.
-
-*Follow the sample* (guesses): at each node draw the target's own token; go to the child that
-carries it, else stop. *Reject with probabilities* (Leviathan et al. 2023, Chen et al. 2023; several
-children: Miao et al. 2024): children in order, each accepted with min(1, target/draft), else target
-<- normalise(max(target - draft, 0)).
-"""
+"""Verify the draft trees of a batch against the target's logits, by the rules of `rules`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,102 +21,10 @@ from paceline.model.node_logits import NodeLogits
 from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import adjusted, forbidden
 from paceline.verification.logprobs import logprobs_of
+from paceline.verification.outcomes import chosen, make_outcome, spoiled
+from paceline.verification.rules import follow, reject
 
 _LARGE = 4096  # tokens of a vocabulary from which on a draw takes more than its calls
-# anything with indexing, -, /, .sum() and .clip(0): a Tensor here, an array of fractions in the
-# tests
-Vector = Any
-
-
-def follow(
-    tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[int]], object]
-) -> tuple[list[int], list[int]]:
-    """Walk by the target's own tokens.
-
-    Args:
-        draw: the target's token after a node (-1 = root); asked once per emitted token, in order.
-            NO_TOKEN ends the walk.
-        ended: whether the sequence ends with the last of these tokens; asked for every token.
-    Returns:
-        accepted nodes, and the emitted tokens: one more than accepted, or as many where the
-        sequence ended. None at all where there is no token after the root.
-    """
-    child = tree.edges()
-    accepted: list[int] = []
-    run: list[int] = []
-    node: int | None = -1
-    while node is not None:
-        token = draw(node)
-        if token == NO_TOKEN:  # what the cache has of this node is not numbers either
-            return accepted[:-1], run
-        run.append(token)
-        node = child.get((node, run[-1]))
-        if node is not None:
-            accepted.append(node)
-        if ended(run):
-            break
-    return accepted, run
-
-
-def reject(
-    tree: DraftTree,
-    target: Callable[[int], Vector | None],
-    coin: Callable[[int, Any], bool],
-    draw: Callable[[int, Vector], int],
-    ended: Callable[[list[int]], object],
-) -> tuple[list[int], list[int]]:
-    """Walk by accepting or rejecting the drafter's draws.
-
-    Args:
-        target: the target distribution [vocab] after a node (-1 = root); None ends the walk.
-        coin: (node, chance) -> whether that node is accepted.
-        draw: (depth, weights [vocab]) -> the token drawn where no child is left; weights sum to 1.
-        ended: as in `follow`.
-    Returns:
-        accepted nodes and emitted tokens, as `follow`.
-    """
-    children = tree.children()
-    accepted: list[int] = []
-    run: list[int] = []
-    node = -1
-    while True:
-        weights = target(node)
-        if weights is None:  # as in `follow`
-            return accepted[:-1], run
-        for child in children[node + 1]:
-            token, drawn_from = (
-                tree.token_ids[child],
-                None if tree.probs is None else tree.probs[child],
-            )
-            chance = weights[token] if drawn_from is None else weights[token] / drawn_from[token]
-            if coin(child, chance):
-                node = child
-                accepted.append(child)
-                run.append(token)
-                break
-            weights = (
-                _without(weights, token) if drawn_from is None else _residual(weights, drawn_from)
-            )
-        else:
-            run.append(draw(len(run), weights))
-            ended(run)
-            return accepted, run
-        if ended(run):
-            return accepted, run
-
-
-def _residual(target: Vector, draft: Vector) -> Vector:
-    rest = (target - draft).clip(0)
-    total = rest.sum()
-    # target == draft: acceptance was certain but for rounding
-    return rest / total if total > 0 else target
-
-
-def _without(target: Vector, token: int) -> Vector:
-    rest = target + 0  # a copy
-    rest[token] = 0
-    total = rest.sum()
-    return rest / total if total > 0 else target
 
 
 def answers(
@@ -206,62 +106,6 @@ def verify(
             logprobs = logprobs_of(logits[row][walked], run, request.params.logprobs)
         outcomes.append(make_outcome(request, tree, accepted, run, said[: 1 + len(tree)], logprobs))
     return outcomes
-
-
-def spoiled(tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Whether a draft tree may be why logits are not numbers: the token after a node (-1 = root) is
-    asked for without it.
-
-    Attention multiplies what it masks by 0, and NaN stays NaN: one such node spoils rows of other
-    nodes.
-
-    Args:
-        argmax: the most likely token after the root and after every node.
-    """
-    return argmax[node + 1] == NO_TOKEN and len(tree) > 0
-
-
-def make_outcome(
-    request: Request,
-    tree: DraftTree,
-    accepted: list[int],
-    run: list[int],
-    argmax: list[int],
-    logprobs: list[dict[int, float]] | None = None,
-) -> Outcome:
-    """Return an outcome, and note where its logits are not numbers.
-
-    Args:
-        argmax: the most likely token after the root and after every node; NO_TOKEN where the logits
-            are not numbers.
-        the others: as in `Outcome`.
-    """
-    unclean = NO_TOKEN in argmax
-    if unclean:
-        request.tainted = request.tainted or any(
-            argmax[place] == NO_TOKEN for place in (0, *(node + 1 for node in accepted))
-        )
-        argmax = [max(token, 0) for token in argmax]
-    return Outcome(request, tree, accepted, run, argmax, logprobs=logprobs, unclean=unclean)
-
-
-def chosen(
-    request: Request,
-    tree: DraftTree,
-    tokens: Sequence[int] | sampler.Draws,
-    argmax: Sequence[int],
-    dtype: torch.dtype,
-) -> Callable[[int], int]:
-    """Return what `follow` asks for the token after a node.
-
-    Args:
-        tokens, argmax: the chosen token and the most likely one after the root and after every
-            node.
-        dtype: of the logits.
-    """
-    return lambda node: (
-        NO_TOKEN if spoiled(tree, argmax, node) else take_token(request, tokens[node + 1], dtype)
-    )
 
 
 def _drawn_one_by_one(

@@ -17,7 +17,7 @@ from paceline.drafters.contract import leftovers
 from paceline.drafters.jacobi import Jacobi
 from paceline.drafters.shared.file_options import JacobiOptions
 from paceline.errors import ConfigError
-from paceline.verification.verify import follow
+from paceline.verification.rules import follow
 from tests.support.models import make
 from tests.support.shared import COUNT, RAGGED, Pair, check_aborts, reference
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline import DraftTree
-from paceline.verification.verify import follow, reject
+from paceline.verification.rules import follow, reject
 
 VOCAB = range(4)
 LENGTH = 3  # tokens compared

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline import DraftTree
-from paceline.verification.verify import follow, reject
+from paceline.verification.rules import follow, reject
 from tests.support.enumeration import (
     EOS,
     LENGTH,

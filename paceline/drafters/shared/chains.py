@@ -31,7 +31,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.pairing import pair
 from paceline.model.reduced_vocabulary import kept_alone
 from paceline.sampling import sampler
-from paceline.verification.verify import follow
+from paceline.verification.rules import follow
 
 LOOKUP_LENGTH = 8  # tokens looked up at once
 _LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft model

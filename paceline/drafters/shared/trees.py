@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from paceline.core.drafter import Outcome
 from paceline.core.tree import DraftTree
-from paceline.verification.verify import follow
+from paceline.verification.rules import follow
 
 
 def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:

@@ -28,7 +28,9 @@ from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
 from paceline.model.node_logits import NodeLogits
 from paceline.util.plain_tensors import is_plain
-from paceline.verification.verify import answers, chosen, follow, make_outcome
+from paceline.verification.outcomes import chosen, make_outcome
+from paceline.verification.rules import follow
+from paceline.verification.verify import answers
 
 _PIECE = 1 << 18  # integers summed at once, to bound the memory it takes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes

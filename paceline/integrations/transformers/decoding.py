@@ -21,7 +21,8 @@ from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest, SharedNoise
 from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.model.node_logits import NodeLogits
-from paceline.verification.verify import follow, make_outcome, spoiled
+from paceline.verification.outcomes import make_outcome, spoiled
+from paceline.verification.rules import follow
 
 
 def verify_rows(
