@@ -55,12 +55,20 @@ class Check:
         return self.off <= TIMING.most_off
 
 
-def measure(model: CachedLM, most: int = ROWS[-1], seconds: float = _MOST_SECONDS) -> MeasuredCurve:
-    """Measure the curve in a cache of its own.
+def measure(
+    model: CachedLM,
+    most: int = ROWS[-1],
+    seconds: float = _MOST_SECONDS,
+    known: CostCurve | None = None,
+) -> MeasuredCurve:
+    """Measure the curve in a separate cache.
 
     Args:
-        most: rows.
-        seconds: after which no further number of rows is begun, where the model needs so long.
+        model: The model to time.
+        most: Maximum number of rows.
+        seconds: Time after which the measurement begins no further number of rows.
+        known: Curve that already has the cost of longer texts; None = measure it as well, which
+            takes several seconds more.
     """
     apart, begin = model.apart(), time.perf_counter()
     short = _opened(apart, SHORT_TEXT)
@@ -76,8 +84,11 @@ def measure(model: CachedLM, most: int = ROWS[-1], seconds: float = _MOST_SECOND
     # the first of each warms up: its buffers are new
     spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]
     measured = tuple(sorted(best))
-    some = _soon_measured(best) if model.context_length > LONG_TEXT + ROWS[-1] else []
-    added = _added(stopwatch, apart, short, some) if some else []
+    if known is not None:
+        some, added = list(known.rows), list(known.further)
+    else:
+        some = _soon_measured(best) if model.context_length > LONG_TEXT + ROWS[-1] else []
+        added = _added(stopwatch, apart, short, some) if some else []
     apart.close(short)
     ascending = np.maximum.accumulate([best[rows] for rows in measured])
     further = np.interp(measured, some, added) if added else np.empty(0)

@@ -127,8 +127,10 @@ class Costs:
             doubtful = found.quiet or not found.confirms
         if not doubtful:
             return curve
-        limit = () if most_seconds is None else (most_seconds,)
-        return cost_measuring.measure(self._model, self._most, *limit)
+        if most_seconds is None:
+            return cost_measuring.measure(self._model, self._most)
+        # A request waits for this. The cost of longer texts takes longest, and is kept.
+        return cost_measuring.measure(self._model, self._most, most_seconds, curve.curve)
 
     def _adopt(self, measured: MeasuredCurve) -> None:
         self._measured = measured

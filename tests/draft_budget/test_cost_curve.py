@@ -276,6 +276,17 @@ def test_nothing_is_kept_where_the_cache_cannot_be_written(
     assert slope_of(costs) == 0.12
 
 
+def test_a_curve_in_use_is_replaced_within_its_time(model: CachedLM, machine: Machine) -> None:
+    """A request waits meanwhile; what a token of text adds is that of the curve before."""
+    machine.forward = lambda rows: 0.02 * (1 + 0.03 * (rows - 1))
+    known = CostCurve((1, 65), (0.02, 0.04), (1e-6, 3e-6))
+    curve = measure(model, seconds=TIMING.renewal_seconds, known=known).curve
+    assert machine.now < 1.2 * TIMING.renewal_seconds
+    assert len(curve.rows) > 3
+    assert curve.further[0] == 1e-6
+    assert curve.further[curve.rows.index(64)] == pytest.approx(1e-6 + 2e-6 * 63 / 64)
+
+
 def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_costs: Path) -> None:
     """Rows were found too dear for any draft; a few seconds later they are cheap, and answers
     stay the same.
