@@ -37,10 +37,13 @@ $(VENV_LOWEST)/.installed: pyproject.toml constraints-lowest.txt scripts/install
 	scripts/install $(PYTHON) $(VENV_LOWEST) constraints-lowest.txt test
 	touch $@
 
+# Another version of numba would replace what the main environment has compiled beside the source.
+test-lowest: export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV_LOWEST)/compiled
 test-lowest: $(VENV_LOWEST)/.installed
 	$(VENV_LOWEST)/bin/python scripts/compile_kernels.py
 	$(VENV_LOWEST)/bin/python -m pytest --numprocesses 2 --dist loadfile $(SMOKE)
 
+test-newest: export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV_NEWEST)/compiled
 test-newest:
 	rm -rf $(VENV_NEWEST)
 	scripts/install $(PYTHON) $(VENV_NEWEST) /dev/null test
