@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, Chunk, SamplingParams
+from paceline.core.node_logits import NodeLogits
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
-from paceline.model.node_logits import NodeLogits
 from tests.support.shared import COUNT, Pair
 
 PARAMS = SamplingParams(COUNT)

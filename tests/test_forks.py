@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams, datastore
+from paceline.core.node_logits import NodeLogits
 from paceline.datastore import build
 from paceline.integrations.transformers import Strategy
-from paceline.model.node_logits import NodeLogits
 from paceline.serve import create_app
 from paceline.util import threads
 from tests.support.forking import in_child

@@ -14,6 +14,7 @@ from paceline.bench.environment import Environment, load_average, look_around, p
 from paceline.bench.models import Models, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.settings import BenchConfig
 from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.drafters import create
@@ -22,7 +23,6 @@ from paceline.invariance.invariance import Invariance
 from paceline.invariance.row_classes import bits
 from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
 from paceline.model.loading import draft_lm, eos_token_ids
-from paceline.model.node_logits import NodeLogits
 from paceline.report.progress import progress_bar
 from paceline.util.config import parse_spec
 from paceline.verification.verify import verify as verify_batch

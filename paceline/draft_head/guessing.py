@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.core.drafter import Outcome
+from paceline.core.node_logits import NodeLogits
 from paceline.core.origin import Origin
 from paceline.core.tree import DraftTree, IntArray
 from paceline.cpu.topk import likeliest
 from paceline.draft_head.weights import Weights, ends
 from paceline.model.cached_lm import CachedLM
-from paceline.model.node_logits import NodeLogits
 
 _FIRST, _LATER = 16, 8  # guesses after the newest token, and after each guess that goes on
 _GO_ON = 4  # guesses of a level

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
-from paceline.model.node_logits import NodeLogits
 
 
 def recorded_layers(requests: Sequence[Request]) -> tuple[int, ...]:

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
 from paceline.engine.state_recording import record_states, recorded_layers
 from paceline.model.cached_lm import CachedLM
-from paceline.model.node_logits import NodeLogits
 from paceline.model.rotary import start_anew, within
+from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.logprobs import score_prompts
 from paceline.verification.tree_rules import check_trees
 from paceline.verification.verify import verify as verify_batch
@@ -88,10 +89,10 @@ def run_step(
     trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
 
     fed, layers = _forward(model, batches, requests, trees)
-    logits = fed.those(ready) if len(ready) < len(requests) else fed
+    logits = fed.select(ready) if len(ready) < len(requests) else fed
     top_k = max(batch.drafter_state.drafter.top_k for batch in batches)
     if top_k and ready:
-        logits = logits.with_top(top_k)
+        logits = find_top_tokens(logits, top_k)
     outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
     # A draft tree may have spoiled these: they run again without it.
     again = {
@@ -100,7 +101,7 @@ def run_step(
     if again:
         rows = [row for row, outcome in enumerate(outcomes) if outcome.request not in again]
         outcomes, ready = [outcomes[row] for row in rows], [ready[row] for row in rows]
-        logits = logits.those(rows)
+        logits = logits.select(rows)
         _leave_out(again, batches)
     _hand_out(outcomes, batches, logits)
     accepted: list[list[int]] = [[]] * len(requests)
@@ -255,7 +256,7 @@ def _hand_out(outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: 
         indices = [rows[request.id] for request in batch.ready] if rows else range(len(outcomes))
         batch.outcomes = [outcomes[row] for row in indices]
         top_k = batch.drafter_state.drafter.top_k
-        own = logits.those(indices) if top_k or batch.draft_head is not None else logits
+        own = logits.select(indices) if top_k or batch.draft_head is not None else logits
         if top_k:
             batch.outcomes = with_top_tokens(batch.outcomes, own, top_k)
         if batch.draft_head is not None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.cpu.linear.choice import fastest
@@ -32,7 +33,6 @@ from paceline.model.eagle.modules import reading, uses_target_states
 from paceline.model.forward_mode import in_forward_mode, mode_of
 from paceline.model.model_runner import ModelRunner
 from paceline.model.model_view import ModelView, View
-from paceline.model.node_logits import NodeLogits
 from paceline.model.padded_batch import PaddedBatch, lay_out
 from paceline.model.ragged_batch import RaggedBatch, pack
 from paceline.model.reduced_vocabulary import is_kept_alone, kept_ids
@@ -274,14 +274,14 @@ class CachedLM:
             with self._reading(packing):
                 flat = self._shared(self._feeder.packed(packing, self._requests))
             self._count(packing.pending, packing.nodes)
-            return NodeLogits.side_by_side(
+            return NodeLogits.from_rows(
                 flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
             )
         layout = lay_out(requests, trees, self.prefill_chunk, self.least_rows)
         with self._reading(layout):
             flat = self._shared(self._feeder.padded(layout, self._requests))
         self._count(layout.pending, layout.nodes)
-        return NodeLogits.of(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
+        return NodeLogits.from_padded(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
 
     def forward_with_hidden(
         self, requests: Sequence[Request], trees: Sequence[DraftTree]
@@ -349,7 +349,7 @@ class CachedLM:
             )
         )
         counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
-        return NodeLogits.side_by_side(self._shared(torch.cat(rows)), counts, scored)
+        return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
 
     def _shared(self, flat: Tensor) -> Tensor:
         """Return logits [n, vocab] by the target's ids, or of the kept tokens alone where these

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.node_logits import NodeLogits
 from paceline.core.not_numbers import logits_error
 from paceline.core.request import Request
-from paceline.model.node_logits import NodeLogits
 
 # logits turned into log-probabilities at once, which takes memory for each token of the vocabulary
 _ROWS = 64

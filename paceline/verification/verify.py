@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.drafter import Outcome, TopTokens
+from paceline.core.node_logits import NodeLogits
 from paceline.core.not_numbers import NO_TOKEN, logits_error, take_token
 from paceline.core.processors import OwnProcessors, Processed
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree, node_depths
 from paceline.cpu.topk import most_likely
 from paceline.errors import ConfigError, PacelineError
-from paceline.model.node_logits import NodeLogits
 from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import adjusted, forbidden
 from paceline.verification.logprobs import logprobs_of

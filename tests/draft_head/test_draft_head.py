@@ -53,7 +53,7 @@ def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
     expected = states_of(model, [*pair.prompts[0], 5, 7])
     first = found.states[found.starts[0] : found.starts[0] + 4, 0]
     assert torch.allclose(first[[0, 1, 3]], expected[-3:], atol=1e-3)
-    second = found.those([1]).states
+    second = found.select([1]).states
     assert second is not None
     assert torch.equal(second, found.states[found.starts[1] :][:1])
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from paceline import DraftTree, SamplingParams
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.drafters.ouroboros.drafter import Ouroboros, OuroborosOptions
 from paceline.engine.step import decode_step
 from paceline.model.cached_lm import CachedLM
-from paceline.model.node_logits import NodeLogits
 
 PAGE = Path(__file__).parents[2] / "docs" / "ouroboros.md"
 
@@ -59,7 +59,7 @@ class Alphabet:
                 texts.append(texts[parent + 1] + spelled([token]))
             for node, text in enumerate(texts):
                 logits[row, node, ord(self._after(text)) - 65] = 20.0
-        return NodeLogits.of(logits, [1 + len(tree) for tree in trees])
+        return NodeLogits.from_padded(logits, [1 + len(tree) for tree in trees])
 
     def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
         return self.forward_nodes(requests, trees).padded()

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from paceline import LLM, Completion, DraftTree, SamplingParams
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.engine.grouping import select_prompts
 from paceline.errors import CapacityError, ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.node_logits import NodeLogits
 from paceline.verification.logprobs import score_prompts
 from tests.support.models import make
 from tests.support.shared import MOST_SPECS, Pair

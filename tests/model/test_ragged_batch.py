@@ -15,12 +15,12 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.attention_metadata import address_of, mark
 from paceline.core.drafter import Drafter
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.cpu.attention.invariant import attention_by_position
 from paceline.errors import UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.node_logits import NodeLogits
 from paceline.model.padded_batch import PaddedBatch, lay_out
 from paceline.model.ragged_batch import RaggedBatch, pack
 from tests.support import models
@@ -162,10 +162,10 @@ def test_logits_of_nodes() -> None:
     padded = ragged.padded()
     assert padded.shape == (3, 3, 2)
     assert all(torch.equal(padded[row, : len(ragged[row])], ragged[row]) for row in range(3))
-    assert torch.equal(ragged.those([2, 0])[0], flat[4:])
+    assert torch.equal(ragged.select([2, 0])[0], flat[4:])
     even = NodeLogits(flat, [0, 3], [3, 3]).padded()
     assert even.data_ptr() == flat.data_ptr()  # no copy
-    assert torch.equal(NodeLogits.of(even, [2, 1])[1], flat[3:4])
+    assert torch.equal(NodeLogits.from_padded(even, [2, 1])[1], flat[3:4])
     assert NodeLogits(flat[:0], [], []).padded().shape == (0, 1, 2)
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_logits import NodeLogits
 from paceline.core.node_rule import NodeRule, node_limit
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -45,10 +46,10 @@ from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.step import decode_step
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.node_logits import NodeLogits
 from paceline.model.pairing import pair
 from paceline.model.reduced_vocabulary import kept_alone
 from paceline.sampling.sampler import is_greedy
+from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.verify import verify
 
 __all__ = ["Ouroboros", "OuroborosOptions"]
@@ -257,7 +258,7 @@ class Ouroboros(Drafter):
     ) -> list[Outcome]:
         """Verify phrases with the draft model, and record its alternatives."""
         if is_greedy(requests):
-            logits = logits.with_top(CHOICES, self._draft.kept_ids)
+            logits = find_top_tokens(logits, CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)
         if not (self._options.max_branches or self.budget):
             return outcomes

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
 from paceline.cpu.linear.own import Products
@@ -26,7 +27,6 @@ from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
 from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
-from paceline.model.node_logits import NodeLogits
 from paceline.util.plain_tensors import is_plain
 from paceline.verification.outcomes import chosen, make_outcome
 from paceline.verification.rules import follow

@@ -11,6 +11,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from paceline.core.drafter import Outcome
 from paceline.core.metrics import Stats
+from paceline.core.node_logits import NodeLogits
 from paceline.core.not_numbers import NO_TOKEN, take_token
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -20,7 +21,6 @@ from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest, SharedNoise
 from paceline.model.forward_arguments import GENERATE_CACHE
-from paceline.model.node_logits import NodeLogits
 from paceline.verification.outcomes import make_outcome, spoiled
 from paceline.verification.rules import follow
 

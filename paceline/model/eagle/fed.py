@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.core.node_logits import NodeLogits
 from paceline.model.eagle.layers import decoder_layers, decoder_of, inputs_of
-from paceline.model.node_logits import NodeLogits
 
 _Pick = Callable[[Tensor], Tensor]
 

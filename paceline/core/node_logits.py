@@ -1,0 +1,113 @@
+"""Define the logits of a forward pass: rows after the newest token and after every node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from paceline.core.drafter import TopTokens
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLogits:
+    """Hold the logits of several requests, without padding.
+
+    Attributes:
+        flat: Logits [rows, vocab].
+        starts: First row of each request, the one after its newest token.
+        counts: Number of rows of each request: 1 + its nodes.
+        states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
+            then the inputs of the captured layers. None = not captured.
+        pending: Per request, the hidden states after its pending tokens except the newest,
+            [n, 1 + layers, hidden]. None = not captured.
+        top: Most likely tokens of each row; None = not computed.
+    """
+
+    flat: Tensor
+    starts: list[int]
+    counts: list[int]
+    states: Tensor | None = None
+    pending: list[Tensor] | None = None
+    top: TopTokens | None = None
+
+    @staticmethod
+    def from_rows(flat: Tensor, counts: list[int], scored: list[int] | None = None) -> NodeLogits:
+        """Return the logits of requests whose rows follow one another.
+
+        Args:
+            flat: Logits [rows, vocab].
+            counts: Number of rows of each request, without the scored ones.
+            scored: Rows of scored prompt tokens in front of each request; None = 0.
+        """
+        before = scored or [0] * len(counts)
+        ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
+        return NodeLogits(
+            flat, [end - count for end, count in zip(ends, counts, strict=True)], counts
+        )
+
+    @staticmethod
+    def from_padded(padded: Tensor, counts: list[int], scored: int = 0) -> NodeLogits:
+        """Return the logits of requests that have the same number of rows, with padding.
+
+        Args:
+            padded: Logits [batch, scored + 1 + width, vocab].
+            counts: Number of rows of each request, without padding and scored rows.
+            scored: Rows of scored prompt tokens in front of each request.
+        """
+        width = padded.shape[1]
+        return NodeLogits(
+            padded.flatten(0, 1), [row * width + scored for row in range(len(padded))], counts
+        )
+
+    def without_prompts(self) -> NodeLogits:
+        """Return the logits without the rows of scored prompt tokens."""
+        return replace(self._selected(range(len(self))), pending=self.pending)
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.starts)
+
+    def __getitem__(self, row: int) -> Tensor:
+        """Return the logits of one request, [1 + nodes, vocab]."""
+        return self.flat[self.starts[row] : self.starts[row] + self.counts[row]]
+
+    def select(self, rows: Sequence[int]) -> NodeLogits:
+        """Return the logits of the requests at `rows`, in that order."""
+        return self if list(rows) == list(range(len(self))) else self._selected(rows)
+
+    def _selected(self, rows: Sequence[int]) -> NodeLogits:
+        counts = [self.counts[row] for row in rows]
+        starts = [self.starts[row] for row in rows]
+        flat, states = (
+            None
+            if tensor is None
+            else torch.cat(
+                [tensor[:0], *(tensor[a : a + n] for a, n in zip(starts, counts, strict=True))]
+            )
+            for tensor in (self.flat, self.states)
+        )
+        assert flat is not None, "rows have logits"
+        if self.top is None:
+            return replace(NodeLogits.from_rows(flat, counts), states=states)
+        own_rows = [
+            row
+            for start, count in zip(starts, counts, strict=True)
+            for row in range(start, start + count)
+        ]
+        return replace(
+            NodeLogits.from_rows(flat, counts), states=states, top=self.top.of(selected_rows)
+        )
+
+    def padded(self) -> Tensor:
+        """Return the logits as [batch, 1 + width, vocab]; the last rows may be padding."""
+        width = max(self.counts, default=1)
+        even = len(self.starts) * width == len(self.flat)
+        if even and self.starts == list(range(0, len(self.flat), width)):
+            return self.flat.view(len(self.starts), width, self.flat.shape[-1])
+        last = len(self.flat) - 1
+        rows = [[min(start + column, last) for column in range(width)] for start in self.starts]
+        return self.flat[torch.tensor(rows, device=self.flat.device)]

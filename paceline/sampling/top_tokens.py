@@ -1,0 +1,25 @@
+"""Attach the most likely tokens of every row to the logits of a forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.core.drafter import TopTokens
+from paceline.core.node_logits import NodeLogits
+from paceline.core.tree import IntArray
+from paceline.cpu.topk import likeliest
+
+
+def find_top_tokens(
+    logits: NodeLogits, count: int, vocabulary_ids: IntArray | None = None
+) -> NodeLogits:
+    """Return the logits with the `count` most likely tokens of each row.
+
+    Args:
+        logits: Logits of a forward pass.
+        count: Number of tokens per row; at least 1.
+        vocabulary_ids: Token id of each column of the logits; None = column i is token i.
+    """
+    columns, probs = likeliest(logits.flat, count)
+    token_ids = columns if vocabulary_ids is None else vocabulary_ids[columns]
+    return replace(logits, top=TopTokens(token_ids, probs))
