@@ -322,7 +322,7 @@ class CachedLM:
                 " its hidden states cannot be read; choose a drafter without an acceptance head."
             )
         feeder = self._feeder
-        return fed.beside(logits, feeder.picks, feeder.asked, feeder.pending)
+        return fed.with_states(logits, feeder.picks, feeder.asked, feeder.pending)
 
     def _reading(self, laid_out: PaddedBatch | RaggedBatch) -> AbstractContextManager[None]:
         return (

@@ -35,7 +35,7 @@ class CapturedStates:
     below: list[list[Tensor]]
     last: list[Tensor]
 
-    def beside(
+    def with_states(
         self,
         logits: NodeLogits,
         picks: Sequence[_Pick],
