@@ -19,7 +19,7 @@ _PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
-_SOURCE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*((?:paceline|tests|scripts)/[^)#]*)\)")
+_SOURCE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*((?:paceline|papers|tests|scripts)/[^)#]*)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paceline.bench import markdown, paper_markdown, read_json, read_paper_json
+from paceline.bench import markdown, read_json
 from paceline.bench.inside_vllm import KIND as VLLM
 from paceline.bench.inside_vllm import read_vllm, vllm_table
 from paceline.bench.invariance_cost import KIND as COST
@@ -28,6 +29,9 @@ from paceline.bench.serving import report as serving
 from paceline.report.documents import kind_of
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # `papers` is not installed
+from papers import paper_markdown, read_paper_json  # noqa: E402
+
 RESULTS = ROOT / "docs" / "results"
 PAGES = ROOT / "docs" / "benchmarks"
 WITH_TABLES = (

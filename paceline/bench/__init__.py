@@ -2,7 +2,6 @@
 
 result = run_bench(BenchConfig(ModelOptions("demo", threads=1), drafters=("none", "prompt_lookup")))
 print_table(result)
-print_paper(run_paper(configure("lookahead", threads=1)))
 """
 
 from __future__ import annotations
@@ -13,15 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.bench.cost_scale import enlarge
     from paceline.bench.memory import memory_by_method
-    from paceline.bench.papers.config import PaperConfig
-    from paceline.bench.papers.part import PaperResult
-    from paceline.bench.papers.registry import PAPERS, configure, draw_paper, run_paper
-    from paceline.bench.papers.report import (
-        paper_markdown,
-        print_paper,
-        read_paper_json,
-        write_paper_json,
-    )
     from paceline.bench.plot import write_png
     from paceline.bench.report import markdown, print_table, read_json, write_json
     from paceline.bench.result import BenchResult
@@ -34,15 +24,6 @@ if TYPE_CHECKING:
 _MODULES = {
     "paceline.bench.cost_scale": ("enlarge",),
     "paceline.bench.memory": ("memory_by_method",),
-    "paceline.bench.papers.config": ("PaperConfig",),
-    "paceline.bench.papers.part": ("PaperResult",),
-    "paceline.bench.papers.registry": ("PAPERS", "configure", "draw_paper", "run_paper"),
-    "paceline.bench.papers.report": (
-        "paper_markdown",
-        "print_paper",
-        "read_paper_json",
-        "write_paper_json",
-    ),
     "paceline.bench.plot": ("write_png",),
     "paceline.bench.report": ("markdown", "print_table", "read_json", "write_json"),
     "paceline.bench.result": ("BenchResult",),
@@ -53,11 +34,9 @@ _MODULES = {
 }
 
 __all__ = [
-    "PAPERS", "BenchConfig", "BenchResult", "CostScale", "ModelOptions", "PaperConfig",
-    "PaperResult", "Prompt", "PromptOptions", "RunOptions", "configure", "draw_paper",
-    "enlarge", "load_prompts", "markdown", "memory_by_method", "paper_markdown", "print_paper",
-    "print_table", "read_json", "read_paper_json", "run_bench", "run_paper", "write_json",
-    "write_paper_json", "write_png",
+    "BenchConfig", "BenchResult", "CostScale", "ModelOptions", "Prompt", "PromptOptions",
+    "RunOptions", "enlarge", "load_prompts", "markdown", "memory_by_method", "print_table",
+    "read_json", "run_bench", "write_json", "write_png",
 ]  # fmt: skip
 
 

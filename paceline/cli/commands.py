@@ -7,7 +7,6 @@ COMMANDS = {
     "chat": "Chat with a model; accepted draft tokens are green on a terminal.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "bench": "Compare drafters with transformers' generate: speed and equality of answers.",
-    "paper": "Reproduce the tables and figures of a paper on your models.",
     "prompts": "Generate user prompts with a chat model, as input of `paceline record`.",
     "record": "Record a model's answers to prompts as JSON lines.",
     "replay": "Simulate drafters on recorded answers and report tokens per step.",
@@ -30,7 +29,7 @@ GROUPS = {
     "Use": ("generate", "chat", "serve"),
     "Measure": ("bench", "verify", "plan", "doctor"),
     "Prepare": ("record", "prompts", "datastore", "draft", "draft-head", "head", "cache"),
-    "Research": ("paper", "replay", "drafters", "demo"),
+    "Research": ("replay", "drafters", "demo"),
 }
 
 

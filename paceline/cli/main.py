@@ -35,21 +35,33 @@ def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
                     raise CoercionError(argument=argument, token=token, target_type=int)
 
 
-def _build_app(listed: bool) -> App:
-    """Return the application.
+def new_app(name: str, help_text: str) -> App:
+    """Return an application without commands that reads options as `paceline` does.
 
     Args:
-        listed: Take the help of the commands from `COMMANDS`, so that no command is imported.
+        name: Name of the program in its help.
+        help_text: First line of its help.
     """
-    app = App(
-        name="paceline",
-        help="Lossless speculative decoding: the same answers from the same weights, sooner.",
+    return App(
+        name=name,
+        help=help_text,
         version=__version__,
         default_parameter=DEFAULTS,
         config=_refuse_fractions,
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
+    )
+
+
+def _build_app(listed: bool) -> App:
+    """Return the application.
+
+    Args:
+        listed: Take the help of the commands from `COMMANDS`, so that no command is imported.
+    """
+    app = new_app(
+        "paceline", "Lossless speculative decoding: the same answers from the same weights, sooner."
     )
     for number, (title, names) in enumerate(GROUPS.items()):
         group = Group(title, sort_key=number)
@@ -80,14 +92,19 @@ class _Word(str):
         return not is_value and super().startswith(*arguments)  # type: ignore[arg-type]
 
 
-def run(words: Sequence[str]) -> int:
+def run(words: Sequence[str], program: App | None = None) -> int:
     """Run a command line and return its exit status.
 
+    Args:
+        words: The words of the command line after the program's name.
+        program: Application of `new_app`. Default: `paceline`.
     Raises:
         SystemExit: The command line is invalid. The error has been printed.
         PacelineError: The command failed.
     """
-    selected = app if words and words[0] not in _HELP else _build_app(listed=True)
+    selected = program
+    if selected is None:
+        selected = app if words and words[0] not in _HELP else _build_app(listed=True)
     try:
         command, bound, _ = selected.parse_args(map(_Word, words))
     except (CycloptsError, PacelineError) as error:
@@ -97,16 +114,19 @@ def run(words: Sequence[str]) -> int:
     return command(*bound.args, **bound.kwargs) or 0
 
 
-def main() -> None:
+def main(program: App | None = None) -> None:
     """Run the command line of this process and exit.
 
     An error prints one line and exits with status 2. Ctrl-C exits with 130. A closed pipe is
     silent.
+
+    Args:
+        program: Application of `new_app`. Default: `paceline`.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     _prepare_streams()
-    status = _status(sys.argv[1:])
+    status = _status(sys.argv[1:], program)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -115,11 +135,11 @@ def main() -> None:
     sys.exit(status)
 
 
-def _status(words: Sequence[str]) -> int:
+def _status(words: Sequence[str], program: App | None) -> int:
     """Run a command line and print an error as one line; return the exit status."""
     try:
         try:
-            return run(words)
+            return run(words, program)
         finally:
             sys.stdout.flush()
     except SystemExit as end:

@@ -28,10 +28,10 @@ from paceline.bench import (
     write_json,
     write_png,
 )
-from paceline.bench.papers.part import BenchPart
 from paceline.errors import CapacityError, ConfigError
 from paceline.report.prompts import encode, shortened
 from paceline.util.options import changed
+from papers.part import BenchPart
 from tests.support.models import byte_tokenizer
 from tests.support.shared import Pair, interrupt
 

@@ -39,7 +39,6 @@ COMMANDS = [
         ["draft-head", "train"],
     ),
     *(["cache", name] for name in ("list", "clear")),
-    *(["paper", name] for name in ("lookahead", "ouroboros", "specdec_pp", "sssd")),
     *(["datastore", name] for name in ("build", "add", "info", "verify", "calibrate")),
     *(["head", name] for name in ("record", "train", "evaluate", "calibrate")),
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.papers.sssd.device import shapes_of
 from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 from paceline.plan.roofline import Matmul, Peak, free_budget
+from papers.sssd.device import shapes_of
 from tests.support.models import make
 
 

@@ -1,1 +1,0 @@
-"""Measure the tables and figures of published papers again."""

@@ -1,0 +1,64 @@
+"""Define the commands `python -m papers NAME`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from paceline.cli.files import ResultFiles
+from paceline.cli.main import new_app
+from paceline.cli.options import flattened, with_known_types
+from paceline.cli.show import INTERRUPTED
+from papers.config import PaperConfig
+from papers.lookahead.options import LookaheadConfig
+from papers.ouroboros.options import OuroborosConfig
+from papers.specdec_pp.options import SpecDecConfig
+from papers.sssd.options import SssdConfig
+
+for _kind in (LookaheadConfig, OuroborosConfig, SpecDecConfig, SssdConfig):
+    flattened("Measuring")(with_known_types(_kind))
+
+app = new_app("python -m papers", "Reproduce the tables and figures of a paper on your models.")
+
+
+@app.command
+def lookahead(
+    *, config: LookaheadConfig = LookaheadConfig(), files: ResultFiles = ResultFiles()
+) -> int:
+    """Reproduce "Break the Sequential Dependency ... Using Lookahead Decoding" (2024)."""
+    return _measure(config, files)
+
+
+@app.command
+def ouroboros(
+    *, config: OuroborosConfig = OuroborosConfig(), files: ResultFiles = ResultFiles()
+) -> int:
+    """Reproduce "Ouroboros: Generating Longer Drafts Phrase by Phrase" (2024)."""
+    return _measure(config, files)
+
+
+@app.command(name="specdec_pp")
+def specdec_pp(
+    *, config: SpecDecConfig = SpecDecConfig(), files: ResultFiles = ResultFiles()
+) -> int:
+    """Reproduce "SpecDec++: Boosting ... via Adaptive Candidate Lengths" (2024)."""
+    return _measure(config, files)
+
+
+@app.command
+def sssd(*, config: SssdConfig = SssdConfig(), files: ResultFiles = ResultFiles()) -> int:
+    """Reproduce "SSSD: Simply-Scalable Speculative Decoding" (2024)."""
+    return _measure(config, files)
+
+
+def _measure(config: PaperConfig, files: ResultFiles) -> int:
+    """Measure a paper, print the result and write the requested files."""
+    from papers import draw_paper, paper_markdown, print_paper, run_paper, write_paper_json
+
+    result = run_paper(config)
+    print_paper(result, files.console())
+    files.write(
+        partial(write_paper_json, result),
+        partial(draw_paper, result),
+        partial(paper_markdown, result),
+    )
+    return 0 if result.complete else INTERRUPTED

@@ -1,0 +1,30 @@
+"""Hold the measurement of the lookahead paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from papers.lookahead.options import LookaheadConfig
+from papers.part import BenchPart
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadResult:
+    """The measured figure 4 and tables; None for a part after an interruption."""
+
+    title: ClassVar[str] = "Lookahead Decoding (Fu et al., ICML 2024)"
+
+    config: LookaheadConfig
+    tables: BenchPart | None
+    figure: BenchPart | None
+
+    @property
+    def parts(self) -> list[BenchPart]:
+        """Return the runs that were measured."""
+        return [part for part in (self.tables, self.figure) if part is not None]
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all was measured, without an interruption."""
+        return len(self.parts) == 2 and all(part.complete for part in self.parts)

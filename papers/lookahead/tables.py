@@ -1,0 +1,138 @@
+"""Build the tables and the figure of the lookahead paper (Fu et al. 2024)."""
+
+from __future__ import annotations
+
+from paceline.report.tables import Cell, Column, Table
+from papers.lookahead.paper_settings import (
+    DRAFT,
+    NGRAMS,
+    PAPER_LAW,
+    SETTINGS,
+    TABLE_3,
+    TABLE_6,
+    WINDOWS,
+    spec_of,
+)
+from papers.lookahead.result import LookaheadResult
+from papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, fit
+from papers.part import CONVENTION, SPEEDUP, TableLayout, figures_of, line_table
+
+_COLUMNS = ("speed-up", "S", "fed/ step", "equal")
+
+
+def sections(result: LookaheadResult) -> list[Table]:
+    """Return figure 4 twice, then tables 3 and 6."""
+    return [
+        figure_4(result, published=True),
+        figure_4(result, published=False),
+        table_3(result),
+        table_6(result),
+    ]
+
+
+def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
+    """Return the measured points of figure 4.
+
+    Args:
+        result: The measurement.
+        published: Use the steps of the paper's public code, otherwise those of this implementation.
+    """
+    measured = (
+        (
+            ngram,
+            window,
+            figures_of(result.figure, spec_of(ngram, window, window, published=published)),
+        )
+        for ngram, window in SETTINGS
+    )
+    return [
+        CompressionPoint(ngram, window, figures.tokens_per_forward)
+        for ngram, window, figures in measured
+        if figures and figures.tokens_per_forward
+    ]
+
+
+def figure_4(result: LookaheadResult, published: bool) -> Table:
+    """Return S by N and W, with the value of the fitted law in brackets."""
+    measured = points(result, published)
+    law, known = (
+        fit(measured),
+        {(point.ngram, point.window): point.compression for point in measured},
+    )
+
+    def cell(ngram: int, window: int) -> Cell:
+        compression = known.get((ngram, window))
+        return (
+            compression
+            if compression is None or law is None
+            else (compression, law.compression(ngram, window))
+        )
+
+    form = ".2f" if law is None else "{:.2f} ({:.2f})"
+    steps = (
+        "the steps of the paper's public code (reference_mode=true)"
+        if published
+        else "the steps of this implementation"
+    )
+    rows = [(f"N = {ngram}", *(cell(ngram, window) for window in WINDOWS)) for ngram in NGRAMS]
+    notes = [_fit_note(measured, law)]
+    if published and measured:
+        notes.append(
+            f"The paper's own fit, LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
+            f" {PAPER_LAW.f}; its curves are {PAPER_LAW.residual(measured):.3f} RMS away from these"
+            " points. The public code keeps at most N - 2 tokens of a guess; the formula has N -"
+            " 1."
+        )
+    elif not published:
+        notes.append(
+            "The formula has neither accepted window tokens nor guesses continued from the pool,"
+            " which this implementation adds."
+        )
+        notes += [result.figure.equality()] if result.figure else []
+    title = f"Figure 4: S against W = G, measured (fitted), with {steps}"
+    return Table.of(
+        title, ["", *(Column(f"W = {window}", form) for window in WINDOWS)], rows, notes
+    )
+
+
+def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
+    if law is None:
+        return "No fit of equations 5 to 7: nothing, or nothing above S = 1, was measured."
+    values = [point.compression for point in measured]
+    return (
+        f"Fit of equations 5 to 7, S = (f - 1 + E) / f: alpha = {law.alpha:.3f}, f = {law.f:.3f};"
+        f" residual RMS {law.residual(measured):.3f} over {len(measured)} points from"
+        f" {min(values):.2f} to {max(values):.2f}. The prompt is not in the n-gram pool, as in the"
+        " paper."
+    )
+
+
+def table_3(result: LookaheadResult) -> Table:
+    """Return table 3: lookahead and verification branch, with and without prompt pool."""
+    notes = (
+        "The paper's columns: LLaMA-2-7B-chat, MT-Bench, A100, FlashAttention; its S (equation 6)"
+        " is generated tokens over decoding steps.",
+        SPEEDUP,
+        *((result.tables.equality(),) if result.tables else ()),
+    )
+    layout = TableLayout(
+        "Table 3: lookahead and verification branch, (N, W, G)",
+        ("setting", *_COLUMNS),
+        ("paper's speed-up", "paper's S"),
+        TABLE_3,
+    )
+    return line_table(layout, result.tables, notes)
+
+
+def table_6(result: LookaheadResult) -> Table:
+    """Return table 6: lookahead among other methods."""
+    drafted = figures_of(result.tables, DRAFT) is not None
+    notes = (
+        "The paper's columns: speed-ups of Vicuna-7B on an A100, draft model TinyLlama-1B.",
+        "Medusa needs trained heads; it is not part of paceline.",
+        *(() if drafted else ("The row of the draft model is empty: there was no --draft-model.",)),
+        CONVENTION,
+    )
+    paper = ("paper's MT-Bench", "paper's HumanEval")
+    layout = TableLayout("Table 6: other methods", ("method", *_COLUMNS), paper, TABLE_6, ".1f")
+    return line_table(layout, result.tables, notes)

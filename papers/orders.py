@@ -1,0 +1,82 @@
+"""Order the prompts of several tasks, for drafters that cache between prompts.
+
+The orders are those of Zhao et al. 2024, section 3.3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.report.prompts import Prompt, load_prompts
+from paceline.util.options import PromptOptions
+from papers.order_settings import TASK_SIZE
+from papers.part import BenchPart
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A measured order of prompts.
+
+    Attributes:
+        consecutive: Consecutive prompts of a task; None if the order was random.
+        part: Cold and warm drafters over all prompts in this order.
+    """
+
+    consecutive: int | None
+    part: BenchPart
+
+
+def by_task(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
+    """Return the first `most` prompts of every category, one list per category."""
+    tasks: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        tasks.setdefault(prompt.category, []).append(prompt)
+    return [task[:most] for task in tasks.values()]
+
+
+def in_turn(tasks: Sequence[Sequence[Prompt]], consecutive: int) -> list[Prompt]:
+    """Return `consecutive` prompts of each task in rotation (figure 6 of the paper)."""
+    longest = max(map(len, tasks))
+    return [
+        prompt
+        for start in range(0, longest, consecutive)
+        for task in tasks
+        for prompt in task[start : start + consecutive]
+    ]
+
+
+def shuffled(tasks: Sequence[Sequence[Prompt]], seed: int) -> list[Prompt]:
+    """Return the prompts of all tasks in a random order."""
+    prompts = [prompt for task in tasks for prompt in task]
+    random.Random(seed).shuffle(prompts)
+    return prompts
+
+
+def scaled(consecutive: int, size: int) -> int:
+    """Scale a consecutive number from the paper's task size of 20 to `size`."""
+    return math.ceil(size * consecutive / TASK_SIZE)
+
+
+def prompts_in_sets(selection: PromptOptions) -> list[Prompt]:
+    """Return prompts, one of each set in rotation.
+
+    The sets are the files if there are several, otherwise the categories. Of the built-in prompts,
+    the first `limit` of each category are used.
+    """
+    paths, limit, every = selection.prompts, selection.limit, selection.every
+    if not paths:
+        embedded = load_prompts()
+        return in_turn(by_task(embedded, limit or len(embedded)), 1)
+    prompts = [
+        (Path(path).stem, prompt) for path in paths for prompt in load_prompts([path], limit, every)
+    ]
+    named = [
+        dataclasses.replace(prompt, category=name) if len(paths) > 1 else prompt
+        for name, prompt in prompts
+    ]
+    return in_turn(by_task(named, len(named)), 1)

@@ -1,0 +1,15 @@
+"""Configuration of the Ouroboros paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from papers.config import PaperConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OuroborosConfig(PaperConfig):
+    """Configuration of the Ouroboros paper, without further options."""
+
+    paper: ClassVar[str] = "ouroboros"

@@ -1,0 +1,182 @@
+"""Build the tables and figures of the Ouroboros paper (Zhao et al. 2024)."""
+
+from __future__ import annotations
+
+from paceline.report.tables import Table
+from papers.order_settings import CONSECUTIVE, TASK_SIZE
+from papers.orders import scaled
+from papers.ouroboros.paper_settings import (
+    COLD,
+    MATCH_GAMMA,
+    NOTHING,
+    PAPER_SPEED,
+    SUFFIXES,
+    TABLE_1_PAPER,
+    TABLE_2,
+    TABLE_2_COLUMNS,
+    TABLE_3,
+    TABLE_4,
+    WARM,
+    figure_5_spec,
+)
+from papers.ouroboros.result import LONGEST, Matches, MatchStudy, OuroborosResult
+from papers.part import (
+    CPU_TIME,
+    PICTURE,
+    SPEEDUP,
+    BenchPart,
+    TableLayout,
+    cells,
+    columns,
+    line_table,
+)
+
+_COLUMNS = ("tokens/s", "speed-up", "CPU time", "S", "draft/ token", "fed/ step", "equal")
+
+
+def sections(result: OuroborosResult) -> list[Table]:
+    """Return every table and figure in the order of the paper."""
+    return [
+        table_1(result.matches),
+        figure_3(result.matches),
+        table_2(result.methods),
+        table_3(result.methods),
+        figure_5(result.methods),
+        table_4(result),
+    ]
+
+
+def tasks_of(study: MatchStudy | None) -> list[Matches]:
+    """Return the matches of each task, and the sums if there are several tasks."""
+    tasks = list(study.tasks) if study is not None else []
+    return [*tasks, Matches.total(tasks)] if len(tasks) > 1 else tasks
+
+
+def table_1(study: MatchStudy | None) -> Table:
+    """Return table 1: accepted tokens and matching tokens."""
+    means = {task.task: task.per_verification() for task in tasks_of(study)}
+    means |= {f"paper's {name}": pair for name, pair in TABLE_1_PAPER.items()}
+    rows = [
+        (name, *(mean[index] for mean in means.values()))
+        for index, name in enumerate(("accepted, len(LCP)", "match, #Match-1"))
+    ]
+    notes = [
+        f"Plain speculative decoding, greedy, drafts of {MATCH_GAMMA} tokens. accepted: tokens that"
+        " the target accepts; match: tokens that equal the target's prediction after the draft"
+        " tokens before them. Drafts that the end of an answer cuts short do not count."
+    ]
+    if study is not None:
+        verified = "; ".join(
+            f"{task.task} {task.verifications}, {task.rejected} with a rejection"
+            for task in study.tasks
+        )
+        notes.append(
+            f"Prompts answered: {study.prompts}. Verifications counted: {verified or 'none'}."
+        )
+    title = f"Table 1: accepted and matching tokens of {MATCH_GAMMA} drafted"
+    return Table.of(title, ["per verification", *means], rows, notes, ".1f")
+
+
+def figure_3(study: MatchStudy | None) -> Table:
+    """Return figure 3: common substrings among discarded tokens."""
+    tasks = [task for task in tasks_of(study) if task.rejected]
+    lengths = range(1, LONGEST + 1) if tasks else ()
+    discarded = "; ".join(f"{task.task} {task.discarded / task.rejected:.1f}" for task in tasks)
+    notes = (
+        "Means over the verifications that rejected a token. The discarded tokens are those after"
+        f" the first wrong one; their mean number: {discarded or '-'}.",
+        PICTURE,
+    )
+    rows = [(f"k = {k}", *(task.per_rejection()[k - 1] for task in tasks)) for k in lengths]
+    return Table.of(
+        "Figure 3: #Match-k among the discarded tokens",
+        ["", *(task.task for task in tasks)],
+        rows,
+        notes,
+    )
+
+
+def table_2(part: BenchPart) -> Table:
+    """Return table 2: all methods and greedy decoding."""
+    notes = (
+        "The paper's columns: speed-ups with Yi 34b and 6b, Llama-2 70b and 7b; it tuned every"
+        " method per model and task (table 7). For figure 4, code, it states at most 3.9 over"
+        " greedy, 2.8 over speculative and 1.9 over lookahead decoding.",
+        "The paper's setting: gamma 12, W 20, N 8, K 3, its rule of inspiration, its tree. In"
+        " contrast to the paper, the draft is not cut to gamma tokens, and the pool has the text"
+        " so far and the prompt.",
+        "warm: one pool for all prompts of a pass, empty before the first.",
+        f"{SPEEDUP} {CPU_TIME} draft/token: forwards of the draft model per new token.",
+        part.equality(),
+    )
+    title = "Table 2, figure 4: greedy, speculative, lookahead decoding and Ouroboros"
+    layout = TableLayout(title, ("method", *_COLUMNS), TABLE_2_COLUMNS, TABLE_2)
+    return line_table(layout, part, notes)
+
+
+def table_3(part: BenchPart) -> Table:
+    """Return table 3: the ablation of the method's parts."""
+    notes = (
+        "The paper's columns: HumanEval, Yi 34b with 6b. speed-up: over the second row, in both.",
+        "Rows 2 to 9 have the paper's gamma 12, W 20, N 8; the others have the defaults, which"
+        " change more than the numbers: a small window, further choices of the draft model, and"
+        " phrases after the newest token.",
+    )
+    columns = ("setting", *_COLUMNS)
+    layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)
+    return line_table(layout, part, notes)
+
+
+def figure_5(part: BenchPart) -> Table:
+    """Return figure 5: the speed by K."""
+    headings, published_or_default = ("tokens/s", "CPU time", "S", "fed/ step"), (True, False)
+    rows = [
+        (
+            f"K = {k}",
+            *(
+                cell
+                for published in published_or_default
+                for cell in cells(
+                    part, figure_5_spec(k, published), headings, figure_5_spec(0, published)
+                )
+            ),
+        )
+        for k in SUFFIXES
+    ]
+    notes = (
+        "First with gamma 12, W 20, N 8 as in the paper, then with the defaults here. CPU time:"
+        " speed-up over K = 0 in processor time.",
+        "The paper shows its curve as a picture only.",
+    )
+    shown = ["", *columns(headings), *columns(headings, "default's ")]
+    return Table.of("Figure 5: suffixes after the draft", shown, rows, notes)
+
+
+def table_4(result: OuroborosResult) -> Table:
+    """Return table 4: warm pools with several orders of the prompts."""
+    size, headings = result.size, ("tokens/s", "speed-up", "CPU time", "S", "draft/ token")
+    # whether random -> rate
+    cold = {number is None: rate for number, warm, rate in TABLE_4 if not warm}
+    rows = []
+    for number, warm, rate in TABLE_4:
+        order = "shuffled" if number is None else f"CN = {number} (here {scaled(number, size)})"
+        label, method = (f"{order}, warm", WARM) if warm else (f"{order}, cold", COLD)
+        rows.append(
+            (
+                label,
+                *cells(result.order(number), method, headings, COLD),
+                rate,
+                rate / cold[number is None],
+            )
+        )
+    notes = (
+        f"The categories of the prompts are the tasks; prompts per task: {size} (the paper:"
+        f" {TASK_SIZE}, of four tasks). CN: consecutive prompts of a task, the same share as in the"
+        f" paper ({', '.join(map(str, CONSECUTIVE))} of {TASK_SIZE}).",
+        "Every order is a separate run. The cold and the warm drafter, both with the defaults,"
+        " alternate after each prompt. speed-up: over the cold drafter of the same run; in the"
+        " paper over its cold run, shuffled or CN = 20.",
+    )
+    return Table.of(
+        "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes
+    )

@@ -1,0 +1,88 @@
+"""Find the papers whose tables and figures can be measured, with any model.
+
+A paper is an entry in `PAPERS` and a package. The package has `options.py` with its configuration
+(a `PaperConfig`) and `result.py` with a dataclass of the measurement. `run.py` has
+`run(config, **loaded)`, `tables.py` has `sections(result)`, and `plot.py` has
+`draw(result, path)`. The modules are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, did_you_mean
+from paceline.util.options import changed, flat
+from papers.config import PaperConfig
+from papers.part import PaperResult
+
+# Paper -> prefix of its classes in `options.py` (...Config) and `result.py` (...Result).
+PAPERS = {
+    "lookahead": "Lookahead",
+    "ouroboros": "Ouroboros",
+    "specdec_pp": "SpecDec",
+    "sssd": "Sssd",
+}
+
+
+def paper_part(name: str, part: str) -> Any:
+    """Return a module of a paper's package: options, result, run, tables or plot.
+
+    Raises:
+        ConfigError: There is no such paper; the message names the closest match.
+    """
+    if name not in PAPERS:
+        raise ConfigError(f"got paper {name!r}.{did_you_mean(name, PAPERS)}")
+    return import_module(f"papers.{name}.{part}")
+
+
+def config_class(name: str) -> type[PaperConfig]:
+    """Return the class of a paper's configuration."""
+    return getattr(paper_part(name, "options"), f"{PAPERS[name]}Config")  # type: ignore[no-any-return]
+
+
+def result_class(name: str) -> Any:
+    """Return the class of a paper's measurement."""
+    return getattr(paper_part(name, "result"), f"{PAPERS[name]}Result")
+
+
+def configure(name: str, **options: Any) -> PaperConfig:
+    """Return the configuration of a paper with the given options.
+
+    Example: `configure("sssd", threads=1, limit=4)`.
+
+    Raises:
+        ConfigError: There is no such paper, it has no such option, or a value is out of range.
+    """
+    default = config_class(name)()
+    for option in options:
+        papers = [other for other in PAPERS if option in flat(config_class(other)())]
+        if papers and name not in papers:
+            raise ConfigError(
+                f"paper {name}: --{option.replace('_', '-')} is an option of paper"
+                f" {', '.join(papers)} only. Leave it out."
+            )
+    return changed(default, **options)
+
+
+def run_paper(config: PaperConfig, **loaded: Any) -> PaperResult:
+    """Measure a paper. Ctrl-C ends it, and the result has what was measured.
+
+    Args:
+        config: Configuration of the paper's class, see `configure`.
+        loaded: `target`, `draft`, `tokenizer` and `progress`, as in `run_bench`.
+    Raises:
+        ConfigError, CapacityError, UnsupportedModelError: Something cannot be run.
+        KeyboardInterrupt: Ctrl-C came before anything was measured.
+    """
+    return paper_part(config.paper, "run").run(config, **loaded)  # type: ignore[no-any-return]
+
+
+def draw_paper(result: PaperResult, path: Path) -> None:
+    """Draw the figures of a paper into a PNG file.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """
+    paper_part(result.config.paper, "plot").draw(result, path)

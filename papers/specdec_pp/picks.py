@@ -1,0 +1,208 @@
+"""Compare the best fixed K with the best threshold, and their Pareto fronts.
+
+See Huang et al. 2024, table 1 and figure 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.drafters.specdec_pp.card import latency
+from papers.part import PLAIN, BenchPart, ratio
+from papers.specdec_pp.costs import (
+    cheapest,
+    discard_at,
+    pareto_front,
+    verification_at,
+)
+from papers.specdec_pp.result import RulePoint, Sweep
+from papers.specdec_pp.rules import (
+    AUTO,
+    FIXED,
+    HEAD,
+    families,
+    head_spec,
+    methods_of,
+    rivals,
+)
+
+PAPER_RATIO = 0.112 / 0.0234  # target / draft forward time of the paper's pair
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting and its tokens per second."""
+
+    label: str
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A column of table 1, with the best settings on a set of prompts.
+
+    Attributes:
+        name: Name of the set of prompts.
+        plain: Tokens per second of plain decoding.
+        fixed: The best fixed K.
+        head: The best threshold.
+        auto: `threshold=auto`.
+        cpu_gain: Speed of the best threshold over the best fixed K, in processor time.
+    """
+
+    name: str
+    plain: float | None
+    fixed: Choice | None
+    head: Choice | None
+    auto: Choice | None = None
+    cpu_gain: float | None = None
+
+    def gain(self, choice: Choice | None) -> float | None:
+        """Return the speed of a choice over that of the best fixed K."""
+        return choice.rate / self.fixed.rate if choice and self.fixed else None
+
+    def speedup(self, choice: Choice | None) -> float | None:
+        """Return the speed of a choice over that of plain decoding."""
+        return choice.rate / self.plain if choice and self.plain else None
+
+
+def measured_picks(sweep: Sweep, heads: Sequence[str]) -> list[Pick]:
+    """Return table 1 by measured speed, for each set of prompts and for all."""
+    picks = []
+    for name in (*sweep.sets, None):
+        part = sweep.of_set(name)
+        fixed, head = (fastest(part, methods) for methods in rivals(heads))
+        plain = part.method(PLAIN)
+        methods = {"fixed": fixed, "head": head, "auto": head_spec(heads, AUTO)}
+        choices = {
+            kind: _choice(part, method, methods_of(heads)) for kind, method in methods.items()
+        }
+        gain = ratio(part, head, fixed, "cpu_speedup") if fixed else None
+        picks.append(
+            Pick(name or ALL, plain.tokens_per_second if plain else None, **choices, cpu_gain=gain)
+        )
+    return picks
+
+
+def expected_picks(
+    sweep: Sweep, heads: Sequence[str], draft: float, target: float, plain: float | None
+) -> list[Pick]:
+    """Return table 1 by equation 2.3, as in the paper.
+
+    Args:
+        sweep: The rates of all rules.
+        heads: Folders of the heads.
+        draft, target: Seconds of a forward of each model.
+        plain: Seconds of a forward of the target alone.
+    """
+    picks = []
+    for name in (*sweep.sets, None):
+        best = [cheapest(sweep.points(methods, name), draft, target) for methods in rivals(heads)]
+        fixed, head = (
+            Choice(methods_of(heads)[point.method], 1 / latency(draft, target, point))
+            if point
+            else None
+            for point in best
+        )
+        picks.append(Pick(name or ALL, 1 / plain if plain else None, fixed, head))
+    return picks
+
+
+def fastest(part: BenchPart, methods: Iterable[str]) -> str | None:
+    """Return the method with the most tokens per second; None if none was timed."""
+    rates = {figures.method: figures.tokens_per_second or 0.0 for figures in part.figures}
+    return max(
+        (method for method in methods if rates.get(method)),
+        key=lambda method: rates[method],
+        default=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """The front of the head compared with another front.
+
+    Attributes:
+        rival: Name of the other rule.
+        name: Name of the set of prompts.
+        points: Points of the other front.
+        within: Points at whose discard rate the head's front exists.
+        below: Of these, points where the head needs fewer target forwards.
+        above: Of these, points where the head needs more target forwards.
+        forwards: Mean ratio, head over rival, of target forwards at equal discard rates.
+        discards: Mean ratio, head over rival, of discarded tokens at equal target forwards.
+        gain: Minimum latency of the rival over that of the head, for the paper's pair.
+    """
+
+    rival: str
+    name: str
+    points: int
+    within: int
+    below: int
+    above: int
+    forwards: float | None
+    discards: float | None
+    gain: float | None
+
+
+def against(
+    rival: str, name: str, rival_points: Sequence[RulePoint], head_points: Sequence[RulePoint]
+) -> Against:
+    """Compare the fronts of two lists of points."""
+    front, head = pareto_front(rival_points), pareto_front(head_points)
+    forwards = [
+        (head_rate, point.verification_rate)
+        for point in front
+        if (head_rate := verification_at(head, point.discard_rate)) is not None
+    ]
+    discards = [
+        (head_rate, point.discard_rate)
+        for point in front
+        if (head_rate := discard_at(head, point.verification_rate)) is not None
+    ]
+    costs = [
+        point and latency(1.0, PAPER_RATIO, point)
+        for point in (cheapest(points, 1.0, PAPER_RATIO) for points in (front, head))
+    ]
+    return Against(
+        rival,
+        name,
+        len(front),
+        len(forwards),
+        sum(head_value < rival_value for head_value, rival_value in forwards),
+        sum(head_value > rival_value for head_value, rival_value in forwards),
+        _mean_ratio(forwards),
+        _mean_ratio(discards),
+        costs[0] / costs[1] if costs[0] and costs[1] else None,
+    )
+
+
+def fronts(sweep: Sweep, heads: Sequence[str]) -> list[Against]:
+    """Compare the first head with every other rule, then with fixed K for each set."""
+    rules = families(heads)
+    rows = [
+        *((rival, None) for rival in rules if rival != HEAD),
+        *((FIXED, name) for name in sweep.sets),
+    ]
+    return [
+        against(
+            rival,
+            name or ALL,
+            *(sweep.points(rules[rule].values(), name) for rule in (rival, HEAD)),
+        )
+        for rival, name in rows
+    ]
+
+
+def _mean_ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
+    ratios = [first / second for first, second in pairs if second > 0]
+    return sum(ratios) / len(ratios) if ratios else None
+
+
+def _choice(part: BenchPart, method: str | None, named: dict[str, str]) -> Choice | None:
+    figures = part.method(method)
+    if method is None or figures is None or not figures.tokens_per_second:
+        return None
+    return Choice(named[method], figures.tokens_per_second)

@@ -1,0 +1,190 @@
+"""Hold the measurement of the SpecDec++ paper (Huang, Guo, Wang 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.bench.result import BenchResult, MethodFigures
+from papers.part import BenchPart
+from papers.specdec_pp.options import SpecDecConfig
+
+IN_FIXED, IN_HEAD, IN_BOTH = "SpecDec, fixed K", "SpecDec++", "both together"  # settings of table 2
+TARGET_ALONE, DRAFT_ALONE = "target alone", "draft alone"
+
+
+@dataclass(frozen=True, slots=True)
+class RulePoint:
+    """The rates of a rule for the length of drafts, both per new token.
+
+    Attributes:
+        method: Name of the method.
+        discard_rate: Rejected draft tokens per new token.
+        verification_rate: Target forwards per new token.
+    """
+
+    method: str
+    discard_rate: float
+    verification_rate: float
+
+    @staticmethod
+    def of(part: BenchPart, method: str | None) -> RulePoint | None:
+        """Return the rates of a method; None if it did not run."""
+        figures = part.method(method)
+        if figures is None or figures.verification_rate is None or figures.discard_rate is None:
+            return None
+        return RulePoint(figures.method, figures.discard_rate, figures.verification_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTimes:
+    """Seconds of a forward, fitted to answers; None for a model that did not run.
+
+    Attributes:
+        draft, target: Seconds of a forward.
+        r_squared: Share of the variance that the fit explains; None if all answers took equally
+            many forwards.
+        answers: Number of answers.
+    """
+
+    draft: float | None
+    target: float | None
+    r_squared: float | None
+    answers: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettingTimes:
+    """A row of table 2.
+
+    Attributes:
+        setting: Name of the setting.
+        wall: Times by the wall clock.
+        processor: Processor times, which other jobs on the machine disturb less.
+    """
+
+    setting: str
+    wall: ForwardTimes | None
+    processor: ForwardTimes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A run, with its figures for each set of prompts."""
+
+    part: BenchPart
+    sets: dict[str, tuple[MethodFigures, ...]]
+
+    @staticmethod
+    def of(label: str, result: BenchResult) -> Sweep:
+        """Return the sweep of a finished or interrupted run."""
+        names = result.categories
+        sets = {name: tuple(result.figures(name)) for name in names} if len(names) > 1 else {}
+        return Sweep(BenchPart.of(label, result), sets)
+
+    def of_set(self, name: str | None) -> BenchPart:
+        """Return the figures of one set, which may be empty; None selects all prompts."""
+        return (
+            self.part
+            if name is None
+            else dataclasses.replace(self.part, figures=self.sets.get(name, ()))
+        )
+
+    def points(self, methods: Iterable[str], name: str | None = None) -> list[RulePoint]:
+        """Return the rates of the methods that were measured, in their order."""
+        part = self.of_set(name)
+        return [point for method in methods if (point := RulePoint.of(part, method)) is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """A head and the methods that measured it; None for unknown values.
+
+    Attributes:
+        label: Name of the head.
+        methods: Method by threshold.
+        depth: Number of hidden layers, D.
+        reject_weight: Weight of rejected tokens in training, w_rej.
+        calibration_error: Expected calibration error on held-out prompts.
+        roc_area: Area under the ROC curve on held-out prompts.
+    """
+
+    label: str
+    methods: dict[str, str]
+    depth: int | None
+    reject_weight: float | None
+    calibration_error: float | None
+    roc_area: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDecResult:
+    """The measurement of the paper; fields after an interruption are None or empty.
+
+    Attributes:
+        config: Its configuration.
+        counts: Rates of all rules (figure 4).
+        heads: The given heads, or the built-in one.
+        seen: Prompts of figure 4 that the first head was trained or calibrated on.
+        timed: Runs of tables 1 and 2 and of section 2.1.
+        alone: The run of the draft model alone.
+        times: Forward times (table 2).
+        grid: Heads trained on recordings.
+        grid_heads: Rows of these heads.
+        stands_alone: False if the draft model reads the target's hidden states and cannot run
+            alone.
+    """
+
+    title: ClassVar[str] = "SpecDec++ (Huang, Guo, Wang, 2024)"
+
+    config: SpecDecConfig
+    counts: Sweep
+    heads: tuple[HeadRow, ...]
+    seen: int = 0
+    timed: Sweep | None = None
+    alone: BenchPart | None = None
+    times: tuple[SettingTimes, ...] = ()
+    grid: Sweep | None = None
+    grid_heads: tuple[HeadRow, ...] = ()
+    stands_alone: bool = True
+
+    @property
+    def parts(self) -> list[BenchPart]:
+        """Return the runs of the pair that were measured."""
+        return [sweep.part for sweep in (self.counts, self.timed, self.grid) if sweep is not None]
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all was measured, without an interruption."""
+        alone = self.alone is not None or not self.stands_alone
+        return (
+            self.timed is not None
+            and alone
+            and (self.grid is not None or not self.config.recording)
+            and self.unbroken
+        )
+
+    @property
+    def unbroken(self) -> bool:
+        """Return whether none of the runs so far was interrupted."""
+        return all(part.complete for part in (*self.parts, self.alone) if part is not None)
+
+    @property
+    def timed_part(self) -> BenchPart | None:
+        """Return the run of tables 1 and 2 over all prompts."""
+        return self.timed.part if self.timed is not None else None
+
+    @property
+    def pair_times(self) -> tuple[float, float] | None:
+        """Return the seconds of a draft and a target forward, fitted to both settings."""
+        both = next((row.wall for row in self.times if row.setting == IN_BOTH), None)
+        if (
+            both is None
+            or both.draft is None
+            or both.target is None
+            or min(both.draft, both.target) <= 0
+        ):
+            return None
+        return both.draft, both.target

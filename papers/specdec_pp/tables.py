@@ -1,0 +1,344 @@
+"""Build the tables and figures of the SpecDec++ paper (Huang et al. 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from paceline.drafters.specdec_pp.card import latency
+from paceline.report.tables import Cell, Column, Table
+from papers.part import CPU_TIME, PICTURE, PLAIN, SPEEDUP, cells, columns
+from papers.specdec_pp import picks
+from papers.specdec_pp.costs import cheapest, pareto_front
+from papers.specdec_pp.paper_settings import (
+    FIXED_BEST,
+    HEAD_BEST,
+    PLAINLY,
+    SECTION_2_1,
+    TABLE_1,
+    TABLE_2,
+)
+from papers.specdec_pp.picks import ALL, PAPER_RATIO, Pick
+from papers.specdec_pp.result import (
+    TARGET_ALONE,
+    RulePoint,
+    SettingTimes,
+    SpecDecResult,
+)
+from papers.specdec_pp.rules import ORACLE, families, methods_of, rivals
+from papers.specdec_pp.run_settings import (
+    EPOCHS,
+    GRID,
+    PAPER_THRESHOLDS,
+)
+
+_MAX_SETS = 4  # sets of prompts with columns in a table
+
+
+def sections(result: SpecDecResult) -> list[Table]:
+    """Return every table and figure in the order of the paper."""
+    return [
+        section_2_1(result),
+        table_2(result),
+        figure_4(result),
+        figure_4_fronts(result),
+        table_1_expected(result),
+        table_1_measured(result),
+        heads_table(result),
+    ]
+
+
+def section_2_1(result: SpecDecResult) -> Table:
+    """Return section 2.1: plain decoding, the fastest settings, and the oracle."""
+    part, named = result.timed_part, methods_of(result.config.head)
+    best = [
+        picks.fastest(part, methods) if part else None for methods in rivals(result.config.head)
+    ]
+    rows = []
+    for name, method in {
+        PLAINLY: PLAIN,
+        FIXED_BEST: best[0],
+        HEAD_BEST: best[1],
+        ORACLE: ORACLE,
+    }.items():
+        point = RulePoint.of(part, method) if part else None
+        expected = 1 / latency(*result.pair_times, point) if point and result.pair_times else None
+        published_rate, speed = SECTION_2_1.get(name, (None, None))
+        over_plain = speed and speed / SECTION_2_1[PLAINLY][1]
+        rows.append(
+            (
+                f"{name}, {named[method]}" if method in named else name,
+                *cells(part, method, ("N_target/N", "N_disc/N")),
+                expected,
+                *cells(part, method, ("tokens/s", "speed-up")),
+                published_rate,
+                speed,
+                over_plain,
+            )
+        )
+    notes = (
+        "The oracle drafts up to the next token on which the models differ (lemma 2.1), so it"
+        " discards no token. The paper's figures are those of Alpaca.",
+        f"by Eq. 2.3: tokens/s from the two rates, with the times of table 2. {SPEEDUP}",
+        *((part.equality(),) if part else ()),
+    )
+    shown = [
+        "",
+        *columns(("N_target/N", "N_disc/N")),
+        Column("by Eq. 2.3", ".1f"),
+        *columns(("tokens/s", "speed-up")),
+        Column("paper's N_target/N", ".3f"),
+        "paper's tokens/s",
+        "paper's speed-up",
+    ]
+    return Table.of("Section 2.1: the oracle", shown, rows, notes)
+
+
+def table_2(result: SpecDecResult) -> Table:
+    """Return table 2: the time of a forward, by regression."""
+    measured = {setting.setting: setting for setting in result.times}
+    rows = []
+    for name, published in TABLE_2.items():
+        setting = measured.get(name, SettingTimes(name, None, None))
+        cells: list[Cell] = []
+        for fit in (setting.wall, setting.processor):
+            cells += (
+                [_milliseconds(fit.draft), _milliseconds(fit.target), fit.r_squared]
+                if fit
+                else [None] * 3
+            )
+        rows.append(
+            (
+                name,
+                *cells,
+                setting.wall.answers if setting.wall else None,
+                *map(_milliseconds, published),
+            )
+        )
+    notes = [
+        "Milliseconds per forward: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
+        " squares over the answers, the forwards over the prompts included. R2: share of the"
+        " variance of T that the fit explains. cpu: in processor time.",
+        "The paper's: Llama-2 7B and 70B on two A100, means over its data sets; all its R2 are at"
+        " least 0.98.",
+    ]
+    if result.pair_times is not None:
+        draft, target = result.pair_times
+        notes.append(
+            f"Used for Eq. 2.3, fitted to both together: {1e3 * draft:.2f} and {1e3 * target:.2f}"
+            f" ms, a ratio of {target / draft:.1f}; the paper's ratio: {PAPER_RATIO:.1f}."
+        )
+    shown = [
+        "ms per forward",
+        "t_draft",
+        "t_target",
+        Column("R2", ".3f"),
+        "cpu t_draft",
+        "cpu t_target",
+        Column("cpu R2", ".3f"),
+        Column("answers"),
+        Column("paper's t_draft", ".1f"),
+        Column("paper's t_target", ".1f"),
+    ]
+    return Table.of("Table 2, figure 3: forward times", shown, rows, notes)
+
+
+def figure_4(result: SpecDecResult) -> Table:
+    """Return figure 4: verification rate and discard rate of every rule."""
+    counts, headings = result.counts, ("S", "draft/ token")
+    shown = (None, *(counts.sets if len(counts.sets) <= _MAX_SETS else ()))
+    rows: list[tuple[Cell, ...]] = []
+    for methods in [*families(result.config.head).values(), {ORACLE: ORACLE}]:
+        rates: list[dict[str, Cell]] = []
+        for points in (counts.points(methods.values(), name) for name in shown):
+            best = {point.method for point in pareto_front(points) if point.method != ORACLE}
+            rates.append(
+                {
+                    point.method: (
+                        point.discard_rate,
+                        point.verification_rate,
+                        "*" * (point.method in best),
+                    )
+                    for point in points
+                }
+            )
+        for text, method in methods.items():
+            if method != ORACLE or all(rates):
+                rows.append(
+                    (
+                        text,
+                        *(point.get(method) for point in rates),
+                        *cells(counts.part, method, headings),
+                    )
+                )
+    plain = counts.part.method(PLAIN)
+    notes = (
+        "Each cell: N_disc/N, rejected draft tokens, and N_target/N, target forwards (prefill"
+        " included), per new token. *: on the Pareto front of this kind of rule. product,"
+        " confidence and entropy stop below the bound in the label (`paceline drafters`); like the"
+        " head they draft at most 20 tokens.",
+        "count_undecided=false: the rule as published, which does not judge the newest token"
+        " (option of specdec_pp).",
+        f"The first head was trained or calibrated on {result.seen} of the"
+        f" {plain.answers if plain else 0} prompts.",
+        PICTURE,
+        counts.part.equality(),
+    )
+    pairs = [Column(name or ALL, "{:.3f}, {:.3f}{}") for name in shown]
+    return Table.of(
+        "Figure 4: N_disc/N, N_target/N", ["rule", *pairs, *columns(headings)], rows, notes
+    )
+
+
+def figure_4_fronts(result: SpecDecResult) -> Table:
+    """Return the comparison of the head's front with the others."""
+    counted = [
+        Column(heading)
+        for heading in ("rival, prompts", "on its front", "in reach", "head below", "head above")
+    ]
+    rows = [
+        (f"{comparison.rival}, {comparison.name}", *dataclasses.astuple(comparison)[2:])
+        for comparison in picks.fronts(result.counts, result.config.head)
+    ]
+    notes = (
+        "in reach: points of the rival's front at whose discard rate the head's front exists, with"
+        " linear interpolation; below, above: points where the head needs fewer target forwards,"
+        " or more.",
+        "forwards: mean ratio, head over rival, at equal discards; discards: the same at equal"
+        " forwards. latency gain: minimum latency of the rival over that of the head by Eq. 2.3,"
+        f" for the paper's ratio of a target forward to a draft forward, {PAPER_RATIO:.1f}.",
+    )
+    shown = [*counted, "forwards", "discards", "latency gain"]
+    return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)
+
+
+def table_1_expected(result: SpecDecResult) -> Table:
+    """Return table 1 by equation 2.3; only the published rows until times are known."""
+    expected = []
+    if result.pair_times is not None:
+        alone = next((row.wall for row in result.times if row.setting == TARGET_ALONE), None)
+        expected = picks.expected_picks(
+            result.counts, result.config.head, *result.pair_times, alone.target if alone else None
+        )
+    notes = (
+        "As in the paper: rates of figure 4, tokens/s by Eq. 2.3 with the times of table 2, each"
+        " best over K 2 to 14 and the thresholds 0.1 to 0.9.",
+        "The paper's rows: Llama-2-chat 7B and 70B; its version 1 has the labels of the two rows"
+        " of its table swapped.",
+    )
+    return _table_1("Table 1: best against best, by equation 2.3", expected, notes)
+
+
+def table_1_measured(result: SpecDecResult) -> Table:
+    """Return table 1 by measured speed."""
+    measured = picks.measured_picks(result.timed, result.config.head) if result.timed else []
+    notes = (
+        f"Measured tokens/s, with the fastest setting of each kind. {SPEEDUP}",
+        f"gain: over the best fixed K. {CPU_TIME}",
+        *(
+            ()
+            if any(pick.auto for pick in measured)
+            else ("threshold=auto needs a head whose card has a curve.",)
+        ),
+    )
+    return _table_1("Table 1: best against best, measured", measured, notes)
+
+
+def heads_table(result: SpecDecResult) -> Table:
+    """Return the comparison of heads (appendix C.3)."""
+    rows = []
+    for sweep, heads in ((result.counts, result.heads), (result.grid, result.grid_heads)):
+        for head in heads if sweep else ():
+            point = (
+                cheapest(sweep.points(head.methods.values()), 1.0, PAPER_RATIO) if sweep else None
+            )
+            card = (
+                head.label,
+                head.depth,
+                head.reject_weight,
+                head.calibration_error,
+                head.roc_area,
+            )
+            best: tuple[Cell, ...] = (None,) * 4
+            if point is not None:
+                threshold = next(
+                    text for text, method in head.methods.items() if method == point.method
+                )
+                best = (
+                    threshold,
+                    point.discard_rate,
+                    point.verification_rate,
+                    latency(1.0, PAPER_RATIO, point),
+                )
+            rows.append((*card, *best))
+    notes = [
+        "ECE: expected calibration error over 15 bins, after calibration; ROC: area under the"
+        " curve; both on prompts held out of training. best h: of least latency (Eq. 2.3, in draft"
+        f" forwards per new token, target forward {PAPER_RATIO:.1f} draft forwards)."
+    ]
+    if result.grid is None:
+        notes.append(
+            "For the ablation over w_rej and D, record (`paceline head record`), then run with"
+            " --recording FOLDER, which trains a head for each. Compare further heads with --head"
+            " FOLDER, repeated."
+        )
+    else:
+        notes.append(
+            f"{len(result.grid_heads)} of {GRID} heads of w_rej 1, 3, 6, 12 and D 0 to 4 were"
+            f" trained in the time, {EPOCHS} epochs each, on the hidden state alone as in the"
+            f" paper; thresholds {', '.join(map(str, PAPER_THRESHOLDS))};"
+            f" {result.grid.part.figures[0].answers} prompts."
+        )
+    notes.append(
+        "The paper: w_rej 6, D 3, h 0.7 gives 99.3 % of the best tokens/s or more on each of its"
+        " data sets."
+    )
+    shown = [
+        "head",
+        Column("D"),
+        Column("w_rej", "g"),
+        "ECE",
+        "ROC",
+        "best h",
+        "N_disc/N",
+        "N_target/N",
+        Column("latency", ".2f"),
+    ]
+    return Table.of("Appendix C.3: heads", shown, rows, notes, ".3f")
+
+
+def _table_1(title: str, measured: Sequence[Pick], notes: Sequence[str]) -> Table:
+    rows = []
+    for pick in [*measured, *TABLE_1]:
+        name = f"paper: {pick.name}" if pick in TABLE_1 else pick.name
+        best = [
+            cell
+            for choice in (pick.fixed, pick.head)
+            for cell in (choice and choice.label, choice and choice.rate, pick.speedup(choice))
+        ]
+        auto = pick.auto.rate if pick.auto else None
+        rows.append(
+            (
+                name,
+                pick.plain,
+                *best,
+                pick.gain(pick.head),
+                pick.cpu_gain,
+                auto,
+                pick.gain(pick.auto),
+            )
+        )
+    gains = [
+        Column(heading, ".1f" if heading == "auto" else ".3f")
+        for heading in ("gain", "CPU gain", "auto", "auto gain")
+    ]
+    kinds = [
+        column
+        for kind in ("SpecDec", "SpecDec++")
+        for column in (Column(kind), *columns(("tokens/s", "speed-up")))
+    ]
+    return Table.of(title, ["prompts", Column("plain", ".1f"), *kinds, *gains], rows, notes)
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return seconds and 1e3 * seconds

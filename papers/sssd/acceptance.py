@@ -1,0 +1,185 @@
+"""Build the figures of the SSSD paper about accepted tokens: 4 and 5, section 4.2."""
+
+from __future__ import annotations
+
+from paceline.report.tables import Cell, Column, Table
+from papers.part import PICTURE
+from papers.sssd.answers import GREEDY, temperature_name
+from papers.sssd.paper_settings import (
+    PAPER_TEMPERATURES,
+    RETRIEVAL_SIZES,
+    TEMPERATURES,
+    TOP_K,
+    TOP_P,
+    WARM_TOKENS,
+)
+from papers.sssd.replays import PIA, REST
+from papers.sssd.result import (
+    BOTH,
+    NOTHING,
+    REQUEST,
+    STORE,
+    WINDOW,
+    SssdResult,
+    Study,
+    published,
+)
+
+RIVALS = (published(BOTH), REST, PIA)  # compared with sssd in figures 4b and c
+PER_STEP = (
+    "Tokens per step: accepted tokens and the bonus token; plain decoding has 1. s_q counts the"
+    " root of the tree."
+)
+
+
+def figure_4a(result: SssdResult) -> Table:
+    """Return figure 4a: accepted tokens by source."""
+    study = result.replays or NOTHING
+    names = (BOTH, REQUEST, *map(published, (BOTH, REQUEST, STORE)))
+    rows = []
+    for size in study.sizes:
+        alone = [study.rate(published(source), size) for source in (REQUEST, STORE)]
+        together = (
+            None if None in alone else 1 + sum(rate - 1 for rate in alone if rate is not None)
+        )
+        rows.append(
+            (
+                size,
+                *(study.rate(name, size) for name in names),
+                together,
+                study.rate(published(WINDOW), size),
+            )
+        )
+    notes = (
+        f"{PER_STEP} {_replayed(study)}",
+        f"request: prompt and output. datastore: {result.store_tokens:,} tokens. With paper's: its"
+        " hand-set weights, otherwise the calibrated fusion. sum: accepted tokens of the two"
+        " sources alone, added; in the paper, both together nearly reach it.",
+        "datastore alone: the drafter sees the newest 4 tokens of the request, its query; window:"
+        " the same 4 tokens without a datastore.",
+        PICTURE,
+    )
+    shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
+    return Table.of("Figure 4a: tokens per step by source", shown, rows, notes)
+
+
+def figure_4bc(result: SssdResult) -> Table:
+    """Return figures 4b and c: sssd, REST and PIA, with the time of retrieval."""
+    study = result.replays or NOTHING
+    sizes, sets = study.sizes[1:], list(study.answers) if len(study.answers) > 1 else []
+    rows = []
+    for name in (*sets, None):
+        for method in rivals(study):
+            results = [study.result(method, size, name) for size in RETRIEVAL_SIZES]
+            rates = (study.rate(method, size, name) for size in sizes)
+            rows.append(
+                (
+                    f"{name or 'all'}: {method}",
+                    *rates,
+                    *(result and result.microseconds_per_step for result in results),
+                )
+            )
+    notes = (
+        f"{PER_STEP} {_replayed(study)}",
+        "us: microseconds of the drafter per request and step, batch 1, one pass on a machine with"
+        " other jobs. both (or request, without a datastore) is sssd. rest reads the same"
+        " datastore; rest and pia are implementations after their papers, pia in plain Python. pia"
+        f" first learns up to {WARM_TOKENS:,} tokens of the datastore (the paper: 10,000 answers),"
+        " then every replayed answer.",
+        PICTURE,
+    )
+    times = (Column(f"us s_q = {size}", ".0f") for size in RETRIEVAL_SIZES)
+    title = "Figures 4b and 4c: tokens per step and time of retrieval, against REST and PIA"
+    return Table.of(
+        title, ["prompts: method", *(f"s_q = {size}" for size in sizes), *times], rows, notes
+    )
+
+
+def rivals(study: Study) -> list[str]:
+    """Return the methods of figures 4b and c that were replayed."""
+    return [name for name in (study.fusions[0], *RIVALS) if name in study.methods]
+
+
+def section_4_2(result: SssdResult) -> Table:
+    """Return section 4.2: acceptance by temperature."""
+    study = result.temperatures or NOTHING
+    methods = [(method, size) for size in study.sizes[1:] for method in study.fusions]
+    rows: list[list[Cell]] = []
+    for temperature in (0.0, *TEMPERATURES):
+        name = temperature_name(temperature)
+        if name in study.answers:
+            row: list[Cell] = [name, study.answers[name], study.tokens[name]]
+            for method, size in methods:
+                row += [
+                    study.rate(method, size, name),
+                    change_of_accepted(study, method, size, name),
+                ]
+            rows.append([*row, PAPER_TEMPERATURES.get(temperature)])
+    notes = (
+        f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper; verification follows the"
+        " target's sample. change: accepted tokens per step against those of the greedy answers to"
+        " the same prompts.",
+        "Other temperatures also give other texts, which repeat the request and the datastore more"
+        " or less.",
+    )
+    shown = [
+        heading
+        for name, size in methods
+        for heading in (f"{name}, s_q = {size}", Column(f"change, s_q = {size}", "+.1%"))
+    ]
+    headings = ["", Column("answers"), Column("tokens"), *shown, Column("paper", "+.1%")]
+    return Table.of("Section 4.2: temperature", headings, rows, notes)
+
+
+def change_of_accepted(study: Study, method: str, size: int, name: str) -> float | None:
+    """Return the relative change of accepted tokens per step against greedy answers."""
+    counts, greedy = study.result(method, size, name), study.result(method, size, GREEDY)
+    if counts is None or greedy is None or not greedy.accepted_per_step:
+        return None
+    return counts.accepted_per_step / greedy.accepted_per_step - 1
+
+
+def figure_5(result: SssdResult) -> Table:
+    """Return figure 5: tokens per step in two vocabularies."""
+    vocabularies, rows = result.vocabularies, []
+    title, note = (
+        "Figure 5: vocabularies",
+        f"The paper: Llama-2 (32,000 tokens) and Llama-3 (128,256), own answers each. {PICTURE}",
+    )
+    if vocabularies is None:
+        return Table.of(title, ["s_q"], (), (note,))
+    study = vocabularies.study
+    for size in study.sizes:
+        row: list[Cell] = [size]
+        for name in vocabularies.sizes:
+            row += [study.rate(method, size, name) for method in study.fusions]
+            row.append(vocabularies.characters_per_step(study.fusions[0], size, name))
+        rows.append(row)
+    known = "; ".join(
+        f"{name}: {size:,} tokens, {vocabularies.characters_per_token(name):.2f} characters each,"
+        f" {vocabularies.store_tokens[name]:,} stored"
+        for name, size in vocabularies.sizes.items()
+    )
+    notes = (
+        f"The same answers and the same datastore in each vocabulary. {known}.",
+        *(
+            []
+            if len(vocabularies.sizes) > 1
+            else ["mistral-common brings a second one: pip install 'paceline[replay]'."]
+        ),
+        note,
+    )
+    kinds = {"tokens/ step": ".2f", "paper's weights": ".2f", "characters/ step": ".1f"}
+    shown = [
+        Column(f"{text}, {name}", form)
+        for name in vocabularies.sizes
+        for text, form in kinds.items()
+    ]
+    return Table.of(title, [Column("s_q"), *shown], rows, notes)
+
+
+def _replayed(study: Study) -> str:
+    return (
+        f"Replayed: {sum(study.answers.values())} greedy answers of the target,"
+        f" {sum(study.tokens.values())} tokens."
+    )

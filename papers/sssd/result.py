@@ -1,0 +1,251 @@
+"""Hold the measurement of the SSSD paper (Marzollo et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from paceline.plan.roofline import Peak, Shapes
+from paceline.replay.report import ReplayRow
+from paceline.replay.run import ReplayResult
+from papers.part import BenchPart
+from papers.sssd.options import SssdConfig
+from papers.sssd.paper_settings import (
+    BATCHES,
+    SPLIT_BATCH,
+)
+
+# sources; WINDOW: the newest tokens
+BOTH, REQUEST, STORE, WINDOW = ("both", "request", "datastore", "window")
+
+
+def published(source: str) -> str:
+    """Return the name of a source with the paper's hand-set weights."""
+    return f"{source}, paper's"
+
+
+class Case(NamedTuple):
+    """A kind of forward: requests, cached tokens of each, query tokens of each."""
+
+    batch: int
+    context: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The measured times of one kind of forward: medians in seconds.
+
+    Attributes:
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        size: Query tokens of each request, s_q.
+        seconds: Wall-clock time.
+        cpu_seconds: Processor time, which other jobs disturb less; None on an accelerator.
+        roofline: Times of matrix products and of attention by the roofline model.
+        matmuls: Time of the matrix products; None if it was not measured.
+        attention: Time of the attention; None if it was not measured.
+    """
+
+    batch: int
+    context: int
+    size: int
+    seconds: float
+    cpu_seconds: float | None
+    roofline: tuple[float, float]
+    matmuls: float | None = None
+    attention: float | None = None
+
+    @property
+    def rest(self) -> float | None:
+        """Return the time of all other operations."""
+        return (
+            None
+            if self.matmuls is None or self.attention is None
+            else self.seconds - self.matmuls - self.attention
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CostStudy:
+    """The forward times of a model on a machine.
+
+    Attributes:
+        label: Name of the model.
+        peak: Measured peak rates of the machine.
+        shapes: Shapes of the model.
+        rounds: Number of times that each kind was timed.
+        complete: Whether the study was not interrupted.
+        steps: The times.
+    """
+
+    label: str
+    peak: Peak
+    shapes: Shapes
+    rounds: int
+    complete: bool
+    steps: tuple[StepCost, ...]
+
+    @property
+    def contexts(self) -> list[int]:
+        """Return the numbers of cached tokens in ascending order."""
+        return sorted({step.context for step in self.steps})
+
+    def relative(self, case: Case, processor: bool = False) -> float | None:
+        """Return the measured time over that of plain decoding.
+
+        Args:
+            case: The kind of forward.
+            processor: Compare processor time, which is None on an accelerator.
+        """
+        steps = {Case(step.batch, step.context, step.size): step for step in self.steps}
+        step, plain = steps[case], steps[case._replace(size=1)]
+        if not processor:
+            return step.seconds / plain.seconds
+        return (
+            step.cpu_seconds / plain.cpu_seconds if step.cpu_seconds and plain.cpu_seconds else None
+        )
+
+    def split(self) -> list[StepCost]:
+        """Return the forwards of figure 3."""
+        return [step for step in self.steps if step.batch == SPLIT_BATCH]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Replays of several sets of recorded answers.
+
+    Attributes:
+        complete: Whether the study was not interrupted.
+        answers: Number of answers of each set.
+        tokens: Number of tokens of each set.
+        rows: The replays.
+    """
+
+    complete: bool
+    answers: dict[str, int]
+    tokens: dict[str, int]
+    rows: tuple[ReplayRow, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the replayed s_q and 1 (plain decoding); empty without replays."""
+        return sorted({1, *(row.result.max_nodes + 1 for row in self.rows)}) if self.rows else []
+
+    @property
+    def methods(self) -> list[str]:
+        """Return the names of the replayed methods."""
+        return list(dict.fromkeys(row.drafter for row in self.rows))
+
+    @property
+    def fusions(self) -> list[str]:
+        """Return the method with all sources, and the same with the paper's weights."""
+        main = BOTH if BOTH in self.methods else REQUEST
+        return [main, published(main)]
+
+    def result(self, method: str, size: int, name: str | None = None) -> ReplayResult | None:
+        """Return the counts of a method at s_q = `size`; None if it was not replayed.
+
+        Args:
+            method: Name of the method.
+            size: s_q.
+            name: Name of the set; None adds all sets.
+        """
+        results = [
+            row.result
+            for row in self.rows
+            if (row.drafter, row.result.max_nodes) == (method, size - 1)
+            and name in (None, row.traces)
+        ]
+        if not results:
+            return None
+        sums = (
+            sum(getattr(result, field) for result in results)
+            for field in ("tokens", "steps", "drafted", "accepted", "seconds")
+        )
+        return ReplayResult(size - 1, results[0].batch_size, *sums)
+
+    def rate(self, method: str, size: int, name: str | None = None) -> float | None:
+        """Return the tokens per step of a method at s_q = `size`; plain decoding has 1."""
+        if size == 1:
+            return 1.0 if method in self.methods else None
+        counts = self.result(method, size, name)
+        return None if counts is None else counts.tokens_per_step
+
+
+NOTHING = Study(True, {}, {}, ())
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyStudy:
+    """Figure 5: the same answers and datastore in several vocabularies.
+
+    Attributes:
+        study: The replays, with a set per vocabulary.
+        sizes: Tokens of each vocabulary.
+        characters: Characters of the answers.
+        store_tokens: Tokens of the datastore in each vocabulary; 0 without one.
+    """
+
+    study: Study
+    sizes: dict[str, int]
+    characters: int
+    store_tokens: dict[str, int]
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the study was not interrupted."""
+        return self.study.complete
+
+    def characters_per_token(self, name: str) -> float:
+        """Return the mean characters per token of the answers in a vocabulary."""
+        return self.characters / max(1, self.study.tokens[name])
+
+    def characters_per_step(self, method: str, size: int, name: str) -> float | None:
+        """Return the mean characters per step of a method in a vocabulary."""
+        rate = self.study.rate(method, size, name)
+        return None if rate is None else rate * self.characters_per_token(name)
+
+
+@dataclass(frozen=True, slots=True)
+class SssdResult:
+    """The measurement of the paper; fields after an interruption are None or empty.
+
+    Attributes:
+        config: Its configuration.
+        store: The datastore; None if there was none.
+        store_tokens: Tokens of the datastore.
+        timed: Timed runs of figure 2, one per batch size.
+        replays: Replays of figures 2 and 4.
+        costs: Forward times of figures 2 and 3 and of table 1.
+        temperatures: Replays of section 4.2.
+        vocabularies: Figure 5.
+    """
+
+    title: ClassVar[str] = "SSSD (Marzollo, Zhuang, Roemer, Müller, Cavigelli, 2024)"
+
+    config: SssdConfig
+    store: str | None
+    store_tokens: int
+    timed: tuple[BenchPart, ...]
+    replays: Study | None = None
+    costs: CostStudy | None = None
+    temperatures: Study | None = None
+    vocabularies: VocabularyStudy | None = None
+
+    @property
+    def parts(self) -> list[BenchPart]:
+        """Return the runs that were measured."""
+        return list(self.timed)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all was measured, without an interruption."""
+        measured = None not in (self.replays, self.costs, self.temperatures, self.vocabularies)
+        return measured and len(self.timed) == len(BATCHES) and self.unbroken
+
+    @property
+    def unbroken(self) -> bool:
+        """Return whether nothing so far was interrupted."""
+        measured = (*self.timed, self.replays, self.costs, self.temperatures, self.vocabularies)
+        return all(study.complete for study in measured if study is not None)

@@ -1,0 +1,245 @@
+"""Build the tables and figures of the SSSD paper about the cost of a step.
+
+The paper is Marzollo et al. 2024.
+"""
+
+from __future__ import annotations
+
+from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
+from paceline.plan.roofline import Peak, free_budget
+from paceline.report.tables import Cell, Column, Table
+from papers.part import CPU_TIME, PICTURE, SPEEDUP, cells, columns
+from papers.sssd.acceptance import (
+    PER_STEP,
+    figure_4a,
+    figure_4bc,
+    figure_5,
+    section_4_2,
+)
+from papers.sssd.paper_settings import (
+    BATCHES,
+    EVALUATED,
+    PAPER_BUDGET,
+    PAPER_BUDGET_SIZE,
+    SPLIT_BATCH,
+    TIMED,
+)
+from papers.sssd.result import CostStudy, SssdResult
+from papers.sssd.speed import COSTS, MEASURED, best, by_the_clock, drafter, speeds
+
+_EVALUATED = {"MFLOP": ".2f", "MB": ".3f", "FLOPs:IO": ".1f"}
+_MATMUL = ("2 b s_q n m", "b s_q n + n m", "b s_q m", "2 b s_q")
+_ATTENTION = ("4 b s_q (s_q + s_kv) n d", "b n (2 s_kv + 3 s_q) d + mask", "b n s_q d", "2 s_q")
+
+
+def sections(result: SssdResult) -> list[Table]:
+    """Return every table and figure in the order of the paper."""
+    return [
+        *(figure_2(result, batch) for batch in BATCHES),
+        figure_2_timed(result),
+        table_1(result.costs),
+        budgets(result.costs),
+        figure_3(result.costs),
+        figure_4a(result),
+        figure_4bc(result),
+        section_4_2(result),
+        figure_5(result),
+    ]
+
+
+def figure_2(result: SssdResult, batch: int) -> Table:
+    """Return figure 2: accepted tokens, the cost of a step, and their quotient."""
+    points, costs = speeds(result, batch), result.costs
+    top = {kind: best(points, kind) for kind in COSTS}
+    rows = []
+    for point in points:
+        products = {kind: point.product(kind) for kind in COSTS}
+        marked = {
+            kind: value and (value, "*" * (point is top[kind])) for kind, value in products.items()
+        }
+        rows.append(
+            (
+                point.size,
+                point.tokens,
+                point.published,
+                *(cell for kind in COSTS for cell in (point.costs(kind), marked[kind])),
+            )
+        )
+    measured = (
+        f"medians of {costs.rounds} forwards of {costs.label} after {costs.contexts[0]} cached"
+        " tokens"
+        if costs
+        else "-"
+    )
+    notes = (
+        f"{PER_STEP} cost: time of a forward over that with s_q = 1; product: tokens per step over"
+        " cost, the expected speed; *: the best s_q. The cost of drafting is not included, as in"
+        " the paper's figure.",
+        f"Measured: {measured}; CPU time: the same in processor time, which other jobs disturb"
+        " less. roofline: table 1 with this machine's peaks. 910B4: the same for the paper's"
+        " device and Llama-2 7B, with the tokens per step measured here.",
+        *([PICTURE] if batch == SPLIT_BATCH else []),
+    )
+    kinds = [
+        column
+        for kind in COSTS
+        for column in (f"cost {kind}", Column(f"product {kind}", "{:.2f}{}"))
+    ]
+    title = f"Figure 2: tokens per step and cost of a step, batch of {batch}"
+    return Table.of(title, [Column("s_q"), "tokens/ step", "paper's weights", *kinds], rows, notes)
+
+
+def figure_2_timed(result: SssdResult) -> Table:
+    """Return the expected and the measured speed-ups."""
+    headings = ("speed-up", "CPU time", "S", "equal")
+    expected = {
+        batch: {point.size: point.product(MEASURED) for point in speeds(result, batch)}
+        for batch in BATCHES
+    }
+    rows = []
+    for size in TIMED:
+        row: list[Cell] = [size]
+        for batch in BATCHES:
+            clock = cells(by_the_clock(result, batch), drafter(size, result.store), headings)
+            row += [expected[batch].get(size), *clock]
+        rows.append(row)
+    notes = (
+        f"expected: the product of figure 2. {SPEEDUP} It includes drafting and prefill."
+        f" {CPU_TIME}",
+        "S: tokens per forward after the prefill, without the first token, so it differs from"
+        " tokens per step.",
+        *(part.equality() for part in result.timed[:1]),
+    )
+    shown = [
+        column
+        for batch in BATCHES
+        for column in (f"expected, b = {batch}", *columns(headings, after=f", b = {batch}"))
+    ]
+    return Table.of("Figure 2, measured: decoding with sssd", [Column("s_q"), *shown], rows, notes)
+
+
+def table_1(costs: CostStudy | None) -> Table:
+    """Return table 1: FLOPs and memory traffic, as formulas and for this model."""
+    evaluated_columns = [
+        Column(f"{kind} s_q = {size}", form)
+        for size in EVALUATED
+        for kind, form in _EVALUATED.items()
+    ]
+    shown = [
+        "operation",
+        "shape",
+        Column("times"),
+        "FLOPs",
+        "read",
+        "written",
+        "FLOPs:IO approx.",
+        *evaluated_columns,
+    ]
+    title = "Table 1: FLOPs and memory traffic of a forward"
+    if costs is None:
+        return Table.of(title, shown, ())
+    shapes, context = costs.shapes, costs.contexts[0]
+    evaluated = [
+        [*shapes.products(SPLIT_BATCH, size), *shapes.attention(SPLIT_BATCH, size, context)]
+        for size in EVALUATED
+    ]
+    kinds = [(f"{work.inputs} x {work.outputs}", _MATMUL) for work in shapes.matmuls]
+    kinds.append((f"{shapes.heads} x {shapes.head_size}", _ATTENTION))
+    rows = []
+    for (shape, formulas), *works in zip(kinds, *evaluated, strict=True):
+        values = [
+            (work.flops / 1e6, (work.read + work.written) / 1e6, work.intensity * shapes.width)
+            for work in works
+        ]
+        rows.append(
+            (
+                works[0].name,
+                shape,
+                works[0].count,
+                *formulas,
+                *(value for values_of_size in values for value in values_of_size),
+            )
+        )
+    notes = (
+        "Formulas as in the paper, IO in numbers: b requests, s_q query tokens and s_kv cached"
+        " tokens of each, n x m weights; for attention n heads of size d (fewer key-value heads if"
+        " they are shared). approx.: for large n and m, or s_kv.",
+        f"Evaluated for one occurrence at b = {SPLIT_BATCH} and s_kv = {context}, {shapes.width}"
+        " bytes a number. The paper's table has neither the third matrix of a gated MLP nor the LM"
+        " head; they count here.",
+    )
+    return Table.of(title, shown, rows, notes)
+
+
+def budgets(costs: CostStudy | None) -> Table:
+    """Return the free budget: the tokens of a forward that cost almost nothing."""
+
+    def row(name: str, peak: Peak, hidden: int, width: int) -> tuple[Cell, ...]:
+        budget = free_budget(hidden, peak, width)
+        return (
+            name,
+            peak.flops / 1e12,
+            peak.bandwidth / 1e12,
+            peak.ratio,
+            hidden,
+            budget,
+            budget and budget / SPLIT_BATCH,
+        )
+
+    rows = [
+        row("910B4, Llama-2 7B, the paper's equation", ASCEND, LLAMA_2_7B.hidden, LLAMA_2_7B.width),
+        ("the same, the paper's text", *[None] * 4, str(PAPER_BUDGET), str(PAPER_BUDGET_SIZE)),
+    ]
+    if costs is not None:
+        rows.append(
+            row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
+        )
+    notes = (
+        "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes per number; -:"
+        " products of this width are always bound by memory. The paper's equation gives"
+        f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, its text {PAPER_BUDGET}.",
+        "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
+        " Weights that fit into a cache are read faster.",
+    )
+    shown = [
+        Column("device and model"),
+        Column("TFLOP/s", ".4g"),
+        Column("TB/s", ".3g"),
+        Column("FLOPs per byte", ".3g"),
+        Column("h"),
+        Column("b s_q", ".1f"),
+        Column(f"s_q at b = {SPLIT_BATCH}", ".1f"),
+    ]
+    return Table.of("Section 3.2.1: the free budget", shown, rows, notes)
+
+
+def figure_3(costs: CostStudy | None) -> Table:
+    """Return figure 3: matrix products and attention, measured and by the roofline."""
+    rows = []
+    for step in costs.split() if costs is not None else ():
+        values = (
+            step.seconds,
+            step.matmuls,
+            step.attention,
+            step.rest,
+            *step.roofline,
+            sum(step.roofline),
+        )
+        rows.append((f"{step.context}, {step.size}", *(value and 1e3 * value for value in values)))
+    notes = (
+        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules, including"
+        " the LM head. attention: the rest of the attention modules, including positions and the"
+        " KV cache. rest: norms, embedding, masks, Python. Parts are timed in separate forwards,"
+        " which take longer; the table shows their shares of the time on the left.",
+        PICTURE,
+    )
+    kinds = ("products", "attention")
+    shown = (
+        "s_kv, s_q",
+        "ms",
+        *kinds,
+        "rest",
+        *(f"roofline: {kind}" for kind in kinds),
+        "roofline: all",
+    )
+    return Table.of("Figure 3: matrix products and attention", shown, rows, notes)
