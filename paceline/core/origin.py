@@ -17,7 +17,7 @@ class Origin(IntEnum):
         RECYCLED: the target once named it as likely there. WINDOW: guessed by the target for a
             place ahead.
         POOL: a phrase kept from earlier steps or answers. MODEL: said by a draft model.
-        FORESEEN: read off the target's hidden state one token early.
+        DRAFT_HEAD: predicted by the draft head from the target's hidden state.
     """
 
     TARGET = 0
@@ -29,7 +29,7 @@ class Origin(IntEnum):
     WINDOW = 6
     POOL = 7
     MODEL = 8
-    FORESEEN = 9
+    DRAFT_HEAD = 9
 
     @property
     def word(self) -> str:

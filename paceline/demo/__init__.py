@@ -17,7 +17,7 @@ DRAFT = _HERE / "draft"
 HEAD = _HERE / "head"  # acceptance head of the draft model; see its card
 HEADS = (HEAD, _HERE / "smollm2_head")  # the second is for SmolLM2's draft model
 # draft heads, each for the model that its card names
-DRAFT_HEADS = tuple(_HERE.glob("*.foresight.safetensors"))
+DRAFT_HEADS = tuple(_HERE.glob("*.draft_head.safetensors"))
 STORE = _HERE / "store"  # datastore of the target's answers; see store.json
 PROMPTS = _HERE / "prompts.jsonl"
 NAME = "demo"  # name of the toy models and their datastore

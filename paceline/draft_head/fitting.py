@@ -16,7 +16,7 @@ from paceline.model.identity import model_identity
 from paceline.util import cache
 from paceline.util.stopwatch import clock_of
 
-_KIND = "foresight-v2"  # another number when what is found or written changes
+_KIND = "draft-head-v2"  # another number when what is found or written changes
 _TEXTS, _LENGTH = 64, 64  # that are written together, and their tokens
 _MOST_BYTES = 1 << 28  # of the cache that they take, but for eight of them
 # of state and next state: for each number the map is given, and in all

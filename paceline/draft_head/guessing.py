@@ -184,5 +184,5 @@ def _tree(levels: Sequence[_Level], row: int) -> DraftTree:
         confidence += level.probs[row].tolist()
         before = start
     return DraftTree(
-        token_ids, parents, None, confidence, origins=[Origin.FORESEEN] * len(token_ids)
+        token_ids, parents, None, confidence, origins=[Origin.DRAFT_HEAD] * len(token_ids)
     )

@@ -16,7 +16,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import CLOSE, CLOSE_ENOUGH, Sketch
 from paceline.util.files import parse_json, write_atomically
 
-_KIND, _VERSION = "paceline foresight", "2"
+_KIND, _VERSION = "paceline draft head", "2"
 _HELP = "Train it with `paceline draft-head train`, or copy it again from where it came."
 
 

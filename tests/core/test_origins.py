@@ -23,7 +23,7 @@ from paceline.verification.tree_rules import check_trees
 from tests.support.shared import Pair
 
 P, A, D, R, Q = Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE, Origin.RECYCLED, Origin.POOL
-F, M = Origin.FORESEEN, Origin.MODEL
+F, M = Origin.DRAFT_HEAD, Origin.MODEL
 
 
 def sequence(prompt: list[int], output: list[int]) -> Request:
@@ -139,7 +139,7 @@ WORDS = {
     "output"},
     "sssd:budget=false": {"prompt", "output", "pool"},
     "sssd:budget=false,answer_cache_tokens=0": {"prompt", "output"},
-    "auto:budget=false,max_nodes=16": {"prompt", "output", "pool", "recycled", "foreseen"},
+    "auto:budget=false,max_nodes=16": {"prompt", "output", "pool", "recycled", "draft_head"},
 }  # fmt: skip
 
 

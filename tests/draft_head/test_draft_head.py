@@ -58,7 +58,7 @@ def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
     assert torch.equal(second, found.states[found.starts[1] :][:1])
 
 
-def test_a_linear_model_is_foreseen_exactly(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_model_is_predicted_exactly(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the next state is a linear map of state and embedding, that map is found."""
     model = CachedLM(pair.target)
     embedding, head = (
@@ -201,7 +201,7 @@ def test_a_damaged_one_is_found_again(
 
 
 class Wrong(Auto):
-    """Writes down what was foreseen, and believes the opposite."""
+    """Record what the head predicted, and decide the opposite."""
 
     head_draft: list[DraftTree]
 
@@ -240,7 +240,7 @@ def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None
     assert all(len(tree) == 16 for tree in drafter.head_draft)
 
 
-def test_what_is_foreseen_is_read_off_the_last_accepted_token(pair: Pair) -> None:
+def test_predictions_start_from_the_last_accepted_token(pair: Pair) -> None:
     """Each step says what the map makes of the state its newest token was chosen by."""
 
     class Watched(Auto):
@@ -290,7 +290,7 @@ def test_auto_does_not_ask_while_nothing_is_fed() -> None:
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_auto_has_less_foreseen_beside_a_draft_model(
+def test_auto_predicts_less_next_to_a_draft_model(
     asks: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One token where it was asked, of wide trees two; all where it was not."""

@@ -142,16 +142,16 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
 
 
 @pytest.mark.parametrize(("asked", "cells"), [(False, 3), (True, 5)])
-def test_what_was_foreseen_has_counts_of_its_own(asked: bool, cells: int) -> None:
+def test_head_and_model_have_separate_counts(asked: bool, cells: int) -> None:
     """It comes before what a draft model says, which is weighed against both."""
     made = taught({(2,): [(7, 0.6)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     said = DraftTree([9], [-1], None, [0.6])
     model = replace(said, origins=[Origin.MODEL]) if asked else EMPTY_TREE
     tree = made.draft(
-        request, 8, 0.0, head_draft=replace(said, origins=[Origin.FORESEEN]), modelled=model
+        request, 8, 0.0, head_draft=replace(said, origins=[Origin.DRAFT_HEAD]), modelled=model
     )
-    assert set(tree.origins or ()) == {Origin.RECYCLED, Origin.MODEL if asked else Origin.FORESEEN}
+    assert set(tree.origins or ()) == {Origin.RECYCLED, Origin.MODEL if asked else Origin.DRAFT_HEAD}
     counted = made.chances.trials.copy()
     request.append([9])
     made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])

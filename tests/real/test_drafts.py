@@ -55,7 +55,7 @@ def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], sp
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_its_trained_foresight_is_found(real: Real, asked: list[list[int]], wide: bool) -> None:
+def test_its_trained_draft_head_is_found(real: Real, asked: list[list[int]], wide: bool) -> None:
     """And foretells more of the model's own answers than chance, also of the model enlarged."""
     model = CachedLM(enlarge(real.model, 768, 30) if wide else real.model)
     found = find_draft_head(model)

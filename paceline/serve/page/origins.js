@@ -9,7 +9,7 @@ export const ORIGINS = {
   window: ["Lookahead window", "draft token: from the target's own parallel (Jacobi) predictions"],
   pool: ["Phrase pool", "draft token: from a phrase of earlier steps or answers"],
   model: ["Draft model", "draft token: proposed by a small draft model"],
-  foreseen: ["Draft head", "draft token: predicted from the target's hidden state"],
+  draft_head: ["Draft head", "draft token: predicted from the target's hidden state"],
   draft: ["Draft", "draft token of a drafter that reports no source"],
 };
 

@@ -49,7 +49,7 @@ def trained(pair: Pair) -> tuple[Weights, list[DraftHeadReport]]:
 
 @pytest.fixture
 def file(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]], tmp_path: Path) -> Path:
-    path = tmp_path / "foresight.safetensors"
+    path = tmp_path / "draft_head.safetensors"
     save(
         path,
         trained[0],
@@ -138,7 +138,7 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
         content = bytearray(b"no weights at all")
     else:
         tensors = safetensors.torch.load(bytes(content))
-        told = {"kind": "paceline foresight", "version": "9"} if damage == "another version" else {}
+        told = {"kind": "paceline draft head", "version": "9"} if damage == "another version" else {}
         content = bytearray(safetensors.torch.save(tensors, told))
     file.write_bytes(bytes(content))
     with pytest.raises(ConfigError, match="draft-head train"):
@@ -188,7 +188,7 @@ def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded, out = tmp_path / "answers.jsonl", tmp_path / "foresight.safetensors"
+    recorded, out = tmp_path / "answers.jsonl", tmp_path / "draft_head.safetensors"
     call(
         "record",
         "-m",
