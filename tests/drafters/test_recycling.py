@@ -151,7 +151,10 @@ def test_head_and_model_have_separate_counts(asked: bool, cells: int) -> None:
     tree = made.draft(
         request, 8, 0.0, head_draft=replace(said, origins=[Origin.DRAFT_HEAD]), modelled=model
     )
-    assert set(tree.origins or ()) == {Origin.RECYCLED, Origin.MODEL if asked else Origin.DRAFT_HEAD}
+    assert set(tree.origins or ()) == {
+        Origin.RECYCLED,
+        Origin.MODEL if asked else Origin.DRAFT_HEAD,
+    }
     counted = made.chances.trials.copy()
     request.append([9])
     made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])

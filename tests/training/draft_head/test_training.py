@@ -138,7 +138,9 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
         content = bytearray(b"no weights at all")
     else:
         tensors = safetensors.torch.load(bytes(content))
-        told = {"kind": "paceline draft head", "version": "9"} if damage == "another version" else {}
+        told = (
+            {"kind": "paceline draft head", "version": "9"} if damage == "another version" else {}
+        )
         content = bytearray(safetensors.torch.save(tensors, told))
     file.write_bytes(bytes(content))
     with pytest.raises(ConfigError, match="draft-head train"):
