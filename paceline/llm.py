@@ -30,8 +30,8 @@ from paceline.errors import ConfigError
 from paceline.invariance.invariance import Invariance
 from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import eos_token_ids, load_model, load_tokenizer
+from paceline.text.conversations import chat_ids
 from paceline.util.config import parse_spec, require_count
-from paceline.util.conversations import chat_ids
 from paceline.util.options import BATCH_INVARIANT, BatchInvariant
 
 __all__ = ["LLM", "Chunk", "Completion"]

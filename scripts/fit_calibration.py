@@ -22,9 +22,9 @@ from paceline import datastore
 from paceline.cli.datastore import vocabulary_of
 from paceline.cli.loading import load_tokenizer
 from paceline.datastore.inputs import documents
+from paceline.recordings.answers import read_answers
 from paceline.replay.fit import AnswerKind, calibrate
 from paceline.replay.traces import read_traces
-from paceline.util.answers import read_answers
 
 TRACES = ("vicuna7b-mtbench", "gpt3-175b-gsm8k", "deepseek-coder-6.7b-classeval")
 TOKENIZER = "mistral-common"  # of the traces, which are text

@@ -20,8 +20,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from paceline.attention.forward import BY_POSITION, current_forward
 from paceline.core.attention_metadata import AttentionMetadata
 from paceline.cpu.attention.invariant import KINDS, attention_by_position
+from paceline.cpu.plain_tensors import PLAIN
 from paceline.errors import UnsupportedModelError
-from paceline.util.plain_tensors import PLAIN
 
 _DEVICES = {"cpu", "cuda"}
 

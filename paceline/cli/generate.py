@@ -16,11 +16,11 @@ from paceline.cli.prompt_input import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
-from paceline.util.conversations import checked_messages, text_of
+from paceline.text.conversations import checked_messages, text_of
+from paceline.text.tokens import require_text
 from paceline.util.files import parse_json, require_writable
 from paceline.util.options import ModelOptions
 from paceline.util.text_files import read_text
-from paceline.util.tokens import require_text
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -19,9 +19,9 @@ from paceline.cli.show import print_note
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
 from paceline.serve.settings import Settings
+from paceline.serve.sockets import listen
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions
-from paceline.util.sockets import listen
 from paceline.util.text_files import read_text
 
 if TYPE_CHECKING:

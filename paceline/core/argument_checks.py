@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.util.tokens import is_text
+from paceline.text.tokens import is_text
 
 MOST_BIAS = 100.0
 MOST_PENALTY = 2.0

@@ -30,8 +30,8 @@ from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import ConfigError, DrafterError
+from paceline.text.token_ids import is_padded, size, token_ids_of
 from paceline.util.threads import ForkableLock
-from paceline.util.token_ids import is_padded, size, token_ids_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

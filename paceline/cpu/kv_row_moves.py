@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.core.tree import IntArray
 from paceline.cpu import simd_f32x8
+from paceline.cpu.plain_tensors import is_plain
 from paceline.util.compiled import compiled
-from paceline.util.plain_tensors import is_plain
 
 _STEP = 32  # bytes that are moved at a time
 

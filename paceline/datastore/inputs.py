@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
 from paceline.errors import ConfigError
-from paceline.util.answers import read_answers, read_settings
-from paceline.util.conversations import Message, chat_text, checked_messages, text_of
+from paceline.recordings.answers import read_answers, read_settings
+from paceline.text.conversations import Message, chat_text, checked_messages, text_of
+from paceline.text.tokens import require_text
 from paceline.util.files import parse_json
 from paceline.util.text_files import open_text
-from paceline.util.tokens import require_text
 
 DATASET = "datasets:"  # prefix of the name of a data set
 _SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")

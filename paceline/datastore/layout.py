@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from paceline import demo
 from paceline.datastore.hashing import PAGE
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT
 from paceline.errors import ConfigError, DatastoreError
 from paceline.util.files import digest_of, parse_json, write_atomically
-from paceline.util.limits import EMBEDDED
 
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
@@ -103,7 +103,7 @@ def place_of(path: str | Path, *, written: bool = False) -> Path:
         raise ConfigError(
             f"store: got {path!r}; expected the name of a folder. Write '.' for the present one."
         )
-    if path != EMBEDDED:
+    if path != demo.NAME:
         return Path(path)
     if written:
         raise ConfigError(

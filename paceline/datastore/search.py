@@ -24,8 +24,8 @@ from paceline.datastore.rows import (
     token_at,
     within,
 )
+from paceline.datastore.store_settings import SORTED
 from paceline.util.compiled import Records, kernel
-from paceline.util.limits import SORTED
 
 _FIRST_LENGTH = 4  # the length of a match that is tried first
 

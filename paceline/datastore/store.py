@@ -17,8 +17,8 @@ from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.layout import MANIFEST, Manifest, read_manifest
 from paceline.datastore.rows import SHARD
 from paceline.datastore.shard import DamagedShardError, Shard
+from paceline.datastore.store_settings import SORTED
 from paceline.errors import ConfigError, DatastoreError
-from paceline.util.limits import SORTED
 
 _ATTEMPTS = 10  # a shard may be merged away between reading the manifest and opening it
 

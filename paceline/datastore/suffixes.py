@@ -17,8 +17,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.datastore.store_settings import SORTED
 from paceline.util.compiled import compiled, load_uint64
-from paceline.util.limits import SORTED
 
 _SHORT = 12  # runs up to this size are sorted by comparing
 # no more than tokens, for a small text of a large vocabulary

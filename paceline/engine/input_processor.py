@@ -16,7 +16,7 @@ from paceline.core.request import Request, SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.model.loading import why_no_tokenizer
 from paceline.text.stop_strings import StopStrings
-from paceline.util.tokens import text_ids, word_ids
+from paceline.text.tokens import text_ids, word_ids
 
 _BYTES = bytes | bytearray | memoryview
 

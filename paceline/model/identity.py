@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.cpu.plain_tensors import is_plain
 from paceline.errors import UnsupportedModelError
 from paceline.model.per_layer import value_of
-from paceline.util.plain_tensors import is_plain
-from paceline.util.token_ids import is_padded
+from paceline.text.token_ids import is_padded
 
 _SAMPLE = 64  # weights of each tensor that go into a fingerprint
 # Rounding to 8, 4 and 3 bits in blocks of 32 leaves cosines of 1.00, 0.99 and 0.93; other weights

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import attach, uses_target_states
 from paceline.model.vocabulary import SharedVocabulary
-from paceline.util.token_ids import TokenIds, difference, is_padded, size, token_ids_of
+from paceline.text.token_ids import TokenIds, difference, is_padded, size, token_ids_of
 
 _HELP = "Choose a draft model of the target's family, one with the target's tokenizer."
 

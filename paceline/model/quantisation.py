@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.cpu.linear.own import is_free
-from paceline.util.plain_tensors import is_plain
+from paceline.cpu.plain_tensors import is_plain
 
 # Methods of transformers whose products see quantised activations, always, or from so many rows on.
 _METHODS = {"bitnet", "fbgemm_fp8", "fouroversix", "fp_quant", "mxfp8", "nvfp4"}

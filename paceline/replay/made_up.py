@@ -15,8 +15,8 @@ from paceline.llm import LLM
 from paceline.replay.recorder import answer
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
+from paceline.text.conversations import around_question
 from paceline.util.config import require_range
-from paceline.util.conversations import around_question
 
 CATEGORY = "made-up"
 _TRIES = 4  # texts that the model may write per requested prompt

@@ -12,11 +12,11 @@ from typing import Any
 
 from paceline import demo
 from paceline.errors import ConfigError
+from paceline.text.conversations import chat_ids
+from paceline.text.tokens import text_ids
 from paceline.util.config import require_range
-from paceline.util.conversations import chat_ids
 from paceline.util.files import parse_json
 from paceline.util.text_files import read_text
-from paceline.util.tokens import text_ids
 
 _HEAD = 4  # first tokens kept of a prompt that is too long: the opening of the chat template
 _FIELDS = ("id", "category", "turns")

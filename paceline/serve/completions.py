@@ -18,7 +18,7 @@ from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from paceline.serve.serving import Serving
 from paceline.text.detokenizer import text_of
-from paceline.util.tokens import text_ids
+from paceline.text.tokens import text_ids
 
 _MAX_TOKENS = 16  # the default of OpenAI and vLLM
 Prompt = str | list[int]

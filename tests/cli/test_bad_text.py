@@ -16,9 +16,9 @@ from paceline.cli.main import main
 from paceline.datastore import verify
 from paceline.errors import ConfigError, DatastoreError
 from paceline.report.prompts import encode, load_prompts
-from paceline.util.conversations import chat_ids
+from paceline.text.conversations import chat_ids
+from paceline.text.tokens import is_text
 from paceline.util.options import ModelOptions
-from paceline.util.tokens import is_text
 from tests.support.cli import call
 
 HALF = (

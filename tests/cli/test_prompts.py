@@ -15,7 +15,7 @@ from paceline import LLM, SamplingParams, demo
 from paceline.errors import ConfigError
 from paceline.replay.made_up import MadeUp, make_up
 from paceline.report.prompts import load_prompts
-from paceline.util.conversations import around_question
+from paceline.text.conversations import around_question
 from tests.support.cli import call
 from tests.support.shared import interrupt
 

@@ -20,11 +20,11 @@ from paceline.drafters import create
 from paceline.drafters.sssd.calibration import Calibration
 from paceline.errors import CapacityError, ConfigError, DatastoreError
 from paceline.model.identity import model_identity
+from paceline.recordings.answers import read_answers, read_settings
 from paceline.replay import replay
 from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.replay.traces import read_traces
 from paceline.training.acceptance_head.recording import _COLUMNS as COLUMNS
-from paceline.util.answers import read_answers, read_settings
 from tests.support.cli import call
 from tests.support.commands import start_command
 from tests.support.recordings import quick

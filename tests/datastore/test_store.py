@@ -18,9 +18,9 @@ from paceline import datastore
 from paceline.datastore.hashing import hash_pages
 from paceline.datastore.rows import DAMAGED, within
 from paceline.datastore.search import narrow, range_of, read, suffix_at
+from paceline.datastore.store_settings import SORTED
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import ConfigError, DatastoreError
-from paceline.util.limits import SORTED
 from paceline.util.machine import usable_cores
 from tests.support.stores import Documents, expected, looked_up, some_documents, store
 

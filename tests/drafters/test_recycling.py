@@ -22,9 +22,9 @@ from paceline.drafters.shared.source_calibration import (
     cell_of_asked,
     new_source_calibration,
 )
+from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
 from paceline.errors import ConfigError
-from paceline.util.limits import LONGEST_KEY
 
 # the newest tokens -> what the target says then
 Said = dict[tuple[int, ...], list[tuple[int, float]]]

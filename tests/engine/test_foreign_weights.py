@@ -17,6 +17,7 @@ from paceline.attention import registered
 from paceline.cpu.linear import choice, own
 from paceline.cpu.linear.norms import own_norms
 from paceline.cpu.linear.own import Products, plain_products, replaceable
+from paceline.cpu.plain_tensors import is_plain
 from paceline.cpu.topk import likeliest, most_likely
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
@@ -28,7 +29,6 @@ from paceline.model.identity import model_identity
 from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens
 from paceline.util.environment_key import environment_key
-from paceline.util.plain_tensors import is_plain
 from tests.support.foreign import FOREIGN, KINDS, Packed, WritingThrough, quantised
 from tests.support.models import make
 

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.datastore.inputs import check_recorded, documents
 from paceline.errors import ConfigError
+from paceline.recordings.answers import RecordedAnswer, read_answers, read_settings, writing
 from paceline.replay.traces import read_traces, tokenizer_of
-from paceline.util.answers import RecordedAnswer, read_answers, read_settings, writing
 
 FINGERPRINT, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 SETTINGS: dict[str, Any] = {

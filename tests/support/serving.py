@@ -18,7 +18,7 @@ from paceline import LLM
 from paceline.serve import Settings, create_app
 from paceline.serve.serving import Serving
 from paceline.serve.shutdown import DrainingServer
-from paceline.util.sockets import listen
+from paceline.serve.sockets import listen
 
 KEY = "a key"
 _SECONDS = 90.0  # only of a test that hangs

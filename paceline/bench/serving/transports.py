@@ -18,7 +18,7 @@ from paceline.core.request import SamplingParams
 from paceline.drafters import PLAIN
 from paceline.errors import PacelineError
 from paceline.llm import LLM
-from paceline.util.sockets import listen
+from paceline.serve.sockets import listen
 
 _SERVER_TIMEOUT = 60.0  # seconds to wait for the server to stop
 

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from paceline.cpu import simd_f32x8
 from paceline.cpu.attention.invariant import KINDS
 from paceline.cpu.attention.tiles import BFLOAT16, FLOAT, FLOAT32, load_lanes
+from paceline.cpu.plain_tensors import is_plain
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.util.compiled import compiled
-from paceline.util.plain_tensors import is_plain
 
 _EPS = ("variance_epsilon", "eps")  # what modules call it
 # Most that numbers of the same formula differ by, of their size: summed in another order, or

@@ -27,9 +27,9 @@ from paceline.cpu.linear import dotted, tiled
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
 from paceline.cpu.linear.kernel import PRODUCT, TASK, helpers_for, multiply
 from paceline.cpu.linear.norms import eps_of, norm, own_norms
+from paceline.cpu.plain_tensors import PLAIN, is_plain
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import Arguments, TeamJob, awake
-from paceline.util.plain_tensors import PLAIN, is_plain
 from paceline.util.threads import ForkableLock
 
 ANY = 1 << 40  # rows: no bound

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.config import require_range
-from paceline.util.limits import LONGEST_KEY
 
 _MAX_NODES = 256
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 from paceline.drafters.shared.state_file import FileKind, StateFile
-from paceline.util.token_ids import is_padded
+from paceline.text.token_ids import is_padded
 
 _KIND = FileKind(
     "paceline phrase pool",

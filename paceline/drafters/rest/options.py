@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.datastore.store_settings import SORTED
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
-from paceline.util.limits import SORTED
 
 
 @dataclass(frozen=True, slots=True)

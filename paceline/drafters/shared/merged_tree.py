@@ -26,8 +26,8 @@ from paceline.drafters.shared.source_calibration import (
     cell_of_asked,
     count_trial,
 )
+from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
-from paceline.util.limits import LONGEST_KEY
 
 _RECYCLED = int(Origin.RECYCLED)
 _ROOM_EACH, _ROOM = 2 * TOP, 64  # frontier size: per node, and constant

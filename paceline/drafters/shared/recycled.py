@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
+from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
-from paceline.util.limits import LONGEST_KEY
 
 TOP = 8  # tokens kept of a distribution
 ABSENT = -1

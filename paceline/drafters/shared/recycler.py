@@ -18,8 +18,8 @@ from paceline.drafters.shared.merged_tree import GUESS, Drafted, grow, learn
 from paceline.drafters.shared.recycled import TOP, new_table, remember
 from paceline.drafters.shared.recycled_file import SuccessorTableFile
 from paceline.drafters.shared.source_calibration import new_source_calibration
+from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
 from paceline.errors import ConfigError
-from paceline.util.limits import LONGEST_KEY, ROWS
 
 _NODES, _BATCH_NODES = 16, 48  # without a budget: of a tree, and of a batch
 _NOTHING_DRAFTED = Drafted(

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from paceline.draft_budget.acceptance_calibration import step_of
 from paceline.drafters.shared.settings import SourceCalibrationSettings
+from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.compiled import kernel
-from paceline.util.limits import LONGEST_KEY
 
 _SETTINGS = SourceCalibrationSettings()
 _EDGES, _FADING = _SETTINGS.edges, _SETTINGS.fading  # compiled code reads module constants

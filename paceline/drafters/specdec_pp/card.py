@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from paceline.errors import ConfigError
 from paceline.model.identity import CLOSE_ENOUGH, Sketch, model_identity
 from paceline.report.documents import structured
+from paceline.text.token_ids import is_padded
 from paceline.util.files import digest_of, parse_json
-from paceline.util.token_ids import is_padded
 
 KIND, VERSION = "paceline acceptance head", 2
 # of the drafted token's distribution; log_rest: the log of all the others' share

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline import demo
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
-from paceline.util.limits import EMBEDDED
 
 FUSIONS = ("calibrated", "paper")
 MAX_NODES = 512
@@ -65,9 +65,9 @@ class SssdOptions:
             raise ConfigError(
                 "sssd: got update_datastore=true without a datastore. Add datastore=PATH."
             )
-        if self.update_datastore and self.datastore == EMBEDDED:
+        if self.update_datastore and self.datastore == demo.NAME:
             raise ConfigError(
-                f"sssd: got update_datastore=true, but datastore={EMBEDDED} is part of the package"
+                f"sssd: got update_datastore=true, but datastore={demo.NAME} is part of the package"
                 " and only read. Build your own (paceline datastore build) and pass its folder."
             )
 

@@ -16,9 +16,9 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.shared.merged_tree import GUESS
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
+from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.token_recycling.options import MAX_NODES, TokenRecyclingOptions
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
-from paceline.util.limits import LONGEST_KEY
 
 
 class TokenRecycling(RecyclingDrafter):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
-from paceline.util.limits import LONGEST_KEY, ROWS
 
 TREES = ("best", "paper")
 MAX_NODES = 256

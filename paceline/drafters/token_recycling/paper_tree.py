@@ -16,8 +16,8 @@ from paceline.core.origin import Origin
 from paceline.core.tree import IntArray
 from paceline.drafters.shared.merged_tree import TreeCandidate
 from paceline.drafters.shared.recycled import ABSENT, SuccessorTable, look_up
+from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.compiled import Records, compiled
-from paceline.util.limits import LONGEST_KEY
 
 Ranks = tuple[int, ...]
 _RECYCLED = int(Origin.RECYCLED)

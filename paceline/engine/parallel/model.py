@@ -23,11 +23,11 @@ from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
 from paceline.cpu.linear.own import Products
+from paceline.cpu.plain_tensors import is_plain
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
 from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
-from paceline.util.plain_tensors import is_plain
 from paceline.verification.outcomes import chosen, make_outcome
 from paceline.verification.rules import follow
 from paceline.verification.verify import answers

@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline import datastore
+from paceline import datastore, demo
 from paceline.core.drafter import Drafter, check_vocabulary
 from paceline.drafters import create
 from paceline.errors import ConfigError, DatastoreError
 from paceline.integrations.vllm.options import EngineFacts
 from paceline.integrations.vllm.settings import ProposerSettings
 from paceline.util.config import parse_spec
-from paceline.util.limits import EMBEDDED
 
 _SETTINGS = ProposerSettings()
 
@@ -71,10 +70,10 @@ class Builder:
 
         It gets one token, as a datastore may not be empty.
         """
-        path = self._options.get("datastore", EMBEDDED)
+        path = self._options.get("datastore", demo.NAME)
         if (
             self._options.get("update_datastore", "").lower() in ("", "false", "0", "no", "off")
-            or path == EMBEDDED
+            or path == demo.NAME
             or Path(path).exists()
         ):
             return

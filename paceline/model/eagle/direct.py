@@ -25,9 +25,9 @@ from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.attention.tiles import FLOAT, address
 from paceline.cpu.linear.norms import norm
 from paceline.cpu.linear.own import linear
+from paceline.cpu.plain_tensors import is_plain
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.util.compiled import compiled
-from paceline.util.plain_tensors import is_plain
 
 _HALF = FLOAT // 2
 

@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from paceline.cpu.attention.invariant import KINDS
 from paceline.cpu.linear.own import linear
+from paceline.cpu.plain_tensors import is_plain
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.identity import CLOSE_ENOUGH, Sketch
 from paceline.model.reduced_vocabulary import spread
-from paceline.util.plain_tensors import is_plain
 
 # of weights that are what they are: numbers of 8 bits have scales besides
 _DTYPES = {torch.float64, *KINDS}

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.util.tokens import require_text
+from paceline.text.tokens import require_text
 
 Message = dict[str, Any]
 

@@ -9,7 +9,7 @@ interruption left of a batch is dropped by the next run, which therefore answers
 the first one would have answered in, and leaves the same bytes.
 
 With the setting `top`, the target's most likely tokens at every place stand in a file beside it
-(`paceline.util.top_tokens`).
+(`paceline.recordings.top_tokens`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from paceline.errors import ConfigError
+from paceline.recordings.top_tokens import AnswerKey, TopFile, TopRows, read_rows
 from paceline.util.files import digest_of, parse_json, write_atomically
-from paceline.util.top_tokens import AnswerKey, TopFile, TopRows, read_rows
 
 _KIND, _VERSION = "paceline answers", 1
 _CHECK = "check"

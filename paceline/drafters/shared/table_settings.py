@@ -1,0 +1,6 @@
+"""Settings of the table of cached next-token distributions; importing them needs no compiler."""
+
+from __future__ import annotations
+
+LONGEST_KEY = 4  # maximum tokens of a context whose next-token distribution is cached
+ROWS = 1 << 17  # default maximum number of cached distributions; 14 MB
