@@ -98,7 +98,9 @@ class NodeLogits:
             for start, count in zip(starts, counts, strict=True)
             for row in range(start, start + count)
         ]
-        return replace(NodeLogits.from_rows(flat, counts), states=states, top=self.top.of(own_rows))
+        return replace(
+            NodeLogits.from_rows(flat, counts), states=states, top=self.top.of(selected_rows)
+        )
 
     def padded(self) -> Tensor:
         """Return the logits as [batch, 1 + width, vocab]; the last rows may be padding."""
