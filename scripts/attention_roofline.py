@@ -70,7 +70,9 @@ def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
     ]
     query = torch.randn(1, queries, HEADS, DIM).to(dtype).transpose(1, 2)
     mask = None if layout.trivial else torch.from_numpy(layout.visible_mask(keys))[:, None]
-    order = AttentionMetadata.of(layout.cached, layout.places, layout.positions, layout.padding)
+    order = AttentionMetadata.of(
+        layout.cached, layout.cache_positions, layout.positions, layout.padding
+    )
     config, module = LlamaConfig(), nn.Module()
     setattr(module, "num_key_value_groups", HEADS // KEY_HEADS)  # noqa: B010 (mypy wants modules there)
 

@@ -67,7 +67,7 @@ def tiny(name: str, dtype: torch.dtype, products: type[nn.Linear] | None = None)
 
 
 def lm_of(model: Any, found: Invariance, chunk: int, **changes: Any) -> CachedLM:
-    return CachedLM(model, **{**found.of_model(chunk), **changes})
+    return CachedLM(model, **{**found.model_options(chunk), **changes})
 
 
 class Alone:
@@ -161,9 +161,9 @@ def test_logits_depend_on_the_text_alone(name: str) -> None:
 def test_logits_in_every_dtype_and_with_products_that_change(dtype: torch.dtype) -> None:
     model = tiny("llama", dtype, RowsMatter)
     found = resolve_batch_invariance(model, True)
-    assert found.least_rows >= 3
+    assert found.min_rows >= 3
     assert differing(model, found)[0] == 0
-    assert differing(model, found, least_rows=1)[0] > 0, "one row, not padded, must be seen"
+    assert differing(model, found, min_rows=1)[0] > 0, "one row, not padded, must be seen"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])

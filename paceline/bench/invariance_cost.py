@@ -106,7 +106,7 @@ def measure(
                 steps = [
                     _Steps(lm, batch, context)
                     for lm in (
-                        CachedLM(loaded, **invariance.of_model(PREFILL_CHUNK)),
+                        CachedLM(loaded, **invariance.model_options(PREFILL_CHUNK)),
                         CachedLM(loaded),
                     )
                 ]

@@ -98,7 +98,7 @@ def make_units(
         selection = config.selection
         prompts = load_prompts(selection.prompts, selection.limit, selection.every)
     loaded = [model for model in (models.target, models.draft) if model is not None]
-    context = min(Architecture.of(model).context_length for model in loaded)
+    context = min(Architecture.from_model(model).context_length for model in loaded)
     length = config.sampling.max_new_tokens
     room = context - length
     if room < _MIN_PROMPT_TOKENS:

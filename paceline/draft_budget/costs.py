@@ -147,7 +147,7 @@ class Costs:
         facts = environment_key(
             model.model,
             batch_invariant=model.architecture.by_position,
-            rows=[model.least_rows, self._most],
+            rows=[model.min_rows, self._most],
             products=[len(model.products.modules), model.products.least, model.products.most],
         )
         return cache.CacheKey(

@@ -14,7 +14,7 @@ from paceline.draft_head.trained import card_of, load
 from paceline.draft_head.weights import Weights, readable_ends
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.identity import CLOSE_ENOUGH
+from paceline.model.identity import MIN_SKETCH_COSINE
 
 
 class DraftHeads:
@@ -72,4 +72,4 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
 def _shipped(model: CachedLM) -> Weights | None:
     near = {path: card_of(path).closeness(model) for path in demo.DRAFT_HEADS}
     best = max(near, key=lambda path: near[path], default=None)
-    return None if best is None or near[best] < CLOSE_ENOUGH else load(best, model)
+    return None if best is None or near[best] < MIN_SKETCH_COSINE else load(best, model)

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.draft_head.weights import Weights, ends, metadata_of, shape_of
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.identity import CLOSE, CLOSE_ENOUGH, Sketch
+from paceline.model.identity import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE, Sketch
 from paceline.util.files import parse_json, write_atomically
 
 _KIND, _VERSION = "paceline draft head", "2"
@@ -64,13 +64,13 @@ def load(path: str | Path, model: CachedLM) -> Weights:
     """
     weights, card = read(path)
     closeness = card.closeness(model)
-    if closeness < CLOSE_ENOUGH:
+    if closeness < MIN_SKETCH_COSINE:
         raise ConfigError(
             f"draft head {str(path)!r}: got a model of another shape than {card.target!r}, for"
             f" which it was trained, or one whose embedding has a cosine of {closeness:.2f} to that"
-            f" model's; expected {CLOSE_ENOUGH} or above. Train one for this model."
+            f" model's; expected {MIN_SKETCH_COSINE} or above. Train one for this model."
         )
-    if closeness < CLOSE:
+    if closeness < WARN_SKETCH_COSINE:
         warnings.warn(
             f"draft head {str(path)!r} was trained for {card.target!r}, and this model's embedding"
             f" has a cosine of only {closeness:.2f} to that model's: its guesses may come true less"

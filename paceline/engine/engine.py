@@ -102,8 +102,8 @@ class Engine:
         if ranks is not None and batch_invariant == "auto":
             batch_invariant = False  # its clocks differ by rank; all ranks must agree
         self.invariance = resolve_batch_invariance(model, batch_invariant, max_batch or 1)
-        self._most_rows = self.invariance.most_rows
-        options = self.invariance.of_model(prefill_chunk)
+        self._most_rows = self.invariance.max_rows
+        options = self.invariance.model_options(prefill_chunk)
         self.model = checked_model(model, options)
         self._tokenizer = tokenizer
         self._max_batch, self._max_nodes = max_batch, max_nodes

@@ -16,7 +16,7 @@ from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import IntArray
 from paceline.errors import CapacityError, ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.rotary import rotated_alike
+from paceline.model.rotary import same_rotary_frequencies
 from paceline.util.machine import available_memory
 
 _AHEAD = 512  # positions allocated before they are needed; doubled each time
@@ -166,7 +166,7 @@ class KVCacheManager:
         running = ((one, np.array(one.token_ids[: one.cached], dtype=np.int64)) for one in active)
         for source, tokens in (*self._kept.items(), *running):
             length = _common(tokens, wanted)
-            if length > most and rotated_alike(
+            if length > most and same_rotary_frequencies(
                 source, request, self._model.architecture.switch_lengths
             ):
                 best, most = source, length

@@ -13,7 +13,7 @@ from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
 from paceline.engine.state_recording import record_states, recorded_layers
 from paceline.model.cached_lm import CachedLM
-from paceline.model.rotary import start_anew, within
+from paceline.model.rotary import cut_at_switch, restart_beyond_switch
 from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.logprobs import score_prompts
 from paceline.verification.tree_rules import check_trees
@@ -118,7 +118,7 @@ def run_step(
         draft_budget.observe(batches, time.perf_counter() - start)
     if (switch := model.architecture.restart_length) is not None:
         for outcome in outcomes:
-            start_anew(outcome.request, switch)
+            restart_beyond_switch(outcome.request, switch)
     _end_scored(batches)
 
 
@@ -218,7 +218,7 @@ def _propose(model: CachedLM, batch: DrafterBatch) -> None:
         check_trees(drafter, batch.ready, limits, trees, model.vocab_size)
         if (switch := model.architecture.restart_length) is not None:
             trees = [
-                within(tree, request, switch)
+                cut_at_switch(tree, request, switch)
                 for tree, request in zip(trees, batch.ready, strict=True)
             ]
         batch.trees = trees if model.takes_trees else [tree.best_chain() for tree in trees]

@@ -37,20 +37,18 @@ class Cost:
     conditions: Conditions
 
 
-def forward_cost(
-    model: PreTrainedModel, least_rows: int, products: Products, enough: float
-) -> Cost:
+def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enough: float) -> Cost:
     """Return the time of a batch-invariant forward over that of the usual one: products, attention
     and all else.
 
     A forward feeds one row behind a text.
 
     Args:
-        least_rows, products: of the batch-invariant forwards.
+        min_rows, products: of the batch-invariant forwards.
         enough: no more rounds are made once the cost is found to be no higher: another program can
             only make a forward slower.
     """
-    invariant = CachedLM(model, batch_invariant=True, least_rows=least_rows, products=products)
+    invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
     usual = CachedLM(model)
     context = min(CONTEXT, invariant.context_length - 2)
     requests = [_opened(lm, context) for lm in (invariant, usual)]

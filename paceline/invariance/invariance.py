@@ -34,7 +34,7 @@ from paceline.model.architecture import Architecture
 from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
-from paceline.model.self_check import check_tree_forward, rows_that_differ
+from paceline.model.self_check import check_tree_forward, count_differing_rows
 from paceline.util import cache
 from paceline.util.environment_key import environment_key
 from paceline.util.options import BatchInvariant
@@ -89,26 +89,26 @@ class Invariance:
                 " invariance was proven at load. Set them before, or pass batch_invariant=False."
             )
 
-    def of_model(self, prefill_chunk: int) -> dict[str, Any]:
+    def model_options(self, prefill_chunk: int) -> dict[str, Any]:
         """Return the options of `CachedLM` that follow; `prefill_chunk` where nothing speaks
         against it.
         """
-        chunk = prefill_chunk if self.most_rows is None else min(prefill_chunk, self.most_rows)
+        chunk = prefill_chunk if self.max_rows is None else min(prefill_chunk, self.max_rows)
         return {
             "prefill_chunk": chunk,
             "batch_invariant": self.on,
-            "least_rows": self.least_rows,
+            "min_rows": self.min_rows,
             "products": self.products,
         }
 
     @property
-    def least_rows(self) -> int:
+    def min_rows(self) -> int:
         """Rows a forward must have at least."""
         return self.proof.least if self.on and self.proof else 1
 
     @property
-    def most_rows(self) -> int | None:
-        """Rows a forward may have at most, before padding to `least_rows` adds to them; None =
+    def max_rows(self) -> int | None:
+        """Rows a forward may have at most, before padding to `min_rows` adds to them; None =
         any number.
         """
         return self.proof.most - self.proof.least + 1 if self.on and self.proof else None
@@ -131,7 +131,9 @@ def resolve_batch_invariance(
     threads = torch.get_num_threads()
     if asked is False:
         return Invariance(False, "it was not asked for", None, threads)
-    Architecture.of(model)  # refuses what cannot be decoded here at all, before anything is tried
+    Architecture.from_model(
+        model
+    )  # refuses what cannot be decoded here at all, before anything is tried
     proof, products = None, Products()
     obstacle = experts_of(model) or why_not_by_position(model) or _why_not_tried(model, asked)
     if not obstacle:
@@ -350,14 +352,14 @@ def _differs_as_a_whole(model: PreTrainedModel, rows: RowClass, products: Produc
     """Return what is wrong if forwards within the class still differ; "" if they do not."""
     chunks = (min(PREFILL_CHUNK, rows.most), 8)
     alone, beside = (
-        CachedLM(model, chunk, batch_invariant=True, least_rows=rows.least, products=products)
+        CachedLM(model, chunk, batch_invariant=True, min_rows=rows.least, products=products)
         for chunk in chunks
     )
     if (
         model.device.type != "cpu"
     ):  # a kernel that may never have run there: its values are held against torch's, too
         check_tree_forward(beside)
-    differing, count = rows_that_differ(alone, beside)
+    differing, count = count_differing_rows(alone, beside)
     if not differing:
         return ""
     return (

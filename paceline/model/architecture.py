@@ -70,7 +70,9 @@ class Architecture:
         return self.takes_masks
 
     @staticmethod
-    def of(model: PreTrainedModel, by_position: bool = False, chains: bool = False) -> Architecture:
+    def from_model(
+        model: PreTrainedModel, by_position: bool = False, chains: bool = False
+    ) -> Architecture:
         """Read the facts off a model.
 
         Args:

@@ -49,14 +49,14 @@ class CachedLM:
         prefill_chunk: most pending tokens one forward takes per sequence; may be changed between
             forwards.
         batch_invariant: a token's attention depends on its own text alone, to the last bit.
-        least_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up
+        min_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up
             for the rest.
         products: which matrix products are ours; None = those that are faster than torch's on this
             machine.
         view: makes what is called in the place of the model.
         chains: draft trees cannot be verified, though its forward takes masks.
     Attributes:
-        prefill_chunk, least_rows, products, chains: as above.
+        prefill_chunk, min_rows, products, chains: as above.
         slots: of the cache, and who has them.
         uses_target_states: it is a draft that reads its target's hidden states (`Request.states`).
         kept_ids: ids, ascending, of the tokens that the head keeps (`kept_vocabulary`) and the
@@ -71,14 +71,14 @@ class CachedLM:
         model: PreTrainedModel,
         prefill_chunk: int = PREFILL_CHUNK,
         batch_invariant: bool = False,
-        least_rows: int = 1,
+        min_rows: int = 1,
         products: Products | None = None,
         view: Callable[[PreTrainedModel], View] = ModelView,
         chains: bool = False,
     ) -> None:
-        self.architecture = Architecture.of(model, batch_invariant, chains)
+        self.architecture = Architecture.from_model(model, batch_invariant, chains)
         self.prefill_chunk = prefill_chunk
-        self.least_rows = least_rows
+        self.min_rows = min_rows
         self.products = fastest(model) if products is None else products
         self._model, self._view, self.chains = model, view, chains
         self._cache = SlotCache(self.architecture.layers)
@@ -166,7 +166,7 @@ class CachedLM:
         options = (
             self.prefill_chunk,
             self.architecture.by_position,
-            self.least_rows,
+            self.min_rows,
             self.products,
         )
         return CachedLM(self._model, *options, self._view, self.chains)
@@ -270,14 +270,14 @@ class CachedLM:
         self.slots.compact_slots(self._requests)
         counts = [1 + len(tree) for tree in trees]
         if self.packs:
-            packing = pack(requests, trees, self.prefill_chunk, self.least_rows)
+            packing = pack(requests, trees, self.prefill_chunk, self.min_rows)
             with self._reading(packing):
                 flat = self._shared(self._feeder.packed(packing, self._requests))
             self._count(packing.pending, packing.nodes)
             return NodeLogits.from_rows(
                 flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
             )
-        layout = lay_out(requests, trees, self.prefill_chunk, self.least_rows)
+        layout = lay_out(requests, trees, self.prefill_chunk, self.min_rows)
         with self._reading(layout):
             flat = self._shared(self._feeder.padded(layout, self._requests))
         self._count(layout.pending, layout.nodes)

@@ -24,7 +24,7 @@ _SAMPLE = 64  # weights of each tensor that go into a fingerprint
 # Rounding to 8, 4 and 3 bits in blocks of 32 leaves cosines of 1.00, 0.99 and 0.93; other weights
 # have 0.0 +- 0.1.
 # below the first it is another model; above the second nothing needs to be said
-CLOSE_ENOUGH, CLOSE = (0.8, 0.97)
+MIN_SKETCH_COSINE, WARN_SKETCH_COSINE = (0.8, 0.97)
 _SKETCHED = 64  # rows and columns of an embedding in its sketch
 _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
@@ -75,7 +75,7 @@ class Sketch:
     sample: NDArray[np.int8]
 
     @staticmethod
-    def of(model: PreTrainedModel) -> Sketch:
+    def from_model(model: PreTrainedModel) -> Sketch:
         """Take the sketch of a model.
 
         Raises:
@@ -99,7 +99,7 @@ class Sketch:
         Rows that pad one of the embeddings are no difference.
         """
         try:
-            other = Sketch.of(model)
+            other = Sketch.from_model(model)
             rows = min(self.vocab_size, other.vocab_size)
             if not is_padded(max(self.vocab_size, other.vocab_size), rows):
                 return 0.0
@@ -120,7 +120,7 @@ class Sketch:
         """Whether a model has nearly the same embedding: it is the same, quantised, fine-tuned
         or padded.
         """
-        return self.closeness(model) >= CLOSE_ENOUGH
+        return self.closeness(model) >= MIN_SKETCH_COSINE
 
     def encode(self) -> str:
         """Return it as text, some 6,000 characters."""

@@ -63,17 +63,21 @@ class ModelRunner:
         self.pending.clear()
 
     def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [rows * layout.asked, vocab] of sequences as they are laid out."""
+        """Return logits [rows * num_logit_columns, vocab] of a padded batch."""
         if self.view.text_lengths is not None:
             self.view.text_lengths.set(requests, layout.positions)
         columns, keep, front = (
             layout.token_ids.shape[1],
-            layout.asked,
+            layout.num_logit_columns,
             layout.token_ids.shape[1] - layout.width,
         )
         rows = np.arange(len(layout.token_ids))[:, None]
         self._cache.begin(
-            layout.first_slot, len(rows), layout.first_slot + rows, layout.places, layout.in_order
+            layout.first_slot,
+            len(rows),
+            layout.first_slot + rows,
+            layout.cache_positions,
+            layout.in_order,
         )
         mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
         self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
@@ -93,13 +97,13 @@ class ModelRunner:
         all_asked = self._architecture.takes_logits_to_keep  # the head gets no others
         sequences, asked = (
             len(packing.cached),
-            torch.from_numpy(packing.asked).to(self._device, non_blocking=True),
+            torch.from_numpy(packing.logit_queries).to(self._device, non_blocking=True),
         )
         self._cache.begin(
             int(packing.slots[0]),
             sequences,
             packing.slots[None],
-            packing.places[None],
+            packing.cache_positions[None],
             sequences == 1,
         )
         masks, marks = self._architecture.marks(packing, self._cache.window.visible, self._device)
@@ -109,9 +113,9 @@ class ModelRunner:
         self.pending.append(
             [(0, start, start + count - 1) for start, count in zip(starts, fed, strict=False)]
         )
-        with tree_attention(self.view.config, order=packing.order(marks)):
+        with tree_attention(self.view.config, order=packing.attention_metadata(marks)):
             return self._call(
-                packing.token_ids[None], packing.positions[None], masks, packing.asked
+                packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
             )
 
     def _call(
@@ -150,7 +154,7 @@ class ModelRunner:
         arch, config = self._architecture, self.view.config
         if arch.by_position:
             order = AttentionMetadata.of(
-                layout.cached, layout.places, layout.positions, layout.padding
+                layout.cached, layout.cache_positions, layout.positions, layout.padding
             )
             return tree_attention(config, order=order)
         if not masked or not arch.tree_attention:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.model.forward_arguments import cache_argument
-from paceline.model.rotary import TextLengths, is_length_dependent, own_frequencies
+from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
 
 _Children = dict[str, nn.Module | None]
 
@@ -111,7 +111,7 @@ class ModelView:
                 own[name] = _rebound(own[name], module, twin)
         if is_length_dependent(twin):
             self.text_lengths = self.text_lengths or TextLengths()
-            own_frequencies(twin, self.text_lengths)
+            use_token_frequencies(twin, self.text_lengths)
         return twin
 
 

@@ -15,41 +15,45 @@ from paceline.core.tree import BoolArray, DraftTree, IntArray, tree_shape
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """A batch laid out in columns: padding | pending tokens, the newest last | tree nodes |
-    padding.
+    """Arrays of one forward pass over a batch, with one row per request.
+
+    Each row is laid out in columns: padding, pending tokens (the newest last), tree nodes, padding.
 
     Attributes:
-        token_ids, positions, places: [rows, columns]: ids, position in the text, position in the
-            cache.
-        block: [rows, columns, columns]: which column sees which; padding sees the root only, to
-            stay finite.
-        padding: [rows, columns]: True where a column belongs to no token.
-        cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes
-            fed.
-        width: columns behind the pending tokens: nodes of the largest tree, or more where rows are
-            to be padded.
-        asked: last columns whose logits are wanted: 1 + width, or all where a sequence is scored.
-        first_slot: the slot of row 0; row i is in slot first_slot + i.
-        in_order: columns lie at consecutive places in every row (no padding in front).
+        token_ids: Token ids, [rows, columns].
+        positions: Position of each token in its text, [rows, columns].
+        cache_positions: Position of each token in its KV cache slot, [rows, columns].
+        block: Which column sees which, [rows, columns, columns]. Padding sees the root only, so
+            that its numbers stay finite.
+        padding: True for columns without a token, [rows, columns].
+        cached: Tokens in the cache before this forward pass, [rows].
+        pending: Pending tokens processed in this forward pass, [rows].
+        nodes: Tree nodes processed in this forward pass, [rows].
+        width: Columns after the pending tokens: the nodes of the largest tree, or more if rows are
+            padded.
+        num_logit_columns: Number of last columns whose logits are computed: 1 + width, or all
+            columns if the prompt of a request is scored.
+        first_slot: KV cache slot of row 0; row i uses slot first_slot + i.
+        in_order: Whether every row has consecutive cache positions, so that no padding comes first.
     """
 
     token_ids: IntArray
     positions: IntArray
-    places: IntArray
+    cache_positions: IntArray
     block: BoolArray
     padding: BoolArray
     cached: IntArray
     pending: IntArray
     nodes: IntArray
     width: int
-    asked: int
+    num_logit_columns: int
     first_slot: int
     in_order: bool
 
     @property
     def scored(self) -> int:
         """Columns before the newest tokens whose logits are wanted."""
-        return self.asked - self.width - 1
+        return self.num_logit_columns - self.width - 1
 
     @property
     def trivial(self) -> bool:
@@ -78,7 +82,7 @@ class PaddedBatch:
         seen_at = np.tile(np.arange(positions_seen), (rows, 1)) if window or chunk else None
         for row, past in enumerate(self.cached.tolist()):
             mask[row, :, :past] = True
-            order = slice(None) if self.in_order else np.argsort(self.places[row])
+            order = slice(None) if self.in_order else np.argsort(self.cache_positions[row])
             mask[row, :, past : past + columns] = self.block[row][:, order]
             if seen_at is not None:
                 seen_at[row, past : past + columns] = self.positions[row][order]
@@ -90,19 +94,19 @@ class PaddedBatch:
 
 
 def lay_out(
-    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, least_rows: int = 1
+    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, min_rows: int = 1
 ) -> PaddedBatch:
     """Lay out up to `chunk` pending tokens and the tree of every sequence.
 
     Args:
-        least_rows: sequences x (1 + width) is at least this; padding columns make up for what trees
+        min_rows: sequences x (1 + width) is at least this; padding columns make up for what trees
             do not fill.
     """
     rows = len(requests)
     cached = np.array([request.cached for request in requests], dtype=np.int64)
     pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
-    front, width = int(pending.max()), max(int(nodes.max()), -(-least_rows // rows) - 1)
+    front, width = int(pending.max()), max(int(nodes.max()), -(-min_rows // rows) - 1)
     if front == 1 and width == 0:
         return _single_tokens(requests, cached, pending, nodes)
     columns = front + width
@@ -133,20 +137,20 @@ def lay_out(
             block[row, end:, front - 1] = True
     padding = (offsets < 0) | (offsets >= (pending + nodes)[:, None])
     positions = np.where(padding, 0, cached[:, None] + depths)
-    places = cached[:, None] + offsets % columns
+    cache_positions = cached[:, None] + offsets % columns
     in_order = bool((pending == front).all())
-    asked = columns if any(request.scoring for request in requests) else width + 1
+    num_logit_columns = columns if any(request.scoring for request in requests) else width + 1
     return PaddedBatch(
         token_ids,
         positions,
-        places,
+        cache_positions,
         block,
         padding,
         cached,
         pending,
         nodes,
         width,
-        asked,
+        num_logit_columns,
         requests[0].slot,
         in_order,
     )
@@ -161,13 +165,13 @@ def _single_tokens(
     token_ids = np.array(
         [[request.token_ids[request.cached]] for request in requests], dtype=np.int64
     )
-    places = cached[:, None]
+    cache_positions = cached[:, None]
     block = np.ones((len(requests), 1, 1), dtype=np.bool_)
     padding = np.zeros((len(requests), 1), dtype=np.bool_)
     return PaddedBatch(
         token_ids,
-        places,
-        places,
+        cache_positions,
+        cache_positions,
         block,
         padding,
         cached,

@@ -22,32 +22,39 @@ from paceline.util.compiled import compiled, kernel
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Sequences laid out behind one another: of each its pending tokens, the newest last, then its
-    nodes; at the end padding.
+    """Arrays of one forward pass over a batch, packed into a single row.
+
+    Each request contributes its pending tokens, the newest last, then its tree nodes. Padding comes
+    at the end.
 
     Attributes:
-        token_ids, positions, places, slots: [queries]: ids, position in the text, position in the
-            cache and its slot there.
-        starts: [rows + 1]: the first query of each sequence; padding counts as the last one's.
-        cached, pending, nodes: [rows]: tokens in the cache before, pending tokens fed, tree nodes
-            fed.
-        scored: [rows]: pending tokens before the newest one whose logits are wanted as well.
-        asked: [n]: queries whose logits are wanted: the `scored` tokens, the newest one and the
-            nodes of every sequence, and padding.
-        parents, depths, ranks: of all nodes, see `visible_in_trees`.
-        tail: see `AttentionMetadata`.
+        token_ids: Token ids, [queries].
+        positions: Position of each token in its text, [queries].
+        cache_positions: Position of each token in its KV cache slot, [queries].
+        slots: KV cache slot of each token, [queries].
+        starts: First query of each request, [rows + 1]. Padding belongs to the last request.
+        cached: Tokens in the cache before this forward pass, [rows].
+        pending: Pending tokens processed in this forward pass, [rows].
+        nodes: Tree nodes processed in this forward pass, [rows].
+        scored: Pending tokens before the newest whose logits are also computed, [rows].
+        logit_queries: Queries whose logits are computed, [n]: of every request the `scored` tokens,
+            the newest token and the nodes; then padding.
+        parents: Parent of every node, see `visible_in_trees`.
+        depths: Depth of every node, see `visible_in_trees`.
+        ranks: Breadth-first rank of every node, see `visible_in_trees`.
+        tail: Cache positions in text order, see `AttentionMetadata`.
     """
 
     token_ids: IntArray
     positions: IntArray
-    places: IntArray
+    cache_positions: IntArray
     slots: IntArray
     starts: IntArray
     cached: IntArray
     pending: IntArray
     nodes: IntArray
     scored: IntArray
-    asked: IntArray
+    logit_queries: IntArray
     parents: IntArray
     depths: IntArray
     ranks: IntArray
@@ -59,7 +66,7 @@ class RaggedBatch:
         shape = self.parents, self.depths, self.ranks, begins
         return visible_in_trees(self.starts, self.cached, self.pending, *shape, window, chunk)
 
-    def order(self, marks: dict[int, VisibleRanges]) -> AttentionMetadata:
+    def attention_metadata(self, marks: dict[int, VisibleRanges]) -> AttentionMetadata:
         """The keys of every sequence by position.
 
         Args:
@@ -71,12 +78,12 @@ class RaggedBatch:
 
 
 def pack(
-    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, least_rows: int = 1
+    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, min_rows: int = 1
 ) -> RaggedBatch:
     """Pack up to `chunk` pending tokens and the tree of every sequence.
 
     Args:
-        least_rows: so many queries, and logits, there are at least; padding makes up for the rest.
+        min_rows: so many queries, and logits, there are at least; padding makes up for the rest.
     """
     cached = np.array([request.cached for request in requests], dtype=np.int64)
     pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
@@ -88,7 +95,7 @@ def pack(
         ],
         dtype=np.int64,
     )
-    padding = max(0, least_rows - len(requests) - int(nodes.sum() + scored.sum()))
+    padding = max(0, min_rows - len(requests) - int(nodes.sum() + scored.sum()))
     token_ids: list[int] = []
     parents: list[int] = []
     for request, tree, past, fed in zip(
@@ -98,7 +105,7 @@ def pack(
         token_ids += tree.token_ids
         parents += tree.parents
     above = np.array(parents, dtype=np.int64)
-    positions, places, rows, starts, asked, depths, ranks, tail = _lay_out(
+    positions, cache_positions, rows, starts, logit_queries, depths, ranks, tail = _lay_out(
         cached, pending, nodes, scored, above, padding
     )
     ids = np.array(token_ids + [0] * padding, dtype=np.int64)
@@ -106,14 +113,14 @@ def pack(
     return RaggedBatch(
         ids,
         positions,
-        places,
+        cache_positions,
         slots,
         starts,
         cached,
         pending,
         nodes,
         scored,
-        asked,
+        logit_queries,
         above,
         depths,
         ranks,
@@ -130,8 +137,10 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return positions, places, rows, starts, asked, depths, ranks and tail as in `RaggedBatch`;
-    rows are counted from 0.
+    """Return the eight arrays of `RaggedBatch` that depend on cache and tree shapes.
+
+    They are positions, cache_positions, rows, starts, logit_queries, depths, ranks and tail. Rows
+    count from 0.
     """
     count = len(cached)
     fed = pending + nodes
@@ -139,12 +148,12 @@ def _lay_out(
     starts[1:] = np.cumsum(fed)
     starts[count] += padding
     total = starts[count]
-    positions, places, rows = (
+    positions, cache_positions, rows = (
         np.zeros(total, np.int64),
         np.empty(total, np.int64),
         np.empty(total, np.int64),
     )
-    asked = np.empty(count + scored.sum() + len(parents) + padding, dtype=np.int64)
+    logit_queries = np.empty(count + scored.sum() + len(parents) + padding, dtype=np.int64)
     depths, ranks = np.empty(len(parents), dtype=np.int64), np.empty(len(parents), dtype=np.int64)
     above = np.empty(len(parents) + 2, dtype=np.int64)
     tail = np.empty((count, fed.max()), dtype=np.int64)
@@ -154,19 +163,19 @@ def _lay_out(
         root = cached[row] + pending[row] - 1
         for place in range(starts[row + 1] - starts[row]):
             query, node = starts[row] + place, place - pending[row]
-            places[query], rows[query] = cached[row] + place, row
+            cache_positions[query], rows[query] = cached[row] + place, row
             if node < 0:
                 positions[query] = cached[row] + place
             elif node < nodes[row]:
                 positions[query] = root + depths[first + node]
             if node >= -1 - scored[row]:
-                asked[wanted] = query
+                logit_queries[wanted] = query
                 wanted += 1
         tail[row] = cached[row] + np.arange(tail.shape[1])
         for node in range(nodes[row]):
             tail[row, pending[row] + ranks[first + node]] = root + 1 + node
         first += nodes[row]
-    return positions, places, rows, starts, asked, depths, ranks, tail
+    return positions, cache_positions, rows, starts, logit_queries, depths, ranks, tail
 
 
 @kernel

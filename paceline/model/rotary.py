@@ -127,7 +127,7 @@ def _starts_anew(model: PreTrainedModel, length: int) -> bool:
     return prepared.get(GENERATE_CACHE) is not cache
 
 
-def rotated_alike(one: Request, other: Request, switches: tuple[int, ...]) -> bool:
+def same_rotary_frequencies(one: Request, other: Request, switches: tuple[int, ...]) -> bool:
     """Whether the first tokens of two sequences have the same frequencies, so that their keys
     can be shared.
     """
@@ -136,7 +136,7 @@ def rotated_alike(one: Request, other: Request, switches: tuple[int, ...]) -> bo
     )
 
 
-def within(tree: DraftTree, request: Request, switch: int) -> DraftTree:
+def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
     """Return a draft without the tokens that would come beyond the switch: they need other keys
     of the text before.
     """
@@ -145,7 +145,7 @@ def within(tree: DraftTree, request: Request, switch: int) -> DraftTree:
     return tree.above(switch - len(request) + 1)
 
 
-def start_anew(request: Request, switch: int) -> None:
+def restart_beyond_switch(request: Request, switch: int) -> None:
     """Have a sequence that has grown beyond the switch fed again from its first token."""
     if request.finish_reason is None and request.rotary_length <= switch < len(request):
         request.rotary_length, request.cached = len(request), 0
@@ -160,7 +160,7 @@ def is_length_dependent(module: nn.Module) -> bool:
     )
 
 
-def own_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
+def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
     """Give a copy of a rotary embedding frequencies that nobody else changes, chosen for each
     token by the lengths given.
     """

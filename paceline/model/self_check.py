@@ -217,7 +217,7 @@ def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch
 
 
 @torch.inference_mode()
-def rows_that_differ(alone: CachedLM, beside: CachedLM) -> tuple[int, int]:
+def count_differing_rows(alone: CachedLM, beside: CachedLM) -> tuple[int, int]:
     """Compare, bit for bit, the logits of short texts alone with those in a tree, beside another
     sequence.
 

@@ -116,7 +116,7 @@ def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
     sign = mark(query.shape[2], columns.visible, query.device)
-    order = packing.order({address_of(sign): packing.visible(window)})
+    order = packing.attention_metadata({address_of(sign): packing.visible(window)})
     packed = attention_by_position(query, columns.key, columns.value, sign, order)
     assert torch.equal(bits(packed[0]), bits(rows[real]))
 

@@ -21,7 +21,7 @@ from paceline.invariance import invariance
 from paceline.invariance.forward_cost import Cost
 from paceline.invariance.invariance import COST_ALLOWED, resolve_batch_invariance, search
 from paceline.model.cached_lm import CachedLM
-from paceline.model.self_check import rows_that_differ
+from paceline.model.self_check import count_differing_rows
 from paceline.util import stopwatch
 from paceline.util.stopwatch import Conditions
 from tests.support.models import make
@@ -181,10 +181,10 @@ def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) ->
     ours = {name for name, one in model.named_modules() if one in products.modules}
     assert {found.runs for found in proof.findings if found.name in ours} == {(1,)}
     alone, beside = (
-        CachedLM(model, chunk, batch_invariant=True, least_rows=proof.least, products=products)
+        CachedLM(model, chunk, batch_invariant=True, min_rows=proof.least, products=products)
         for chunk in (512, 8)
     )
-    assert rows_that_differ(alone, beside) == (0, 6)
+    assert count_differing_rows(alone, beside) == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair:
     found = resolve_batch_invariance(pair.target, "auto")
     assert found.on, found.reason
     assert "with our products" in found.reason
-    assert found.least_rows == 1
+    assert found.min_rows == 1
     assert found.products == everywhere(pair.target)
     llm = LLM(pair.target, "prompt_lookup", batch_invariant=True)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))

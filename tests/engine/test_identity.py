@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.bench import enlarge
-from paceline.model.identity import CLOSE, CLOSE_ENOUGH, Sketch
+from paceline.model.identity import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE, Sketch
 from tests.support.models import make, redrawn, rounded
 from tests.support.shared import Pair
 
@@ -42,14 +42,19 @@ def changed(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 @pytest.mark.parametrize("kind", COPIES)
 def test_copies_are_recognised(pair: Pair, kind: str) -> None:
-    assert Sketch.of(pair.target).closeness(changed(pair.target, COPIES[kind])) > CLOSE
+    assert (
+        Sketch.from_model(pair.target).closeness(changed(pair.target, COPIES[kind]))
+        > WARN_SKETCH_COSINE
+    )
 
 
 def test_a_copy_that_is_far_is_recognised_as_such(pair: Pair) -> None:
     assert (
-        CLOSE_ENOUGH
-        < Sketch.of(pair.target).closeness(changed(pair.target, lambda weight: noisy(weight, 0.4)))
-        < CLOSE
+        MIN_SKETCH_COSINE
+        < Sketch.from_model(pair.target).closeness(
+            changed(pair.target, lambda weight: noisy(weight, 0.4))
+        )
+        < WARN_SKETCH_COSINE
     )
 
 
@@ -57,13 +62,13 @@ def test_a_copy_that_is_far_is_recognised_as_such(pair: Pair) -> None:
 def test_padding_is_no_difference(pair: Pair, rows: int) -> None:
     padded = copy.deepcopy(pair.target)
     padded.resize_token_embeddings(rows, mean_resizing=False)
-    assert Sketch.of(pair.target).closeness(padded) > CLOSE
+    assert Sketch.from_model(pair.target).closeness(padded) > WARN_SKETCH_COSINE
 
 
 def test_other_models_are_not_taken_for_it(pair: Pair) -> None:
-    sketch = Sketch.of(pair.target)
+    sketch = Sketch.from_model(pair.target)
     for seed in range(5):
-        assert abs(sketch.closeness(redrawn(pair.target, seed))) < CLOSE_ENOUGH / 2
+        assert abs(sketch.closeness(redrawn(pair.target, seed))) < MIN_SKETCH_COSINE / 2
     assert sketch.closeness(make("llama")) == 0.0
     shorter = copy.deepcopy(pair.target)
     shorter.config.num_hidden_layers -= 1
@@ -71,18 +76,18 @@ def test_other_models_are_not_taken_for_it(pair: Pair) -> None:
 
 
 def test_an_enlarged_model_resembles_its_original(pair: Pair) -> None:
-    sketch = Sketch.of(pair.target)
+    sketch = Sketch.from_model(pair.target)
     larger = enlarge(
         enlarge(pair.target, 2 * sketch.hidden_size, sketch.layers),
         2 * sketch.hidden_size,
         sketch.layers + 1,
     )
-    assert sketch.closeness(larger) > CLOSE
-    assert Sketch.of(larger).closeness(pair.target) > CLOSE
+    assert sketch.closeness(larger) > WARN_SKETCH_COSINE
+    assert Sketch.from_model(larger).closeness(pair.target) > WARN_SKETCH_COSINE
 
 
 def test_text_holds_all_of_it(pair: Pair) -> None:
-    sketch = Sketch.of(pair.target)
+    sketch = Sketch.from_model(pair.target)
     found = Sketch.decode(sketch.encode())
     assert (found.sample == sketch.sample).all()
     assert (found.vocab_size, found.hidden_size, found.layers) == (

@@ -23,8 +23,8 @@ from paceline.integrations.transformers import Strategy
 from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.model.cached_lm import CachedLM
 from paceline.model.forward_arguments import GENERATE_CACHE
-from paceline.model.rotary import TextLengths, switch_lengths, within
-from paceline.model.self_check import rows_that_differ
+from paceline.model.rotary import TextLengths, cut_at_switch, switch_lengths
+from paceline.model.self_check import count_differing_rows
 from tests.support import models
 from tests.support.models import ROTARY, SWITCH
 from tests.support.shared import ScriptedTree, reference
@@ -170,8 +170,8 @@ def test_bits_do_not_depend_on_texts_of_other_lengths(name: str) -> None:
 def test_the_proof_notices_frequencies_of_the_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama_longrope")
     invariance = resolve_batch_invariance(model, True)
-    lms = [CachedLM(model, **invariance.of_model(chunk)) for chunk in (512, 8)]
-    assert rows_that_differ(*lms)[0] == 0
+    lms = [CachedLM(model, **invariance.model_options(chunk)) for chunk in (512, 8)]
+    assert count_differing_rows(*lms)[0] == 0
     right = TextLengths.set
 
     def longest(self: TextLengths, *arguments: Any) -> None:
@@ -180,7 +180,7 @@ def test_the_proof_notices_frequencies_of_the_longest_row(monkeypatch: pytest.Mo
         self.of_tokens[:] = self.of_tokens.max()
 
     monkeypatch.setattr(TextLengths, "set", longest)
-    assert rows_that_differ(*lms)[0] > 0
+    assert count_differing_rows(*lms)[0] > 0
 
 
 @pytest.mark.parametrize(
@@ -318,14 +318,14 @@ def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
         [5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], confidence=[0.5, 0.4, 0.3, 0.2, 0.1], probes=1
     )
     request = Request([1] * 8, SamplingParams())
-    assert within(tree, request, 20) is tree
-    assert within(tree, request, 10) == DraftTree(
+    assert cut_at_switch(tree, request, 20) is tree
+    assert cut_at_switch(tree, request, 10) == DraftTree(
         [5, 6, 7, 9], [-1, 0, -1, 2], confidence=[0.5, 0.4, 0.3, 0.1], probes=1
     )
-    assert within(tree, request, 9) == DraftTree([5, 7], [-1, -1], confidence=[0.5, 0.3])
-    assert not len(within(tree, request, 8))
+    assert cut_at_switch(tree, request, 9) == DraftTree([5, 7], [-1, -1], confidence=[0.5, 0.3])
+    assert not len(cut_at_switch(tree, request, 8))
     request.rotary_length = 12
-    assert within(tree, request, 8) is tree
+    assert cut_at_switch(tree, request, 8) is tree
 
 
 def test_a_model_that_starts_again_elsewhere_is_refused() -> None:

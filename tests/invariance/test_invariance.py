@@ -101,7 +101,7 @@ def test_no_wide_class_is_refused_with_the_figures() -> None:
     found = resolve_batch_invariance(model, "auto")
     assert not found.on
     assert "down_proj 1, 2, 3" in found.reason
-    assert found.least_rows == 1
+    assert found.min_rows == 1
 
 
 class Anything:
@@ -121,7 +121,7 @@ def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(
     assert "the widest class" in search(model).reason
     found = resolve_batch_invariance(model, True)
     assert found.on
-    assert found.least_rows == 1
+    assert found.min_rows == 1
     assert found.products is not None
     assert found.proof is not None
     assert found.products.fixed == found.proof.fixed_rows == 64
@@ -240,14 +240,14 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
     model = make("llama", "sdpa")
     monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
     assert resolve_batch_invariance(model, "auto").on
-    assert resolve_batch_invariance(model, "auto").least_rows == 4
+    assert resolve_batch_invariance(model, "auto").min_rows == 4
     for dear in (
         ProbeReport(4, MOST_ROWS, 1.9, "", (), 0.1),
         ProbeReport(4, MOST_ROWS, 1.0, "", (), 0.1, whole_cost=1.2),
     ):
         monkeypatch.setattr(invariance, "prove", lambda model, dear=dear: dear)
         refused = resolve_batch_invariance(model, "auto")
-        assert (refused.on, refused.least_rows, refused.most_rows) == (False, 1, None)
+        assert (refused.on, refused.min_rows, refused.max_rows) == (False, 1, None)
         assert f"products take {dear.cost:.2f} of the usual time" in refused.reason
         assert f"a text {dear.whole_cost:.2f}" in refused.reason
     assert resolve_batch_invariance(model, True).on
@@ -367,15 +367,17 @@ def test_padding_fills_up_to_the_class_and_disturbs_nobody(
     used = ~padded.padding
     for row in range(rows):
         assert (
-            len(set(padded.places[row].tolist())) == columns
+            len(set(padded.cache_positions[row].tolist())) == columns
         )  # every column has a place of its own
-        assert np.array_equal(padded.places[row][used[row]], plain.places[row][~plain.padding[row]])
+        assert np.array_equal(
+            padded.cache_positions[row][used[row]], plain.cache_positions[row][~plain.padding[row]]
+        )
 
 
 @pytest.mark.parametrize("least", [1, 4, 17])
 def test_padded_forwards_give_the_logits_of_their_tokens(least: int) -> None:
     model = make("llama", "sdpa")
-    plain, padded = CachedLM(model), CachedLM(model, least_rows=least)
+    plain, padded = CachedLM(model), CachedLM(model, min_rows=least)
     trees = [DraftTree([5, 6, 7], [-1, 0, -1]), DraftTree([8], [-1])]
     results = []
     for lm in (plain, padded):

@@ -181,14 +181,20 @@ def test_greedy_answers_equal_generate(name: str, kind: str) -> None:
 def test_models_bound_to_slots_answer_the_same_with_chains(name: str, kind: str) -> None:
     """The engine keeps one branch of every tree there."""
     model = models.make(name, kind)
-    assert not Architecture.of(model).takes_trees
+    assert not Architecture.from_model(model).takes_trees
     drafter = check_greedy(model)
     assert drafter.side_branches == 0
 
 
 def test_the_table_is_wide() -> None:
     assert (
-        len({name for name, _ in models.CASES if Architecture.of(models.make(name)).takes_trees})
+        len(
+            {
+                name
+                for name, _ in models.CASES
+                if Architecture.from_model(models.make(name)).takes_trees
+            }
+        )
         >= 30
     )
     assert len(models.TREES) + len(models.CHAINS) + 1 >= 42

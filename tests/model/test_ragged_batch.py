@@ -32,7 +32,7 @@ REACHES: list[dict[str, int]] = [{}, {"window": 1}, {"window": 20}, {"chunk": 8}
 
 
 def both(
-    rows: list[tuple[int, int, int]], seed: int = 0, least_rows: int = 1
+    rows: list[tuple[int, int, int]], seed: int = 0, min_rows: int = 1
 ) -> tuple[PaddedBatch, RaggedBatch]:
     """The same sequences with random trees, as rows of (cached, pending, nodes), in columns and
     packed.
@@ -46,7 +46,7 @@ def both(
         trees.append(
             DraftTree(chance.integers(1, 99, nodes).tolist(), random_parents(chance, nodes))
         )
-    return lay_out(requests, trees, 1 << 20), pack(requests, trees, 1 << 20, least_rows)
+    return lay_out(requests, trees, 1 << 20), pack(requests, trees, 1 << 20, min_rows)
 
 
 def queries(layout: PaddedBatch) -> list[tuple[int, int]]:
@@ -58,8 +58,8 @@ def queries(layout: PaddedBatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("reach", REACHES)
 def test_queries_see_what_a_mask_says(seed: int, reach: dict[str, int]) -> None:
     layout, packing = both(RAGGED, seed)
-    visible, order = packing.visible(**reach), packing.order({})
-    mask = layout.visible_mask(int(layout.places.max()) + 1, **reach)
+    visible, order = packing.visible(**reach), packing.attention_metadata({})
+    mask = layout.visible_mask(int(layout.cache_positions.max()) + 1, **reach)
     for query, (row, column) in enumerate(queries(layout)):
         tail = order.tail[row]
         runs = visible.runs[visible.begin[query] : visible.begin[query + 1]].tolist()
@@ -71,7 +71,7 @@ def test_queries_see_what_a_mask_says(seed: int, reach: dict[str, int]) -> None:
         assert sorted(seen) == np.flatnonzero(mask[row, column]).tolist()
         position = {
             int(place): int(at)
-            for place, at in zip(layout.places[row], layout.positions[row], strict=True)
+            for place, at in zip(layout.cache_positions[row], layout.positions[row], strict=True)
         }
         positions = [place if place < cached else position[place] for place in seen]
         assert positions == sorted(set(positions))  # in order, none twice
@@ -83,27 +83,27 @@ def test_queries_see_what_a_mask_says(seed: int, reach: dict[str, int]) -> None:
         )  # none could be joined
 
 
-@pytest.mark.parametrize("least_rows", [1, 100])
-def test_the_arrays_are_those_of_the_columns(least_rows: int) -> None:
-    layout, packing = both(RAGGED, least_rows=least_rows)
+@pytest.mark.parametrize("min_rows", [1, 100])
+def test_the_arrays_are_those_of_the_columns(min_rows: int) -> None:
+    layout, packing = both(RAGGED, min_rows=min_rows)
     real = len(queries(layout))
     for mine, theirs in (
         (packing.token_ids, layout.token_ids),
         (packing.positions, layout.positions),
-        (packing.places, layout.places),
+        (packing.cache_positions, layout.cache_positions),
     ):
         assert mine[:real].tolist() == theirs[~layout.padding].tolist()
     assert packing.slots[:real].tolist() == [row + 3 for row, _ in queries(layout)]
     front = layout.token_ids.shape[1] - layout.width
     asked = [place for place, (_, column) in enumerate(queries(layout)) if column >= front - 1]
-    assert packing.asked[: len(asked)].tolist() == asked
-    assert len(packing.asked) == max(len(asked), least_rows)
+    assert packing.logit_queries[: len(asked)].tolist() == asked
+    assert len(packing.logit_queries) == max(len(asked), min_rows)
     visible = packing.visible()
     assert visible.starts[-1] == len(packing.token_ids)
     assert visible.begin[real] == visible.begin[-1]  # padding sees nothing
-    assert len(set(zip(packing.slots.tolist(), packing.places.tolist(), strict=True))) == len(
-        packing.token_ids
-    )
+    assert len(
+        set(zip(packing.slots.tolist(), packing.cache_positions.tolist(), strict=True))
+    ) == len(packing.token_ids)
 
 
 @pytest.mark.parametrize("reach", REACHES[:3])
@@ -116,14 +116,14 @@ def test_attention_has_the_bits_of_rows(reach: dict[str, int]) -> None:
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
     sign = mark(query.shape[2], columns.visible, query.device)
-    order = packing.order({address_of(sign): packing.visible(**reach)})
+    order = packing.attention_metadata({address_of(sign): packing.visible(**reach)})
     # a part of a mark is one, too
     packed = attention_by_position(query, columns.key, columns.value, sign[:, :, 1:], order)
     assert torch.equal(packed[0], rows[real])
 
 
 def test_a_mask_that_was_not_given_is_refused() -> None:
-    order = both([(3, 1, 0)])[1].order(
+    order = both([(3, 1, 0)])[1].attention_metadata(
         {address_of(kept := mark(1, 4, torch.device("cpu"))): both([(3, 1, 0)])[1].visible()}
     )
     assert order.visible(kept, 1).columns == 1

@@ -83,14 +83,14 @@ class Columns:
         rows, columns = layout.token_ids.shape
         chance = torch.Generator().manual_seed(seed)
         self.layout = layout
-        self.visible = int(layout.places.max()) + 1
+        self.visible = int(layout.cache_positions.max()) + 1
         # Columns lie in memory as models make them; what is in the cache behind a row must not
         # matter.
         self.query = _heavy(chance, rows, columns, heads, dim).to(dtype).transpose(1, 2)
         self.key = torch.full((rows, key_heads, self.visible, dim), torch.nan, dtype=dtype)
         self.value = torch.full((rows, key_heads, self.visible, value_dim), torch.nan, dtype=dtype)
         for row, cached in enumerate(layout.cached.tolist()):
-            used = torch.cat([torch.arange(cached), torch.from_numpy(layout.places[row])])
+            used = torch.cat([torch.arange(cached), torch.from_numpy(layout.cache_positions[row])])
             self.key[row, :, used] = _heavy(chance, key_heads, len(used), dim).to(dtype)
             self.value[row, :, used] = torch.randn(
                 key_heads, len(used), value_dim, generator=chance
@@ -100,7 +100,10 @@ class Columns:
     def order(self) -> AttentionMetadata:
         """The keys by position."""
         return AttentionMetadata.of(
-            self.layout.cached, self.layout.places, self.layout.positions, self.layout.padding
+            self.layout.cached,
+            self.layout.cache_positions,
+            self.layout.positions,
+            self.layout.padding,
         )
 
     def mask(self, window: int | None = None) -> Tensor:
@@ -112,7 +115,7 @@ class Columns:
         layout = self.layout
         seen = np.flatnonzero(layout.block[row, column])
         seen = seen[np.argsort(layout.positions[row][seen], kind="stable")]
-        path = [*range(int(layout.cached[row])), *layout.places[row][seen].tolist()]
+        path = [*range(int(layout.cached[row])), *layout.cache_positions[row][seen].tolist()]
         return path[-window:] if window else path
 
     def alone(

@@ -34,7 +34,7 @@ def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
     prompts = torch.arange(count, dtype=torch.int32).repeat_interleave(each)
     settings = {
         "target": "t", "draft": "d", "draft_fingerprint": fingerprint,
-        "draft_sketch": Sketch.of(pair.draft).encode(),
+        "draft_sketch": Sketch.from_model(pair.draft).encode(),
         "hidden_size": hidden_size, "vocab_size": 256,
         "batches": 1, "batch": 4, "max_new_tokens": 16, "temperature": 0.0, "top_k": 0,
         "top_p": 1.0, "min_p": 0.0, "seed": 0,

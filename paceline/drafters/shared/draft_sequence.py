@@ -8,7 +8,7 @@ from paceline.core.hidden_state_log import HiddenStateLog
 from paceline.core.request import Request
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import layers_read
-from paceline.model.rotary import start_anew
+from paceline.model.rotary import restart_beyond_switch
 
 
 @dataclass(slots=True)
@@ -49,4 +49,4 @@ class DraftSequence:
         mine[common:] = text[common:]
         self.agreed = len(text)
         if (switch := draft.architecture.restart_length) is not None:
-            start_anew(self.request, switch)
+            restart_beyond_switch(self.request, switch)

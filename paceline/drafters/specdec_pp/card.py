@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel
 
 from paceline.errors import ConfigError
-from paceline.model.identity import CLOSE_ENOUGH, Sketch, model_identity
+from paceline.model.identity import MIN_SKETCH_COSINE, Sketch, model_identity
 from paceline.report.documents import structured
 from paceline.text.token_ids import is_padded
 from paceline.util.files import digest_of, parse_json
@@ -185,7 +185,7 @@ class HeadCard:
             ("vocabulary", self.vocab_size, vocab_size, padded),
             (
                 "closeness",
-                f"at least {CLOSE_ENOUGH}",
+                f"at least {MIN_SKETCH_COSINE}",
                 f"{sketch.closeness(draft):.2f}",
                 sketch.resembles(draft),
             ),
@@ -219,7 +219,7 @@ def new_card(
         target,
         draft,
         fingerprint,
-        Sketch.of(model).encode(),
+        Sketch.from_model(model).encode(),
         hidden_size,
         vocab_size,
         depth,

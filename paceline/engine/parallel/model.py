@@ -46,7 +46,7 @@ class ParallelLM(CachedLM):
     Args:
         model: this rank's copy, on its own device.
         drafter: whose trees are going to be verified; max_nodes: most nodes of one.
-        prefill_chunk, batch_invariant, least_rows, products, chains: as for `CachedLM`.
+        prefill_chunk, batch_invariant, min_rows, products, chains: as for `CachedLM`.
     Raises:
         ConfigError: trees that cannot be split so far, or ranks with different options or weights.
     """
@@ -59,14 +59,14 @@ class ParallelLM(CachedLM):
         max_nodes: int,
         prefill_chunk: int = PREFILL_CHUNK,
         batch_invariant: bool = False,
-        least_rows: int = 1,
+        min_rows: int = 1,
         products: Products | None = None,
         chains: bool = False,
     ) -> None:
         check_columns(drafter, ranks.size)
         # Tokens fed again must fit one forward on every rank, or the ranks would part ways.
         chunk = max(prefill_chunk, 1 + max_nodes)
-        super().__init__(model, chunk, batch_invariant, least_rows, products, chains=chains)
+        super().__init__(model, chunk, batch_invariant, min_rows, products, chains=chains)
         self.ranks = ranks
         self._max_nodes = max_nodes
         self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last forward, by sequence

@@ -185,7 +185,7 @@ class Strategy:
 
     def _engine(self, model: PreTrainedModel) -> Engine:
         """Return the engine of a model; it is reused until the model changes."""
-        facts = Architecture.of(model)
+        facts = Architecture.from_model(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
             # a strong reference would keep the key alive

@@ -26,7 +26,7 @@ from paceline.cpu.attention.invariant import KINDS
 from paceline.cpu.linear.own import linear
 from paceline.cpu.plain_tensors import is_plain
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.model.identity import CLOSE_ENOUGH, Sketch
+from paceline.model.identity import MIN_SKETCH_COSINE, Sketch
 from paceline.model.reduced_vocabulary import spread
 
 # of weights that are what they are: numbers of 8 bits have scales besides
@@ -177,8 +177,8 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
         raise ConfigError(
             f"draft: got one that reads the hidden states of {told['target']!r}, for a target whose"
             f" embedding has a cosine of {sketch.closeness(target):.2f} to that model's; expected"
-            f" that target, or a copy that is at {CLOSE_ENOUGH} or above. Train one for this model"
-            " (`paceline draft train`)."
+            f" that target, or a copy that is at {MIN_SKETCH_COSINE} or above. Train one for"
+            " this model (`paceline draft train`)."
         )
     theirs, out = embedding_and_lm_head(target)
     where = embedding.read.weight

@@ -321,7 +321,7 @@ def _settings(
         **answers.origin,
         "target_fingerprint": model_identity(target)[0],
         "draft_fingerprint": fingerprint,
-        "draft_sketch": Sketch.of(draft).encode(),
+        "draft_sketch": Sketch.from_model(draft).encode(),
         "hidden_size": hidden_size,
         "vocab_size": int(draft.config.get_text_config(decoder=True).vocab_size),
         "dtype": str(target.dtype).removeprefix("torch."),

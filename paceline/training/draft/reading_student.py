@@ -154,7 +154,7 @@ def _first_model(
     )
     told = {
         "target": name,
-        "sketch": Sketch.of(target).encode(),
+        "sketch": Sketch.from_model(target).encode(),
         "embedding": embedding.embedding_dim,
         "states": head.in_features,
         "layers": middle_layers(target, config.reads_at),

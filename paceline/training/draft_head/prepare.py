@@ -92,7 +92,9 @@ def prepare(
         model,
         learnt,
         held_out,
-        Card(target, Sketch.of(model.model).encode(), model.vocab_size, asdict(config), about),
+        Card(
+            target, Sketch.from_model(model.model).encode(), model.vocab_size, asdict(config), about
+        ),
     )
 
 

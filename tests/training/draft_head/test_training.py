@@ -53,7 +53,12 @@ def file(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]], tmp_path: P
     save(
         path,
         trained[0],
-        Card("pair", Sketch.of(pair.target).encode(), pair.target.config.vocab_size, {"seed": 0}),
+        Card(
+            "pair",
+            Sketch.from_model(pair.target).encode(),
+            pair.target.config.vocab_size,
+            {"seed": 0},
+        ),
     )
     return path
 
