@@ -93,7 +93,7 @@ class NodeLogits:
         assert flat is not None, "rows have logits"
         if self.top is None:
             return replace(NodeLogits.from_rows(flat, counts), states=states)
-        own_rows = [
+        selected_rows = [
             row
             for start, count in zip(starts, counts, strict=True)
             for row in range(start, start + count)
