@@ -22,7 +22,7 @@ import zlib
 from pathlib import Path
 
 from paceline.cli.loading import load_tokenizer
-from paceline.recordings.answers import read_answers
+from paceline.recorded_answers.reading import read_answers
 
 COUNTS = {"chat": 1150, "qa": 450, "translation": 400}
 COUNTS_WITH_TEXT = {"summaries": 450, "documents": 350}

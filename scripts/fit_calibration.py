@@ -22,7 +22,7 @@ from paceline import datastore
 from paceline.cli.datastore import vocabulary_of
 from paceline.cli.loading import load_tokenizer
 from paceline.datastore.inputs import documents
-from paceline.recordings.answers import read_answers
+from paceline.recorded_answers.reading import read_answers
 from paceline.replay.fit import AnswerKind, calibrate
 from paceline.replay.traces import read_traces
 

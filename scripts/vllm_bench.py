@@ -140,7 +140,7 @@ def settings(
     empty one, or of recorded answers.
     """
     from paceline import datastore
-    from paceline.recordings.answers import read_answers
+    from paceline.recorded_answers.reading import read_answers
 
     spec, ours = METHODS[method], {}
     if spec is not None and "length" in spec:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
 from paceline.errors import ConfigError
-from paceline.recordings.answers import read_answers, read_settings
+from paceline.recorded_answers.reading import read_answers, read_settings
 from paceline.text.conversations import Message, chat_text, checked_messages, text_of
 from paceline.text.tokens import require_text
 from paceline.util.files import parse_json

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
 from paceline.core.request import Request
-from paceline.recordings.top_tokens import TopRows
+from paceline.recorded_answers.top_tokens import TopRows
 
 
 class KeepsTop(DelegatingDrafter):

@@ -1,4 +1,4 @@
-"""Record a model's answers to prompts into a file (`paceline.recordings.answers`).
+"""Record a model's answers to prompts into a file (`paceline.recorded_answers`).
 
 An interrupted run is continued. Drafts never change an answer, so any drafter may be used. The
 file names the drafter anyway: in bfloat16, near-equal logits can give another token.
@@ -20,7 +20,8 @@ from paceline.datastore.fingerprint import fingerprint_of
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM, Completion
 from paceline.model.identity import model_identity
-from paceline.recordings.answers import RecordedAnswer, writing
+from paceline.recorded_answers.lines import RecordedAnswer
+from paceline.recorded_answers.writing import writing
 from paceline.replay.keeping import KeepsTop
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt, encode, shortened

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.core.drafter import TopTokens
 from paceline.datastore.inputs import check_recorded, parse_record
 from paceline.errors import ConfigError
-from paceline.recordings.answers import read_answers, read_settings, read_tops
+from paceline.recorded_answers.reading import read_answers, read_settings, read_tops
 from paceline.util.text_files import read_text
 
 

@@ -22,7 +22,7 @@ from paceline.errors import ConfigError
 from paceline.model.loading import load_tokenizer
 from paceline.plan.acceptance import read_acceptance
 from paceline.plan.config import read_card
-from paceline.recordings.answers import read_answers
+from paceline.recorded_answers.reading import read_answers
 from paceline.replay.traces import read_traces
 from paceline.report.documents import kind_of
 from paceline.report.prompts import load_prompts

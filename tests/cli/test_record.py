@@ -20,7 +20,7 @@ from paceline.drafters import create
 from paceline.drafters.sssd.calibration import Calibration
 from paceline.errors import CapacityError, ConfigError, DatastoreError
 from paceline.model.identity import model_identity
-from paceline.recordings.answers import read_answers, read_settings
+from paceline.recorded_answers.reading import read_answers, read_settings
 from paceline.replay import replay
 from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.replay.traces import read_traces

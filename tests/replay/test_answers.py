@@ -10,7 +10,9 @@ import pytest
 
 from paceline.datastore.inputs import check_recorded, documents
 from paceline.errors import ConfigError
-from paceline.recordings.answers import RecordedAnswer, read_answers, read_settings, writing
+from paceline.recorded_answers.lines import RecordedAnswer
+from paceline.recorded_answers.reading import read_answers, read_settings
+from paceline.recorded_answers.writing import writing
 from paceline.replay.traces import read_traces, tokenizer_of
 
 FINGERPRINT, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"

@@ -13,8 +13,8 @@ from paceline import DraftTree, SamplingParams, ScriptedDrafter
 from paceline.core.drafter import TopTokens
 from paceline.drafters import create
 from paceline.errors import ConfigError
-from paceline.recordings.answers import read_answers, read_tops
-from paceline.recordings.top_tokens import top_path
+from paceline.recorded_answers.reading import read_answers, read_tops
+from paceline.recorded_answers.top_tokens import top_path
 from paceline.replay import replay
 from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.replay.traces import read_told, read_traces

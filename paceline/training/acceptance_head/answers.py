@@ -16,7 +16,7 @@ from paceline.core.request import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM
 from paceline.model.identity import model_identity
-from paceline.recordings.answers import read_answers, read_settings
+from paceline.recorded_answers.reading import read_answers, read_settings
 from paceline.replay.recorder import RecordingPrompt, answer, encode_prompts
 from paceline.report.prompts import load_prompts
 from paceline.training.acceptance_head.settings import RecordConfig

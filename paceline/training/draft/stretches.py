@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paceline.datastore.inputs import documents
 from paceline.errors import ConfigError
-from paceline.recordings.answers import read_answers, read_settings, read_tops
-from paceline.recordings.top_tokens import TopRows
+from paceline.recorded_answers.reading import read_answers, read_settings, read_tops
+from paceline.recorded_answers.top_tokens import TopRows
 
 _SORTED = (
     64  # batches whose stretches are sorted by length together, so that they have little padding

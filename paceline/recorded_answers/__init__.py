@@ -1,0 +1,5 @@
+"""Write and read files of recorded answers, with the target's top-k tokens.
+
+`writing.py` begins or continues a file, `reading.py` reads it, `lines.py` holds the checksums of
+its lines, and `top_tokens.py` the file with the target's top-k tokens at each position.
+"""
