@@ -108,7 +108,7 @@ def evaluate(
     from paceline.report.documents import write_document
     from paceline.training.draft.evaluate import JUDGEMENT_KIND, evaluate, print_draft_judgement
     from paceline.training.draft.plot import draw_judgement
-    from paceline.training.draft.stretches import recorded
+    from paceline.training.text_chunks import recorded
 
     loaded = load_model(demo.target_of(target), models.dtype)
     answers = recorded(recordings, model_identity(loaded)[0])

@@ -23,7 +23,7 @@ from paceline.model.pairing import shared_vocabulary
 from paceline.model.vocabulary import SharedVocabulary
 from paceline.training.acceptance_head.record import teacher_force
 from paceline.training.draft.evaluate import agreements
-from paceline.training.draft.stretches import Stretch
+from paceline.training.text_chunks import TextChunk
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, fits, reference, with_head, without_budget
 from tests.verification.test_distribution import PLAIN, PROMPT, TRUNCATED, answers, law
@@ -275,7 +275,7 @@ def test_heads_and_drafts_are_judged_by_the_common_tokens(
     draft = padded(pair.draft, 320, bias=100.0)
     shared = SharedVocabulary(TOKENS, TOKENS, 320)
     texts = [
-        Stretch(
+        TextChunk(
             np.array([*pair.prompts[0], *pair.answers[0]], dtype=np.int32), len(pair.prompts[0])
         )
     ]

@@ -22,8 +22,8 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import layers_read
 from paceline.sampling.sampler import target_scores
 from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
-from paceline.training.draft.states import read_states
-from paceline.training.draft.stretches import Stretch
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk
 
 Labelled = Callable[[Tensor, Tensor], list[Tensor]]
 
@@ -49,7 +49,7 @@ def draft_along(
     Returns:
         the draft's states [n, hidden], then what `labelled` returns.
     """
-    stretch = Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt))
+    stretch = TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt))
     (states,) = read_states(target, [stretch], layers_read(draft))
     text_ids = torch.from_numpy(stretch.token_ids).long()
     ids = text_ids[None].to(draft.device)

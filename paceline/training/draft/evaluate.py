@@ -27,8 +27,8 @@ from paceline.report.documents import DocumentKind
 from paceline.report.tables import Column, Table
 from paceline.training.draft.chains import Chains, expected_chains
 from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
-from paceline.training.draft.states import read_states
-from paceline.training.draft.stretches import Stretch
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk
 
 LENGTHS = tuple(range(1, 9))  # K, of which the best is looked for
 _FORWARDS, _CONTEXT = 24, 160  # timed, behind so many tokens
@@ -83,7 +83,7 @@ JUDGEMENT_KIND = DocumentKind("draft judgement", 1, DraftJudgement)
 @torch.no_grad()
 def agreements(
     model: PreTrainedModel,
-    stretches: Iterable[Stretch],
+    stretches: Iterable[TextChunk],
     kept: Tensor | None = None,
     shared: SharedVocabulary | None = None,
 ) -> list[np.ndarray[Any, Any]]:
@@ -116,7 +116,7 @@ def agreements(
 
 
 @torch.no_grad()
-def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.ndarray[Any, Any]:
+def guesses_agree(model: PreTrainedModel, stretch: TextChunk, length: int) -> np.ndarray[Any, Any]:
     """Return of a draft that reads states which tokens of an answer it says, by place in a
     chain: [length, tokens], 0 or 1.
     """
@@ -135,7 +135,7 @@ def guesses_agree(model: PreTrainedModel, stretch: Stretch, length: int) -> np.n
 
 
 def judge(
-    model: PreTrainedModel, stretches: Sequence[Stretch], length: int, kept: Tensor | None = None
+    model: PreTrainedModel, stretches: Sequence[TextChunk], length: int, kept: Tensor | None = None
 ) -> Chains:
     """Return the acceptance of the draft's chains of `length` on answers.
 
@@ -149,7 +149,7 @@ def judge(
 
 
 def evaluate(
-    draft: CachedLM, target: CachedLM, answers: Sequence[Stretch], length: int
+    draft: CachedLM, target: CachedLM, answers: Sequence[TextChunk], length: int
 ) -> DraftJudgement:
     """Judge a draft on the target's greedy answers, and time both.
 

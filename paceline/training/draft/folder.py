@@ -26,7 +26,7 @@ from paceline.errors import ConfigError
 from paceline.model.reduced_vocabulary import save_kept
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.training.draft.chains import Chains
-from paceline.training.draft.optimiser import Optimisers
+from paceline.training.optimisers import Optimisers
 from paceline.util.files import digest_of, make_folder, write_atomically
 
 RECORD, STATE = "training.json", "state.safetensors"

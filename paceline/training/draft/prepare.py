@@ -19,8 +19,8 @@ from paceline.model.identity import model_identity
 from paceline.model.loading import load_model, load_tokenizer
 from paceline.training.draft.folder import DraftFolder
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.stretches import Stretch, recorded, texts
 from paceline.training.draft.train import ANSWERS, TEXTS, DraftData
+from paceline.training.text_chunks import TextChunk, recorded, texts
 from paceline.util.files import digest_of
 
 # settings that a training may be continued without
@@ -79,7 +79,7 @@ def prepare(
     return model, material, DraftFolder(out, settings, about, config.note)
 
 
-def _sum(stretches: Sequence[Stretch]) -> list[int]:
+def _sum(stretches: Sequence[TextChunk]) -> list[int]:
     """Return a little that changes where stretches do."""
     return [
         len(stretches),
@@ -87,5 +87,5 @@ def _sum(stretches: Sequence[Stretch]) -> list[int]:
     ]
 
 
-def _predicted(stretches: Sequence[Stretch]) -> int:
+def _predicted(stretches: Sequence[TextChunk]) -> int:
     return sum(len(stretch) - stretch.first for stretch in stretches)

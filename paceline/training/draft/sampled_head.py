@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.training.draft.stretches import fewest
+from paceline.training.text_chunks import fewest
 
 _OFTEN = 0.9  # of what is said, made up by the tokens that every step takes
 _STANDS_FOR = 8  # so many, each of the others that is taken

@@ -18,7 +18,7 @@ from paceline.training.draft.evaluate import judge
 from paceline.training.draft.first_model import first_model
 from paceline.training.draft.loss import distillation_loss
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.stretches import Stretch, TextBatch, collated
+from paceline.training.text_chunks import TextBatch, TextChunk, collated
 
 
 class Student(Protocol):
@@ -30,14 +30,14 @@ class Student(Protocol):
 
     model: PreTrainedModel
 
-    def loss(self, stretches: Sequence[Stretch], number: int) -> Tensor:
+    def loss(self, stretches: Sequence[TextChunk], number: int) -> Tensor:
         """Return what is wrong with what it says on a batch, the `number`-th of the training."""
 
-    def judge(self, held_out: Sequence[Stretch], length: int) -> Chains:
+    def judge(self, held_out: Sequence[TextChunk], length: int) -> Chains:
         """Return what its chains of `length` are worth on answers."""
 
 
-class OwnStudent:
+class IndependentStudent:
     """A draft with an embedding of its own, which is its head as well.
 
     Args:
@@ -52,7 +52,7 @@ class OwnStudent:
         self._places = np.full(self.model.config.vocab_size, -1, dtype=np.int64)
         self._places[kept] = np.arange(len(kept))
 
-    def loss(self, stretches: Sequence[Stretch], number: int) -> Tensor:
+    def loss(self, stretches: Sequence[TextChunk], number: int) -> Tensor:
         """Return the mean cross-entropy with the target's distribution, or with the next token."""
         batch = TextBatch(*(one.to(self.model.device) for one in collated(stretches, self._places)))
         hidden: Tensor = self.model.get_decoder()(
@@ -63,6 +63,6 @@ class OwnStudent:
             hidden.flatten(0, 1)[batch.places], weight, batch.targets, batch.probs
         )
 
-    def judge(self, held_out: Sequence[Stretch], length: int) -> Chains:
+    def judge(self, held_out: Sequence[TextChunk], length: int) -> Chains:
         """Return what its chains are worth."""
         return judge(self.model, held_out, length, self._kept)

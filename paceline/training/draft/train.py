@@ -21,14 +21,14 @@ from transformers import PreTrainedModel
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
+from paceline.training.draft.eagle_student import EagleStudent, middle_layers
 from paceline.training.draft.folder import DraftFolder, TrainingPoint, TrainingProgress
-from paceline.training.draft.optimiser import Optimisers
-from paceline.training.draft.reading_student import ReadingStudent, middle_layers
 from paceline.training.draft.settings import DraftTraining
 from paceline.training.draft.start import begin_as
-from paceline.training.draft.states import read_states
-from paceline.training.draft.stretches import Batches, Stretch, fewest, shortened, token_counts
-from paceline.training.draft.student import OwnStudent, Student
+from paceline.training.draft.student import IndependentStudent, Student
+from paceline.training.optimisers import Optimisers
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import Batches, TextChunk, fewest, shortened, token_counts
 
 _WARM_UP = 50  # steps
 _CONSTANT = 0.4  # share of the time before the rate falls
@@ -50,8 +50,8 @@ class DraftData:
         learnt: stretches by kind, "answers" and "texts". held_out: answers.
     """
 
-    learnt: dict[str, list[Stretch]]
-    held_out: list[Stretch]
+    learnt: dict[str, list[TextChunk]]
+    held_out: list[TextChunk]
 
     def read(self, target: CachedLM, reads_at: float, progress: bool = False) -> DraftData:
         """Return the same with the target's states at every token, where the target is read once.
@@ -73,13 +73,13 @@ class DraftData:
         }
         return DraftData(read, read.pop(_HELD_OUT))
 
-    def of_any_kind(self) -> list[Stretch]:
+    def of_any_kind(self) -> list[TextChunk]:
         """What is learnt, answers first."""
         return [*self.learnt[ANSWERS], *self.learnt[TEXTS]]
 
     @staticmethod
     def of(
-        answers: Sequence[Stretch], texts: Sequence[Stretch], config: DraftTraining
+        answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
     ) -> DraftData:
         """Hold back each n-th answer.
 
@@ -139,18 +139,18 @@ class DraftTrainer:
         self._kept = torch.from_numpy(kept)
         self._student: Student
         if config.uses_target_states:
-            self._student = ReadingStudent(
+            self._student = EagleStudent(
                 target, str(folder.about["target"]), config, kept, material.of_any_kind()
             )
         else:
-            self._student = OwnStudent(target, config, kept)
+            self._student = IndependentStudent(target, config, kept)
         self.model = self._student.model
         if config.start:
             begin_as(self.model, config.start)
         self._optimisers = Optimisers(self.model, config.lr, _EMBEDDING_LR * config.lr)
         self.done = folder.restore(self.model, self._optimisers) or TrainingProgress()
         self._kinds = [kind for kind, stretches in material.learnt.items() if stretches]
-        self._batches: dict[str, Iterator[list[Stretch]]] = {
+        self._batches: dict[str, Iterator[list[TextChunk]]] = {
             kind: Batches(material.learnt[kind], config.batch, config.seed).after(
                 self.done.batches[kind]
             )

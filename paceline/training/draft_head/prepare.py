@@ -16,9 +16,9 @@ from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model, load_tokenizer
-from paceline.training.draft.stretches import Stretch, recorded, shortened, texts
 from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.training.draft_head.states import States, states_of
+from paceline.training.text_chunks import TextChunk, recorded, shortened, texts
 from paceline.util.machine import processor
 
 
@@ -98,5 +98,5 @@ def prepare(
     )
 
 
-def _said(stretches: Sequence[Stretch]) -> int:
+def _said(stretches: Sequence[TextChunk]) -> int:
     return sum(len(stretch) - stretch.first for stretch in stretches)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.draft_head.weights import ends
 from paceline.model.cached_lm import CachedLM
-from paceline.training.draft.states import read_states
-from paceline.training.draft.stretches import Stretch
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk
 
 AHEAD = 2  # places behind a state that it is taught about
 
@@ -32,7 +32,7 @@ class States:
     answers: Tensor
 
 
-def states_of(model: CachedLM, stretches: Sequence[Stretch], progress: bool = False) -> States:
+def states_of(model: CachedLM, stretches: Sequence[TextChunk], progress: bool = False) -> States:
     """Return the states of stretches of text.
 
     Raises:

@@ -20,9 +20,9 @@ from paceline.draft_head.weights import Weights, ends
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.report.progress import progress_bar
-from paceline.training.draft.optimiser import learns_in
 from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.training.draft_head.states import AHEAD, States
+from paceline.training.optimisers import product_dtype
 
 _SECOND = 0.3  # weight of the second place's loss
 _DECAY, _WARM_UP = 0.01, 0.1  # of AdamW; share of the steps until the highest rate
@@ -77,7 +77,7 @@ class DraftHeadTrainer:
         embedding, head = ends(model)
         self._device, self._embedding = model.device, embedding.weight.detach()
         self._kept = commonest(learnt, config.kept, len(head.weight))
-        self._dtype = learns_in(self._device)
+        self._dtype = product_dtype(self._device)
         self._head = head.weight.detach()[self._kept.to(self._device)].to(self._dtype)
         self._head_bias = (
             None if head.bias is None else head.bias.detach()[self._kept.to(self._device)].float()

@@ -20,14 +20,14 @@ from paceline.model.eagle.modules import attach, layers_read
 from paceline.training.acceptance_head import along
 from paceline.training.acceptance_head.along import draft_along
 from paceline.training.acceptance_head.record import _draft_and_label
+from paceline.training.draft.eagle_student import EagleStudent
 from paceline.training.draft.evaluate import guesses_agree
 from paceline.training.draft.first_model import first_model
-from paceline.training.draft.optimiser import Optimisers
-from paceline.training.draft.reading_student import ReadingStudent
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.states import read_states
-from paceline.training.draft.stretches import Stretch
-from paceline.training.draft.student import OwnStudent, Student
+from paceline.training.draft.student import IndependentStudent, Student
+from paceline.training.optimisers import Optimisers
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk
 from tests.support.other_device import OTHER, moved, other_device
 from tests.support.shared import Pair
 
@@ -44,11 +44,11 @@ def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def stretches(pair: Pair) -> list[Stretch]:
+def stretches(pair: Pair) -> list[TextChunk]:
     """Answers of the pair with the states they were chosen by."""
     both = list(zip(pair.prompts[:3], pair.answers[:3], strict=True))
     texts = [
-        Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
+        TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
     ]
     states = read_states(CachedLM(pair.target), texts, (1,))
     return [dataclasses.replace(text, states=one) for text, one in zip(texts, states, strict=True)]
@@ -62,7 +62,7 @@ def test_the_device_refuses_to_meet_the_cpu() -> None:
         assert (there[torch.tensor([0, 2])] + 1).cpu().tolist() == [2.0, 2.0]
 
 
-def learnt(student: Student, stretches: Sequence[Stretch]) -> list[float]:
+def learnt(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
     """The losses of a few steps, and what the draft is worth then."""
     optimisers, losses = Optimisers(student.model, 1e-2, 1e-2), []
     for number in range(3):
@@ -73,39 +73,39 @@ def learnt(student: Student, stretches: Sequence[Stretch]) -> list[float]:
     return [*losses, student.judge(stretches, 3).agreement]
 
 
-def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[Stretch]) -> None:
-    here = learnt(ReadingStudent(pair.target, "pair", CONFIG, KEPT, stretches), stretches)
+def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[TextChunk]) -> None:
+    here = learnt(EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches), stretches)
     target = moved(copy.deepcopy(pair.target))
     with other_device():
-        student = ReadingStudent(target, "pair", CONFIG, KEPT, stretches)
+        student = EagleStudent(target, "pair", CONFIG, KEPT, stretches)
         assert student.model.device == OTHER
         there = learnt(student, stretches)
     assert there == pytest.approx(here, rel=1e-3)
 
 
 def test_a_draft_with_an_embedding_of_its_own_learns_there(
-    pair: Pair, stretches: list[Stretch], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, stretches: list[TextChunk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(CONFIG, uses_target_states=False)
-    here = learnt(OwnStudent(pair.target, config, KEPT), stretches)
+    here = learnt(IndependentStudent(pair.target, config, KEPT), stretches)
     target, first = moved(copy.deepcopy(pair.target)), first_model(pair.target, config)
     # `.to` keeps ties where both devices are real.
     monkeypatch.setattr(
         "paceline.training.draft.student.first_model", lambda target, config: moved(first)
     )
     with other_device():
-        there = learnt(OwnStudent(target, config, KEPT), stretches)
+        there = learnt(IndependentStudent(target, config, KEPT), stretches)
     assert there == pytest.approx(here, rel=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_head_is_recorded_there(
-    pair: Pair, stretches: list[Stretch], temperature: float, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, stretches: list[TextChunk], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States are handed in: their reading goes through the whole engine, which the GPU tests
     have.
     """
-    draft = ReadingStudent(pair.target, "pair", CONFIG, KEPT, stretches).model
+    draft = EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches).model
     states = stretches[0].states
     monkeypatch.setattr(along, "read_states", lambda target, texts, layers: iter([states]))
 

@@ -25,10 +25,10 @@ from paceline.training.draft.evaluate import evaluate, judge
 from paceline.training.draft.first_model import first_model, principal
 from paceline.training.draft.folder import STATE, DraftFolder
 from paceline.training.draft.loss import distillation_loss
-from paceline.training.draft.optimiser import Muon, orthogonal
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.stretches import Batches, Stretch, collated, recorded, shortened
 from paceline.training.draft.train import DraftData, DraftTrainer, kept_tokens
+from paceline.training.optimisers import Muon, orthogonal
+from paceline.training.text_chunks import Batches, TextChunk, collated, recorded, shortened
 from tests.support.shared import COUNT, Pair
 
 QUICK = DraftTraining(
@@ -57,7 +57,7 @@ def answers_file(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def answers(answers_file: Path, pair: Pair) -> list[Stretch]:
+def answers(answers_file: Path, pair: Pair) -> list[TextChunk]:
     return recorded([answers_file], model_identity(pair.target)[0])
 
 
@@ -100,7 +100,7 @@ def test_chains_of_sampled_answers_are_the_mean_over_what_may_happen() -> None:
     assert sum(found.accepted) == pytest.approx(expected)
 
 
-def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[Stretch]) -> None:
+def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[TextChunk]) -> None:
     """The prediction without decoding beside decoding itself."""
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", pair.draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
@@ -149,7 +149,7 @@ def test_the_first_embedding_is_the_targets_in_fewer_dimensions(pair: Pair) -> N
 
 
 def test_batches_hold_every_stretch_once_an_epoch_and_continue_where_they_were(
-    answers: list[Stretch],
+    answers: list[TextChunk],
 ) -> None:
     batches = Batches(answers, 200, 3)
     whole = list(itertools.islice(batches.after(0), 40))
@@ -162,7 +162,7 @@ def test_batches_hold_every_stretch_once_an_epoch_and_continue_where_they_were(
     assert len(answers) in np.cumsum([len(batch) for batch in whole])
 
 
-def test_a_batch_says_what_the_target_said(answers: list[Stretch]) -> None:
+def test_a_batch_says_what_the_target_said(answers: list[TextChunk]) -> None:
     places = np.full(256, -1)
     kept = np.unique(np.concatenate([one.token_ids[one.first :] for one in answers]))
     places[kept] = np.arange(len(kept))
@@ -179,7 +179,7 @@ def test_a_batch_says_what_the_target_said(answers: list[Stretch]) -> None:
     torch.testing.assert_close(batch.probs.sum(1), torch.ones(at))
 
 
-def test_a_long_stretch_loses_its_beginning_first(answers: list[Stretch]) -> None:
+def test_a_long_stretch_loses_its_beginning_first(answers: list[TextChunk]) -> None:
     longest = max(answers, key=len)
     cut = shortened(longest, len(longest) - 2)
     assert cut.token_ids.tolist() == longest.token_ids.tolist()[2:]
@@ -189,7 +189,7 @@ def test_a_long_stretch_loses_its_beginning_first(answers: list[Stretch]) -> Non
     assert len(tiny.top.token_ids) == 7
 
 
-def test_kept_tokens_are_the_fewest_that_cover(answers: list[Stretch]) -> None:
+def test_kept_tokens_are_the_fewest_that_cover(answers: list[TextChunk]) -> None:
     material = DraftData.of(answers, [], QUICK)
     kept = kept_tokens(material, 256, 0.8)
     said = np.concatenate([one.token_ids[one.first :] for one in material.learnt["answers"]])
@@ -200,7 +200,7 @@ def test_kept_tokens_are_the_fewest_that_cover(answers: list[Stretch]) -> None:
     assert kept_tokens(material, 256, 1.0).tolist() == list(range(256))
 
 
-def trained(pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining) -> DraftFolder:
+def trained(pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraining) -> DraftFolder:
     folder = DraftFolder(out, {"hidden": config.hidden, "length": config.length}, {"target": "t"})
     # seconds: every step takes as long, whatever else the machine does
     ticks = itertools.count(0.0, 0.05)
@@ -210,11 +210,11 @@ def trained(pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining
     return folder
 
 
-def counting(count: int) -> list[Stretch]:
+def counting(count: int) -> list[TextChunk]:
     """Texts in which every token says the next one."""
     starts = np.random.default_rng(1).integers(3, 203, count)
     return [
-        Stretch(((start + 7 * np.arange(30)) % 200 + 3).astype(np.int32), 4) for start in starts
+        TextChunk(((start + 7 * np.arange(30)) % 200 + 3).astype(np.int32), 4) for start in starts
     ]
 
 
@@ -244,7 +244,7 @@ def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) 
 
 
 def test_an_interrupted_training_goes_on(
-    pair: Pair, answers: list[Stretch], tmp_path: Path
+    pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     folder = DraftFolder(tmp_path, {"seed": 0}, {})
     material = DraftData.of(answers, [], QUICK)
@@ -269,7 +269,7 @@ def test_an_interrupted_training_goes_on(
         DraftFolder(tmp_path, {"seed": 1}, {})
 
 
-def test_steps_are_reproducible(pair: Pair, answers: list[Stretch], tmp_path: Path) -> None:
+def test_steps_are_reproducible(pair: Pair, answers: list[TextChunk], tmp_path: Path) -> None:
     material = DraftData.of(answers, [], QUICK)
     models = []
     for name in ("one", "other"):
@@ -282,7 +282,7 @@ def test_steps_are_reproducible(pair: Pair, answers: list[Stretch], tmp_path: Pa
 
 
 def test_a_damaged_checkpoint_is_refused(
-    pair: Pair, answers: list[Stretch], tmp_path: Path
+    pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     trained(pair, answers, tmp_path, QUICK)
     content = (tmp_path / STATE).read_bytes()
@@ -292,14 +292,14 @@ def test_a_damaged_checkpoint_is_refused(
 
 
 def test_a_rate_that_trains_nothing_is_refused(
-    pair: Pair, answers: list[Stretch], tmp_path: Path
+    pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     config = dataclasses.replace(QUICK, minutes=0.3, lr=1e30)
     with pytest.raises(ConfigError, match=r"lr: got .*not finite"):
         trained(pair, answers, tmp_path, config)
 
 
-def test_a_judgement_says_what_drafting_would_gain(pair: Pair, answers: list[Stretch]) -> None:
+def test_a_judgement_says_what_drafting_would_gain(pair: Pair, answers: list[TextChunk]) -> None:
     found = evaluate(draft_lm(CachedLM(pair.draft)), CachedLM(pair.target), answers, 4)
     assert set(found.chains) == {"even", "odd", "all"}
     assert found.chains["all"].places == sum(
@@ -317,7 +317,7 @@ def test_answers_of_another_model_are_refused(pair: Pair, answers_file: Path) ->
         recorded([answers_file], model_identity(pair.draft)[0])
 
 
-def test_too_few_answers_are_refused(answers: list[Stretch]) -> None:
+def test_too_few_answers_are_refused(answers: list[TextChunk]) -> None:
     with pytest.raises(ConfigError, match="got 3 answers"):
         DraftData.of(answers[:3], [], QUICK)
 

@@ -40,9 +40,9 @@ from paceline.training.draft.loss import states_loss
 from paceline.training.draft.rows import Rows, hidden_of_rows
 from paceline.training.draft.settings import DraftTraining
 from paceline.training.draft.start import begin_as, shaped_as_start
-from paceline.training.draft.states import read_states
-from paceline.training.draft.stretches import Stretch
 from paceline.training.draft.train import DraftData, DraftTrainer
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk
 from tests.support.models import redrawn
 from tests.support.shared import COUNT, Pair, reference
 
@@ -59,16 +59,16 @@ SPECS = [
 
 
 @pytest.fixture(scope="module")
-def answers(pair: Pair) -> list[Stretch]:
+def answers(pair: Pair) -> list[TextChunk]:
     """What the target says, as it is recorded."""
     both = zip(pair.prompts, pair.answers, strict=True)
     return [
-        Stretch(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
+        TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
     ]
 
 
 def trained(
-    pair: Pair, answers: list[Stretch], out: Path, config: DraftTraining = CONFIG
+    pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraining = CONFIG
 ) -> DraftTrainer:
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
     # seconds: every step takes as long, whatever else the machine does
@@ -80,7 +80,7 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def folder(pair: Pair, answers: list[Stretch], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(pair: Pair, answers: list[TextChunk], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft that has learnt the answers themselves."""
     path = tmp_path_factory.mktemp("draft")
     trained(pair, [*answers * 2], path)
@@ -88,7 +88,7 @@ def folder(pair: Pair, answers: list[Stretch], tmp_path_factory: pytest.TempPath
 
 
 def test_training_lowers_the_loss_and_continues(
-    pair: Pair, answers: list[Stretch], folder: Path
+    pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
     made = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
     assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
@@ -100,7 +100,7 @@ def test_training_lowers_the_loss_and_continues(
     assert again.done.steps == made.curve[-1].steps
 
 
-def test_several_texts_are_read_at_once(pair: Pair, answers: list[Stretch]) -> None:
+def test_several_texts_are_read_at_once(pair: Pair, answers: list[TextChunk]) -> None:
     target = CachedLM(pair.target)
     alone = list(read_states(target, answers))
     torch.set_num_threads(2)
@@ -121,7 +121,7 @@ def test_several_texts_are_read_at_once(pair: Pair, answers: list[Stretch]) -> N
 
 
 def test_a_draft_begins_as_another_one(
-    pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path
+    pair: Pair, answers: list[TextChunk], folder: Path, tmp_path: Path
 ) -> None:
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
     config = shaped_as_start(config)
@@ -137,7 +137,7 @@ def test_a_draft_begins_as_another_one(
 
 
 def test_a_draft_that_reads_no_layer_in_the_middle(
-    pair: Pair, answers: list[Stretch], folder: Path, tmp_path: Path
+    pair: Pair, answers: list[TextChunk], folder: Path, tmp_path: Path
 ) -> None:
     """As those before there was such a choice: their configuration names none."""
     path = tmp_path / "draft"
@@ -159,7 +159,7 @@ def test_a_draft_that_reads_no_layer_in_the_middle(
 
 
 def test_sequences_that_keep_states_of_different_layers_share_a_step(
-    pair: Pair, answers: list[Stretch]
+    pair: Pair, answers: list[TextChunk]
 ) -> None:
     target = CachedLM(pair.target)
     llm = LLM(pair.target)
@@ -239,7 +239,7 @@ def test_prompts_in_chunks_and_prefixes_in_the_cache_are_read(pair: Pair, folder
 
 
 def test_what_is_judged_is_what_the_drafter_gets(
-    pair: Pair, answers: list[Stretch], folder: Path
+    pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
     """The prediction without decoding beside decoding itself: the same states are read at the
     same places.
@@ -385,7 +385,9 @@ def test_a_folder_in_another_dtype(pair: Pair, folder: Path) -> None:
     assert head.kept.dtype == torch.float32
 
 
-def test_a_head_learns_what_a_chain_does(pair: Pair, answers: list[Stretch], folder: Path) -> None:
+def test_a_head_learns_what_a_chain_does(
+    pair: Pair, answers: list[TextChunk], folder: Path
+) -> None:
     """States and labels beside those of a chain that is drafted token by token."""
     draft, target = load_draft(folder, "float32"), CachedLM(pair.target)
     prompt, answer = pair.prompts[0], pair.answers[0]
@@ -429,7 +431,7 @@ def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
 
 
 def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(
-    pair: Pair, answers: list[Stretch], folder: Path
+    pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
     """Ouroboros runs the draft through the one step, too: what that reads is what the target
     said.

@@ -19,10 +19,10 @@ from paceline.draft_head.weights import Weights
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch
-from paceline.training.draft.stretches import Stretch
 from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.training.draft_head.states import states_of
 from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
+from paceline.training.text_chunks import TextChunk
 from tests.support.cli import call
 from tests.support.models import make, redrawn
 from tests.support.shared import COUNT, Pair
@@ -30,9 +30,9 @@ from tests.support.shared import COUNT, Pair
 SETTINGS = DraftHeadTraining(neurons=32, kept=64, epochs=3, batch=32, lr=3e-3)
 
 
-def answers_of(pair: Pair) -> list[Stretch]:
+def answers_of(pair: Pair) -> list[TextChunk]:
     return [
-        Stretch(torch.tensor([*prompt, *answer], dtype=torch.int32).numpy(), len(prompt))
+        TextChunk(torch.tensor([*prompt, *answer], dtype=torch.int32).numpy(), len(prompt))
         for prompt, answer in zip(pair.prompts, pair.answers, strict=True)
     ]
 
@@ -76,7 +76,7 @@ def test_it_learns(trained: tuple[Weights, list[DraftHeadReport]]) -> None:
 
 def test_places_and_answers_are_those_with_two_tokens_behind(pair: Pair) -> None:
     found = states_of(
-        CachedLM(pair.target), [Stretch(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2
+        CachedLM(pair.target), [TextChunk(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2
     )
     assert found.places.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
     assert found.answers.tolist() == [2, 3, 8, 9]
@@ -240,6 +240,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_too_little_is_refused(pair: Pair) -> None:
     model = CachedLM(make("llama"))
-    few = states_of(model, [Stretch(torch.arange(1, 7, dtype=torch.int32).numpy(), 2)])
+    few = states_of(model, [TextChunk(torch.arange(1, 7, dtype=torch.int32).numpy(), 2)])
     with pytest.raises(ConfigError, match="expected at least 32"):
         DraftHeadTrainer(model, few, few, SETTINGS)

@@ -14,12 +14,12 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.layers import decoder_layers, decoder_of, inputs_of
 from paceline.report.progress import progress_bar
-from paceline.training.draft.stretches import Stretch
+from paceline.training.text_chunks import TextChunk
 
 
 def read_states(
     model: CachedLM,
-    stretches: Sequence[Stretch],
+    stretches: Sequence[TextChunk],
     layers: tuple[int, ...] = (),
     progress: bool = False,
 ) -> Iterator[Tensor]:
@@ -52,7 +52,7 @@ def read_states(
             pool.shutdown(cancel_futures=True)  # who is interrupted does not wait for all
 
 
-def _states_of(model: CachedLM, layers: tuple[int, ...], stretch: Stretch) -> Tensor:
+def _states_of(model: CachedLM, layers: tuple[int, ...], stretch: TextChunk) -> Tensor:
     with (
         torch.no_grad(),
         model.products.in_force(0),

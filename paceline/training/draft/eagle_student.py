@@ -25,11 +25,11 @@ from paceline.model.identity import Sketch
 from paceline.training.draft.chains import Chains, expected_chains
 from paceline.training.draft.evaluate import guesses_agree
 from paceline.training.draft.loss import states_loss
-from paceline.training.draft.optimiser import learns_in
 from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.training.draft.sampled_head import SampledHead
 from paceline.training.draft.settings import HEAD_SIZE, DraftTraining
-from paceline.training.draft.stretches import Stretch, token_counts
+from paceline.training.optimisers import product_dtype
+from paceline.training.text_chunks import TextChunk, token_counts
 
 # of places in the loss, by how many guesses they are behind; the last counts for more
 _SHARES = (1.0, 0.6, 0.5, 0.4)
@@ -42,7 +42,7 @@ _LAYERS = 2
 _DEVIATION = 0.03  # of the first weights
 
 
-class ReadingStudent:
+class EagleStudent:
     """Such a draft.
 
     Args:
@@ -56,19 +56,19 @@ class ReadingStudent:
         name: str,
         config: DraftTraining,
         kept: NDArray[np.int64],
-        learnt: Sequence[Stretch],
+        learnt: Sequence[TextChunk],
     ) -> None:
         self._config = config
         self.model = _first_model(target, name, config, kept).to(target.device)
         attach(self.model, target)
         with torch.no_grad():
             self._begin(target, learnt)
-        self._dtype = learns_in(self.model.device)
+        self._dtype = product_dtype(self.model.device)
         head: Any = self.model.get_output_embeddings()
         self._out: Any = head.out
         self._head = SampledHead(head, token_counts(learnt, head.vocab_size), self._dtype)
 
-    def loss(self, stretches: Sequence[Stretch], number: int) -> Tensor:
+    def loss(self, stretches: Sequence[TextChunk], number: int) -> Tensor:
         """Return the weighted mean cross-entropy with what the target says."""
         random = np.random.default_rng((self._config.seed, number))
         chain, width, device = self._config.length, max(map(len, stretches)), self.model.device
@@ -102,11 +102,11 @@ class ReadingStudent:
         }
         return lambda *args, **named: functional_call(module, weights, args, named)
 
-    def judge(self, held_out: Sequence[Stretch], length: int) -> Chains:
+    def judge(self, held_out: Sequence[TextChunk], length: int) -> Chains:
         """Return what its chains are worth."""
         return expected_chains([guesses_agree(self.model, one, length) for one in held_out], length)
 
-    def _begin(self, target: PreTrainedModel, learnt: Sequence[Stretch]) -> None:
+    def _begin(self, target: PreTrainedModel, learnt: Sequence[TextChunk]) -> None:
         """Bring the inputs to a size of about 1, and begin with the linear guess of the state to
         come, before the last norm.
         """
@@ -181,7 +181,7 @@ def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
     return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()
 
 
-def _padded(stretches: Sequence[Stretch], width: int) -> tuple[Tensor, Tensor]:
+def _padded(stretches: Sequence[TextChunk], width: int) -> tuple[Tensor, Tensor]:
     """Return token ids [b, width] and states [b, width, 1 + layers, hidden], of the dtype they
     were read in.
     """
@@ -195,7 +195,7 @@ def _padded(stretches: Sequence[Stretch], width: int) -> tuple[Tensor, Tensor]:
     return ids, states
 
 
-def _pairs(learnt: Sequence[Stretch]) -> tuple[Tensor, Tensor, Tensor]:
+def _pairs(learnt: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
     """Return tokens, the states they were chosen by, one layer's behind the other's, and the
     last ones after them.
     """

@@ -25,7 +25,7 @@ _SORTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TextChunk:
     """Tokens, and from where on they are to be learnt.
 
     Attributes:
@@ -64,7 +64,7 @@ class TextBatch(NamedTuple):
     probs: Tensor
 
 
-def recorded(paths: Iterable[str | Path], fingerprint: str) -> list[Stretch]:
+def recorded(paths: Iterable[str | Path], fingerprint: str) -> list[TextChunk]:
     """Return the answers of files of `paceline record`, with the target's distributions where they
     were recorded.
 
@@ -85,11 +85,11 @@ def recorded(paths: Iterable[str | Path], fingerprint: str) -> list[Stretch]:
         tops: Iterable[TopRows | None] = read_tops(path) or [None] * len(answers)
         for answer, top in zip(answers, tops, strict=True):
             ids = np.array(answer.prompt_ids + answer.output_ids, dtype=np.int32)
-            found.append(Stretch(ids, len(answer.prompt_ids), top, answer.category))
+            found.append(TextChunk(ids, len(answer.prompt_ids), top, answer.category))
     return found
 
 
-def texts(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Stretch]:
+def texts(inputs: Iterable[str], tokenizer: Any, context: int) -> list[TextChunk]:
     """Return documents (`paceline.datastore.inputs`) in stretches of at most `context` tokens,
     whose every token is learnt.
     """
@@ -97,12 +97,12 @@ def texts(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Stretch]:
     for document in documents(inputs, tokenizer):
         ids = np.asarray(document, dtype=np.int32)
         found += [
-            Stretch(ids[start : start + context], 1) for start in range(0, len(ids) - 1, context)
+            TextChunk(ids[start : start + context], 1) for start in range(0, len(ids) - 1, context)
         ]
     return [stretch for stretch in found if len(stretch) > 1]
 
 
-def token_counts(stretches: Iterable[Stretch], vocab_size: int) -> NDArray[np.int64]:
+def token_counts(stretches: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int64]:
     """Return how often each token is to be predicted, [vocab]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for stretch in stretches:
@@ -120,7 +120,7 @@ def fewest(counts: NDArray[Any], share: float, multiple: int = 1) -> NDArray[np.
     return order[: -(-count // multiple) * multiple]
 
 
-def shortened(stretch: Stretch, context: int) -> Stretch:
+def shortened(stretch: TextChunk, context: int) -> TextChunk:
     """Return a stretch of at most `context` tokens: what is too long loses the beginning of its
     prompt, then its end.
     """
@@ -128,7 +128,7 @@ def shortened(stretch: Stretch, context: int) -> Stretch:
     ids, first = stretch.token_ids[cut : cut + context], stretch.first - cut
     count = len(ids) - first
     top = stretch.top and TopRows(stretch.top.token_ids[:count], stretch.top.log_probs[:count])
-    return Stretch(ids, first, top, stretch.category)
+    return TextChunk(ids, first, top, stretch.category)
 
 
 class Batches:
@@ -140,10 +140,10 @@ class Batches:
         seed: of the order.
     """
 
-    def __init__(self, stretches: Sequence[Stretch], size: int, seed: int) -> None:
+    def __init__(self, stretches: Sequence[TextChunk], size: int, seed: int) -> None:
         self._stretches, self._size, self._seed = stretches, size, seed
 
-    def after(self, done: int) -> Iterator[list[Stretch]]:
+    def after(self, done: int) -> Iterator[list[TextChunk]]:
         """Yield the batches behind the first `done`."""
         epoch = 0
         while True:
@@ -169,7 +169,7 @@ class Batches:
         return [plan[at] for at in random.permutation(len(plan))]
 
 
-def collated(stretches: Sequence[Stretch], places: NDArray[np.int64]) -> TextBatch:
+def collated(stretches: Sequence[TextChunk], places: NDArray[np.int64]) -> TextBatch:
     """Return stretches as one batch; what the target says of tokens outside the kept vocabulary is
     left out.
 

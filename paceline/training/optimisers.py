@@ -60,7 +60,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """
     tall = matrices.shape[1] > matrices.shape[2]
     found = matrices.mT if tall else matrices
-    found = (found / (found.norm(dim=(1, 2), keepdim=True) + 1e-12)).to(learns_in(found.device))
+    found = (found / (found.norm(dim=(1, 2), keepdim=True) + 1e-12)).to(product_dtype(found.device))
     a, b, c = _COEFFICIENTS
     for _ in range(_ROUNDS):
         gram = found @ found.mT
@@ -69,7 +69,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return made
 
 
-def learns_in(device: torch.device) -> torch.dtype:
+def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of a training's products: bfloat16 where these are fast; weights and
     their steps are float32.
     """
