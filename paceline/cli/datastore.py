@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -15,7 +14,6 @@ from rich.text import Text
 
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import flattened
-from paceline.cli.replay import Traces, TraceTokenizer, fit_calibration, read
 from paceline.cli.show import out, print_note, table_console
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
@@ -176,19 +174,6 @@ def verify(path: Store, /) -> int:
     if not damages:
         out.print(Text(f"{path} is intact"))
     return 1 if damages else 0
-
-
-@datastore.command
-def calibrate(
-    path: Store, /, *traces: Traces, output: Path, tokenizer: TraceTokenizer = None
-) -> None:
-    """Fit the calibration of sssd for a datastore; same as `paceline replay --fit`.
-
-    Args:
-        output: File for the calibration.
-    """
-    answers, loaded = read(traces, tokenizer)
-    fit_calibration(answers, path, loaded, output)
 
 
 class LeftOut:

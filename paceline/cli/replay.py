@@ -1,4 +1,4 @@
-"""Implement the command `paceline replay`; `--fit` writes the calibration of sssd."""
+"""Implement the command `paceline replay`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from paceline.cli.show import INTERRUPTED, print_note
 from paceline.drafters import available, create, entry
 from paceline.errors import ConfigError
 from paceline.util.config import split_spec
-from paceline.util.files import require_writable
 
 if TYPE_CHECKING:
     from paceline.core.drafter import Drafter, TopTokens
@@ -49,7 +48,6 @@ def replay(
     nodes: str = "8,16,32",
     batch: str = "1",
     limit: int | None = None,
-    fit: Path | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> int:
     """Simulate drafters on recorded answers and report tokens per step.
@@ -58,21 +56,16 @@ def replay(
 
     Args:
         drafters: Drafter specs, separated by spaces or commas. Default: prompt_lookup, sssd.
-        datastore: Folder of a datastore, for --fit and for drafters that name none; 'demo' is the
-            built-in one.
+        datastore: Folder of a datastore, for drafters that name none; 'demo' is the built-in one.
         nodes: Tree sizes, separated by commas.
         batch: Batch sizes, separated by commas.
         limit: Maximum answers per file; at least 1. Default: all.
-        fit: File for the calibration of sssd; it is fitted and written instead of a table.
     """
     if limit is not None and limit < 1:
         raise ConfigError(
             f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers."
         )
     answers, loaded = read(traces, tokenizer, limit)
-    if fit is not None:
-        fit_calibration(answers, datastore, loaded, fit)
-        return 0
     specs = [
         with_store(spec, datastore)
         for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())
@@ -105,25 +98,6 @@ def read(
 
     loaded = tokenizer_of(traces) if tokenizer is None else load_tokenizer(tokenizer)
     return {path.stem: list(read_traces(path, loaded, limit)) for path in traces}, loaded
-
-
-def fit_calibration(
-    answers: dict[str, list[Trace]], datastore: str | None, tokenizer: Any, path: Path
-) -> None:
-    """Fit the calibration of sssd on recorded answers and write it."""
-    require_writable(path)
-    from paceline.datastore import open as open_store
-    from paceline.replay.fit import AnswerKind, calibrate
-
-    if datastore is not None:
-        open_store(datastore, tokenizer=tokenizer)  # raises early if the tokenizers differ
-    with Console(stderr=True, highlight=False).status("record") as status:
-        fitted = calibrate(
-            {name: AnswerKind(traces, datastore) for name, traces in answers.items()},
-            lambda phase: status.update(phase),
-        )
-    fitted.save(path)
-    print_note(f"wrote {path}: {fitted.about}")
 
 
 def _rows(

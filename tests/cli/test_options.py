@@ -39,7 +39,7 @@ COMMANDS = [
         ["draft-head", "train"],
     ),
     *(["cache", name] for name in ("list", "clear")),
-    *(["datastore", name] for name in ("build", "add", "info", "verify", "calibrate")),
+    *(["datastore", name] for name in ("build", "add", "info", "verify")),
     *(["head", name] for name in ("record", "train", "evaluate", "calibrate")),
 ]
 
@@ -113,11 +113,6 @@ def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
         (["replay"], ["one.jsonl", "two.jsonl"], ["--nodes", "4"]),
         (["datastore", "build"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
         (["datastore", "add"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
-        (
-            ["datastore", "calibrate"],
-            ["store", "one.jsonl", "two.jsonl"],
-            ["--output", "calibration.json"],
-        ),
         (["head", "train"], ["one", "two"], ["--out", "head"]),
         (["head", "evaluate"], ["head", "one", "two"], ["--threads", "1"]),
         (["head", "calibrate"], ["head", "one", "two"], ["--limit", "1"]),

@@ -17,7 +17,6 @@ from paceline import LLM, SamplingParams, datastore, demo
 from paceline.cli.loading import load_tokenizer
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.drafters import create
-from paceline.drafters.sssd.calibration import Calibration
 from paceline.errors import CapacityError, ConfigError, DatastoreError
 from paceline.model.identity import model_identity
 from paceline.recorded_answers.reading import read_answers, read_settings
@@ -201,7 +200,7 @@ def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: 
     assert replayed.steps == sum(one.target_forwards for one in stats)
 
 
-def test_stores_and_calibrations_are_made_of_them(tmp_path: Path) -> None:
+def test_stores_are_built_from_recorded_answers(tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl")
     answers = list(read_answers(path))
     assert call("datastore", "build", tmp_path / "store", path, "--tokenizer", "demo")[0] == 0
@@ -213,13 +212,6 @@ def test_stores_and_calibrations_are_made_of_them(tmp_path: Path) -> None:
     )
     found = datastore.info(tmp_path / "store")
     assert found.tokens == sum(len(one.prompt_ids) + 2 * len(one.output_ids) for one in answers)
-    replays, calibrates = (
-        ("replay", path, "--datastore", tmp_path / "store", "--fit"),
-        ("datastore", "calibrate"),
-    )
-    for words in (replays, (*calibrates, tmp_path / "store", path, "--output")):
-        assert call(*words, tmp_path / "c.json")[0] == 0
-        assert Calibration.load(tmp_path / "c.json").about["traces"] == {"a": 6}
 
 
 def test_the_store_of_another_tokenizer_is_refused_without_being_told_which_it_is(

@@ -58,13 +58,5 @@ def test_the_replay_refuses_it(tmp_path: Path) -> None:
     path = built(tmp_path / "s", OTHER)
     traces = tmp_path / "traces.jsonl"
     traces.write_text(json.dumps({"prompt": "Hello, ", "output": "Hello, Hello"}) + "\n")
-    fitted = tmp_path / "calibration.json"
-    replayed = ["replay", str(traces), "--datastore", path]
-    for words in (
-        replayed,
-        [*replayed, "--fit", str(fitted)],
-        ["datastore", "calibrate", path, str(traces), "--output", str(fitted)],
-    ):
-        with pytest.raises(DatastoreError, match=OTHER):
-            call(*words, "--tokenizer", "demo")
-    assert not fitted.exists()
+    with pytest.raises(DatastoreError, match=OTHER):
+        call("replay", str(traces), "--datastore", path, "--tokenizer", "demo")

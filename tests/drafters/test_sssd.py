@@ -22,7 +22,7 @@ from paceline.core.request import Request
 from paceline.core.tree import node_depths
 from paceline.datastore.search import suffix_at
 from paceline.drafters import create
-from paceline.drafters.sssd.calibration import SHIPPED, Calibration
+from paceline.drafters.sssd.calibration import WEIGHTS_FILE, load_weights
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.evidence import look_up, new_pool, sample
 from paceline.drafters.sssd.features import FEATURES, HIDDEN
@@ -32,6 +32,7 @@ from paceline.drafters.sssd.request_index import LONGEST, RequestIndex
 from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
 from paceline.verification.tree_rules import check_trees
+from tests.support.sssd_inputs import candidates, offered_tokens
 from tests.support.stores import continuations, some_documents, store
 
 VOCAB = 6
@@ -197,34 +198,21 @@ def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
 
 
 def test_confidences_are_those_of_the_network(tmp_path: Path) -> None:
-    """Of what is recorded, all looked at; a tree that looks at tokens alike only once has the
-    same.
-    """
     rng = random.Random(6)
     documents = [[rng.randrange(60) for _ in range(40)] for _ in range(80)]
-    options = SssdOptions(str(store(tmp_path / "store", documents, 60)))
-    weights, inputs = Calibration.load().weights, len(FEATURES)
+    path = store(tmp_path / "store", documents, 60)
+    weights, inputs = load_weights(), len(FEATURES)
     first, bias = (
         weights[: inputs * HIDDEN].reshape(inputs, HIDDEN),
         weights[inputs * HIDDEN : (inputs + 1) * HIDDEN],
     )
     second, last = weights[(inputs + 1) * HIDDEN : -1], weights[-1]
     for _ in range(30):
-        request = Request([rng.randrange(60) for _ in range(8)], SamplingParams(max_new_tokens=30))
-        drafter, recorder = Sssd(options), Sssd(options)
-        drafter.start(request)
-        recorder.start(request)
-        (tree,) = drafter.propose([request], [24])
-        recorded, offered, _ = recorder.record(request, [7], 24)
-        assert recorded == tree
-        predicted = 1 / (1 + np.exp(-(np.maximum(offered @ first + bias, 0) @ second + last)))
-        of_root = [
-            one
-            for one, parent in zip(tree.confidence or [], tree.parents, strict=True)
-            if parent < 0
-        ]
-        assert of_root
-        assert all(np.abs(predicted - one).min() < 1e-5 for one in of_root)
+        text = [rng.randrange(60) for _ in range(8)]
+        offered = offered_tokens(text, path)
+        for token, confidence in candidates(text, path).items():
+            units = np.maximum(list(offered[token].values()) @ first + bias, 0)
+            assert confidence == pytest.approx(1 / (1 + np.exp(-(units @ second + last))), abs=1e-5)
 
 
 def test_a_period_is_continued_beyond_the_text() -> None:
@@ -322,8 +310,6 @@ def test_damage_is_named(tmp_path: Path) -> None:
         ("sssd:max_nodes=0", "max_nodes: got 0"),
         ("sssd:update_datastore=true", "without a datastore"),
         ("sssd:datastore=demo,update_datastore=true", "only read"),
-        ("sssd:fusion=paper,calibration=x.json", "fixed weights"),
-        ("sssd:calibration=nowhere.json", "nowhere.json"),
     ],
 )
 def test_wrong_options_are_named(spec: str, message: str) -> None:
@@ -336,31 +322,23 @@ def test_a_store_that_is_not_there() -> None:
         create("sssd:datastore=nowhere")
 
 
-def test_the_calibration_is_written_and_read(tmp_path: Path) -> None:
-    shipped = Calibration.load()
-    shipped.save(tmp_path / "c.json")
-    again = Calibration.load(tmp_path / "c.json")
-    assert np.array_equal(again.weights, shipped.weights)
-    assert again.about == shipped.about
-
-
-def test_a_damaged_calibration_is_refused(tmp_path: Path) -> None:
-    whole = json.loads(SHIPPED.read_text())
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    content = json.loads(WEIGHTS_FILE.read_text())
     nothing = base64.b64encode(np.zeros(3, np.float32).tobytes()).decode()
-    changes: list[tuple[dict[str, object], str]] = [
-        ({"weights": nothing}, "damaged"),
-        ({"version": 99}, "version 99"),
-        ({"inputs": ["x"]}, "1 inputs"),
-        ({"format": "?"}, "no calibration"),
-        ({"sha256": "0"}, "damaged"),
+    changes: list[dict[str, object]] = [
+        {"weights": nothing},
+        {"weights": nothing, "sha256": None},
+        {"inputs": ["x"]},
+        {"sha256": "0"},
     ]
-    for change, message in changes:
-        (tmp_path / "c.json").write_text(json.dumps({**whole, **change}))
-        with pytest.raises(ConfigError, match=message):
-            Calibration.load(tmp_path / "c.json")
-    (tmp_path / "c.json").write_text(SHIPPED.read_text()[:500])
+    path = tmp_path / "c.json"
+    for change in changes:
+        path.write_text(json.dumps({**content, **change}))
+        with pytest.raises(ConfigError, match="damaged"):
+            load_weights(path)
+    path.write_text(WEIGHTS_FILE.read_text()[:500])
     with pytest.raises(ConfigError, match=r"c\.json"):
-        Calibration.load(tmp_path / "c.json")
+        load_weights(path)
 
 
 def test_a_store_helps(tmp_path: Path) -> None:

@@ -9,27 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import SamplingParams
-from paceline.core.request import Request
-from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.evidence import Pool, new_pool
-from paceline.drafters.sssd.features import FEATURES
 from paceline.drafters.sssd.hints import follow_copy
-from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.pointers import POINTER, REQUEST
 from paceline.drafters.sssd.request_index import LONGEST
+from tests.support.sssd_inputs import offered_tokens
 from tests.support.stores import store
 
 
 def offers(text: list[int], token: int, datastore: Path | None = None) -> dict[str, float] | None:
-    """The inputs of the network for a token behind the text; None = it is not offered."""
-    request = Request(text, SamplingParams(max_new_tokens=10))
-    drafter = Sssd(SssdOptions(None if datastore is None else str(datastore)))
-    drafter.start(request)
-    _, inputs, labels = drafter.record(request, [token], 1)
-    return (
-        dict(zip(FEATURES, inputs[labels == 1][0].tolist(), strict=True)) if labels.any() else None
-    )
+    """Return the network inputs of a token after the text; None if it is not offered."""
+    return offered_tokens(text, datastore).get(token)
 
 
 def test_behind_a_skipped_token() -> None:

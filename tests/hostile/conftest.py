@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.drafters import create, sssd
+from paceline.drafters import create
 from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
 from paceline.report.prompts import load_prompts
 from tests.conftest import DATA
@@ -49,7 +49,6 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
         RecordOptions(model="demo", top=4),
     )
     (made / "acceptance.json").write_text('{"1": 1.4, "8": 2.5, "32": 3.0}')
-    shutil.copy(next(Path(sssd.__file__).parent.glob("*.json")), made / "calibration.json")
     (made / "documents.txt").write_text("Once upon a time\nthere was a store.\n")
     drafter = create(
         f"ouroboros:pool_file={made / 'pool.safetensors'}", draft_model=demo.draft_of("demo")

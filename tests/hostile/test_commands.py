@@ -81,8 +81,6 @@ generate hi --drafter sssd:fusion=cold                  -> fusion
 generate hi --drafter sssd:max_nodes=0                  -> max_nodes
 generate hi --drafter sssd:update_datastore=true        -> datastore
 generate hi --drafter sssd:update_datastore=true,datastore=demo -> datastore
-generate hi --drafter sssd:calibration=/missing         -> /missing
-generate hi --drafter sssd:calibration=@prompts.jsonl   -> calibration
 generate hi --drafter "sssd:datastore='x"               -> quote
 generate hi --drafter draft_model:max_draft_tokens=0    -> max_draft_tokens
 generate hi --drafter draft_model:verification=hope     -> verification
@@ -199,8 +197,6 @@ replay @answers.jsonl --drafters draft_model            -> draft_model
 replay @answers.jsonl --drafters nothing                -> nothing
 replay @answers.jsonl --drafters rest                   -> datastore
 replay @answers.jsonl --drafters sssd --datastore /missing -> /missing
-replay @answers.jsonl --fit /missing/x                  -> /missing
-replay @answers.jsonl --fit @store                      -> folder
 replay @answers.jsonl --tokenizer /missing              -> /missing
 replay @answers.jsonl --tokenizer @tiny.gguf --drafters sssd --datastore @store -> tokenizer
 datastore nothing                                       -> nothing
@@ -231,10 +227,6 @@ datastore info @documents.txt                           -> documents.txt
 datastore info ''                                       -> .
 datastore verify /missing                               -> /missing
 datastore verify @tiny                                  -> tiny
-datastore calibrate @store                              -> TRACES|output
-datastore calibrate @store /missing --output x          -> /missing
-datastore calibrate /missing @answers.jsonl --output x  -> /missing
-datastore calibrate @store @answers.jsonl --output /missing/x -> /missing
 head record --batch 0                                   -> batch
 head record --keep 1                                    -> keep
 head record --keep nan                                  -> keep

@@ -63,7 +63,6 @@ READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
     "head/card.json": ("head", behind("specdec_pp:head={}", draft=True), True),
     "head/head.safetensors": ("head", behind("specdec_pp:head={}", draft=True), True),
     "pool.safetensors": ("pool.safetensors", behind("ouroboros:pool_file={}", draft=True), True),
-    "calibration.json": ("calibration.json", behind("sssd:calibration={},budget=false"), True),
     "recording/*.json": (
         "recording",
         lambda place, llm: read_recording(place).labels.tolist(),

@@ -1,4 +1,4 @@
-"""Test replays with a scripted target, the command, and the fit."""
+"""Test replays with a scripted target, and the command."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from paceline import DraftTree, Outcome, ScriptedDrafter
 from paceline.datastore.mistral import MISTRAL, MistralTokenizer
 from paceline.drafters import create
-from paceline.drafters.sssd.calibration import Calibration
-from paceline.drafters.sssd.drafter import Sssd
-from paceline.drafters.sssd.features import FEATURES, HIDDEN
 from paceline.errors import ConfigError
 from paceline.replay import Trace, replay
-from paceline.replay.fit import fit, record
-from paceline.replay.fit_settings import FitOptions
 from paceline.replay.traces import read_traces
 from tests.support.cli import call
 from tests.support.stores import store
@@ -200,52 +194,6 @@ def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
     assert call(*words)[0] == 0
     first, second = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert first["tokens_per_step"] == second["tokens_per_step"]
-
-
-def test_an_input_that_never_changed_does_not_count_when_it_does() -> None:
-    """The datastore's inputs are constant in a fit without a datastore."""
-    rng = np.random.default_rng(0)
-    inputs = rng.random((400, len(FEATURES)), dtype=np.float32)
-    inputs[:, 3] = 0.25
-    labels = (inputs[:, 0] > 0.5).astype(np.float32)
-    fitted = fit((inputs, labels, np.ones(400, np.float32)), FitOptions(epochs=2))
-    into_units = fitted.weights[: len(FEATURES) * HIDDEN].reshape(len(FEATURES), HIDDEN)
-    assert not into_units[3].any()
-    assert into_units[[0, 1, 2]].all()
-
-
-def test_a_fit_learns_what_comes_true(tmp_path: Path) -> None:
-    """Text that quotes its prompt gives weights that trust copies.
-
-    The command writes them, and the drafter reads them.
-    """
-    drafter = create("sssd")
-    assert isinstance(drafter, Sssd)
-    samples = record(drafter, some_traces(20))
-    assert set(samples[1].tolist()) == {0.0, 1.0}
-    losses: list[float] = []
-    options = FitOptions(epochs=5, batch=256)
-    first = fit(samples, options, lambda epoch, loss: losses.append(loss))
-    second = fit(samples, options)
-    assert losses[-1] < losses[0]
-    assert first.weights.tolist() == second.weights.tolist()
-    path = write(tmp_path / "t.jsonl", some_traces(20))
-    assert call("replay", path, "--fit", tmp_path / "c.json")[0] == 0
-    assert Calibration.load(tmp_path / "c.json").about["traces"] == {"t": 20}
-    folder = store(tmp_path / "store", [[1, 2, 3]], vocab_size=40)
-    assert call("datastore", "calibrate", folder, path, "--output", tmp_path / "d.json")[0] == 0
-    assert Calibration.load(tmp_path / "d.json").about["traces"] == {"t": 20}
-    fitted = replay(
-        create("sssd", calibration=str(tmp_path / "c.json")), some_traces(20, seed=2), 8
-    )
-    assert fitted.tokens_per_step > 2
-
-
-def test_a_fit_without_repetition_is_refused() -> None:
-    drafter = create("sssd")
-    assert isinstance(drafter, Sssd)
-    with pytest.raises(ConfigError, match="no samples"):
-        record(drafter, [([1, 2], [3, 4])])
 
 
 def test_the_tokenizer_of_mistral_common() -> None:

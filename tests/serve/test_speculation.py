@@ -58,7 +58,6 @@ def test_what_is_taken(given: Any, spec: Any) -> None:
         ":",
         "sssd:datastore=/etc",
         "sssd:datastore=/a/store",
-        "sssd:calibration=x",
         "ouroboros:pool_file=x",
         "specdec_pp:head=x",
         "token_recycling:tree=x",

@@ -44,7 +44,6 @@ class Auto(RecyclingDrafter):
         self._retrieval = Sssd(
             SssdOptions(
                 options.datastore,
-                calibration=options.calibration,
                 max_nodes=_SETTINGS.retrieved_nodes,
                 answer_cache_tokens=options.answer_cache_tokens,
                 update_datastore=options.update_datastore,
@@ -70,7 +69,7 @@ class Auto(RecyclingDrafter):
 
         Raises:
             DatastoreError: The datastore cannot be read.
-            ConfigError: The calibration or the pool file cannot be read.
+            ConfigError: The pool file cannot be read.
         """
         return cls(options, draft)
 

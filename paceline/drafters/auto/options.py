@@ -17,8 +17,6 @@ class AutoOptions:
     Attributes:
         datastore: Folder of a datastore, or "demo" for the one of the built-in target. By default
             the drafter retrieves from the request and from earlier answers only.
-        calibration: Calibration file of retrieval, as `paceline replay --fit` writes it. By default
-            the calibration that comes with the package.
         max_context_ngram: Longest context, in tokens, under which a next-token distribution of the
             target is cached (Token Recycling). At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
@@ -38,7 +36,6 @@ class AutoOptions:
     """
 
     datastore: str | None = None
-    calibration: str | None = None
     max_context_ngram: int = 3
     max_nodes: int | None = None
     budget: bool = True

@@ -33,7 +33,6 @@ JOB = record_dtype(DraftJob)
 @compiled
 def draft_batch(
     weights: NDArray[np.float32] | None,
-    known: Any,
     merging: bool | None,
     jobs: Records[DraftJob],
     new_tokens: NDArray[np.int64],
@@ -47,7 +46,6 @@ def draft_batch(
 
     Args:
         weights: [WEIGHTS] of the calibration; None with `fusion=paper`.
-        known: `KnownContinuation` for the fit; None with `fusion=paper`.
         merging: True with `fusion=paper`, else None.
         jobs: [batch] requests.
         new_tokens: New tokens of all requests.
@@ -78,7 +76,7 @@ def draft_batch(
             size = merge_sources(text, table, merge, job.nodes, job.levels)
             write_tree(merge.tree, size, drafted[index])
         if weights is not None:
-            size = grow(text, table, workspace, job.nodes, job.levels, weights, request, known)
+            size = grow(text, table, workspace, job.nodes, job.levels, weights, request)
             write_tree(workspace.tree, size, drafted[index])
         if size < 0:
             return -1 - size

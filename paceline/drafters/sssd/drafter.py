@@ -2,8 +2,7 @@
 
 Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` uses its sources
 and fixed weights. `fusion=calibrated` predicts the probability of each token from the match
-statistics of both sources (`features`, fitted by `paceline replay --fit`), and searches recent
-answers of the engine too.
+statistics of both sources (`features`), and searches recent answers of the engine too.
 
     request_index   earlier positions of the newest tokens    network   inputs -> probability
     evidence        match pointers of a node, both sources    search    the tree, best first
@@ -28,10 +27,9 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.datastore.store import Snapshot
 from paceline.drafters.sssd.answer_memory import AnswerMemory
 from paceline.drafters.sssd.batch import JOB, draft_batch
-from paceline.drafters.sssd.calibration import Calibration
+from paceline.drafters.sssd.calibration import load_weights
 from paceline.drafters.sssd.options import MAX_NODES, SssdOptions
 from paceline.drafters.sssd.request_index import RequestIndex
-from paceline.drafters.sssd.search import OFFER, KnownContinuation
 from paceline.drafters.sssd.tree import DRAFT_NODE
 from paceline.util.machine import usable_cores
 from paceline.util.threads import Threads
@@ -51,14 +49,14 @@ class Sssd(Drafter):
     name = "sssd"
     Options = SssdOptions
 
-    def __init__(self, options: SssdOptions, calibration: Calibration | None = None) -> None:
+    def __init__(self, options: SssdOptions) -> None:
         from paceline import datastore
 
         self._options = options
         self.budget = options.budget
         if options.max_nodes is None:  # section 3.2 of the paper: by the size of the batch
             self.node_rule = WITH_BUDGET if options.budget else NodeRule(_NODES, batch=_BATCH_NODES)
-        self._calibration = calibration or Calibration.load(options.calibration)
+        self._weights = load_weights()
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:
             self.ids_below = self._store.vocab_size
@@ -78,7 +76,6 @@ class Sssd(Drafter):
 
         Raises:
             DatastoreError: The datastore cannot be read.
-            ConfigError: The calibration cannot be read.
         """
         return cls(options)
 
@@ -107,26 +104,7 @@ class Sssd(Drafter):
         """
         if not requests:
             return []
-        return self._drafted(requests, max_nodes, _NOTHING_KNOWN)
-
-    def record(
-        self, request: Request, truth: Sequence[int], nodes: int, room: int = 4096
-    ) -> tuple[DraftTree, NDArray[np.float32], NDArray[np.float32]]:
-        """Draft for one request, and record candidates after known tokens.
-
-        Args:
-            request: Request to draft for.
-            truth: Tokens that follow.
-            nodes: Maximum number of nodes.
-            room: Maximum number of recorded candidates.
-        Returns:
-            The tree; the network inputs per candidate [n, inputs]; whether each was right [n].
-        """
-        offers = np.empty(room, OFFER)
-        known = KnownContinuation(np.array(truth, dtype=np.int64), offers, np.zeros(1, np.int64))
-        (tree,) = self._drafted([request], [nodes], known)
-        used = int(known.used[0])
-        return tree, offers["inputs"][:used], offers["label"][:used]
+        return self._drafted(requests, max_nodes)
 
     def stop(self, request: Request) -> None:
         """Drop the index; store the answer, joined to the end of the prompt."""
@@ -161,9 +139,7 @@ class Sssd(Drafter):
             : next(place for place, token in enumerate(token_ids) if token >= self.ids_below)
         ]
 
-    def _drafted(
-        self, requests: Sequence[Request], max_nodes: list[int], known: KnownContinuation
-    ) -> list[DraftTree]:
+    def _drafted(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         if self._learning is not None:
             self._learning.follow(
                 {request.id: fresh for request in requests if (fresh := self._said_since(request))}
@@ -175,11 +151,7 @@ class Sssd(Drafter):
             [min(limit, most) for limit in max_nodes],
         )
         snapshot = self._searchable()  # kept alive until its shards have been checked
-        fusion = (
-            (None, None, True)
-            if self._options.fusion == "paper"
-            else (self._calibration.weights, known, None)
-        )
+        fusion = (None, True) if self._options.fusion == "paper" else (self._weights, None)
         for result in self._searched(len(requests), *fusion, *batch.arguments(snapshot.table)):
             snapshot.check(result)
         return batch.trees()
@@ -197,11 +169,6 @@ class Sssd(Drafter):
         helpers = min(self._workers, count // _SHARE) - 1
         others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]
-
-
-_NOTHING_KNOWN = KnownContinuation(
-    np.empty(0, dtype=np.int64), np.empty(0, dtype=OFFER), np.zeros(1, dtype=np.int64)
-)
 
 
 class _SearchBatch:

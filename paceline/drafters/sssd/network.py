@@ -90,16 +90,15 @@ def confidence_of(
     end: int,
     seen: int,
     weights: NDArray[np.float32],
-    anew: bool,
 ) -> float:
     """Return the confidence of one token; `begin_node` must have been called before.
 
     Tokens that are not in the request and that the datastore has once have the same inputs if their
-    match length is the same. Unless `anew`, their confidence is computed once.
+    match length is the same, so their confidence is computed once.
     """
     one = counts.tokens[which]
     match = one.longest[STORE]
-    single = one.pointers == 1 and seen < 0 and one.nearest < 0 and one.votes == 0 and not anew
+    single = one.pointers == 1 and seen < 0 and one.nearest < 0 and one.votes == 0
     if single and network.alike[match] >= 0:
         return float(network.alike[match])
     describe_token(network.inputs[0], counts, which, best, end, seen)

@@ -22,8 +22,6 @@ class SssdOptions:
             the drafter searches the request and earlier answers only.
         fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, "paper" the
             paper's fixed weights. Default "calibrated".
-        calibration: Calibration file, as `paceline replay --fit` writes it. By default the
-            calibration that comes with the package.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. By default 48 with the
             budget; without it 7, and in larger batches 24 for the whole batch.
         budget: The engine processes only the nodes that are expected to save time; default true.
@@ -35,7 +33,6 @@ class SssdOptions:
 
     datastore: str | None = None
     fusion: str = "calibrated"
-    calibration: str | None = None
     max_nodes: int | None = None
     budget: bool = True
     answer_cache_tokens: int | None = None
@@ -50,11 +47,6 @@ class SssdOptions:
         if self.fusion not in FUSIONS:
             raise ConfigError(
                 f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}."
-            )
-        if self.fusion == "paper" and self.calibration is not None:
-            raise ConfigError(
-                f"sssd: fusion=paper has fixed weights and does not take"
-                f" calibration={self.calibration}. Leave one of the two out."
             )
         if self.update_datastore and tokens is not None:
             raise ConfigError(

@@ -31,7 +31,7 @@ from paceline.drafters.sssd.evidence import (
     point_into_request,
     point_into_store,
 )
-from paceline.drafters.sssd.features import FEATURES, describe_node
+from paceline.drafters.sssd.features import describe_node
 from paceline.drafters.sssd.hints import add_hints, follow_copy
 from paceline.drafters.sssd.network import Network, begin_node, confidence_of, new_network
 from paceline.drafters.sssd.request_index import LONGEST, RequestState, RequestText, last_place
@@ -58,14 +58,7 @@ class Child:
     path_confidence: float  # of the whole path
 
 
-class Offer:
-    """Record a candidate after a known path, for the fit."""
-
-    inputs: Annotated[NDArray[np.float32], np.float32, len(FEATURES)]
-    label: Annotated[float, np.float32]  # 1 = it was right, 0 = it was not
-
-
-CHILD, OFFER = record_dtype(Child), record_dtype(Offer)
+CHILD = record_dtype(Child)
 
 
 class Workspace(NamedTuple):
@@ -84,20 +77,6 @@ class Workspace(NamedTuple):
     network: Network
     tree: Records[TreeNode]
     frontier: Records[Child]
-
-
-class KnownContinuation(NamedTuple):
-    """Hold the true continuation, used only when fitting the calibration.
-
-    Attributes:
-        truth: [n] tokens that follow; empty records nothing.
-        offers: [room] recorded candidates, filled.
-        used: [1] number of recorded candidates.
-    """
-
-    truth: NDArray[np.int64]
-    offers: Records[Offer]
-    used: NDArray[np.int64]
 
 
 @compiled
@@ -120,7 +99,6 @@ def grow(
     levels: int,
     weights: NDArray[np.float32],
     request: RequestState,
-    known: KnownContinuation,
 ) -> int:
     """Grow one tree; return its size, or -1 - the index of a damaged shard."""
     tree, frontier = workspace.tree, workspace.frontier
@@ -130,7 +108,6 @@ def grow(
         root.store_size
     ) = 0
     root.confidence = root.path_confidence = 1.0
-    root.correct = known.truth.size > 0
     size, used, waiting, look_ups, node = 0, 0, 0, 0, 0
     while True:
         if tree[node].depth < levels:
@@ -139,24 +116,18 @@ def grow(
             )
             if used < 0:
                 return used
-            waiting = _offer(text, table, workspace, node, waiting, weights, request, known)
+            waiting = _offer(text, table, workspace, node, waiting, weights, request)
         if size == nodes or waiting == 0:
             return size
         size += 1
         node = size
-        waiting = _take(tree, frontier, node, waiting, known.truth)
+        waiting = _take(tree, frontier, node, waiting)
         if size == nodes:
             return size
 
 
 @kernel
-def _take(
-    tree: Records[TreeNode],
-    frontier: Records[Child],
-    node: int,
-    waiting: int,
-    truth: NDArray[np.int64],
-) -> int:
+def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting: int) -> int:
     """Move the best child from the frontier to the tree; return the frontier's size."""
     best = highest(frontier, waiting)
     child, new = frontier[best], tree[node]
@@ -169,8 +140,6 @@ def _take(
         child.origin,
     )
     new.confidence, new.path_confidence = child.confidence, child.path_confidence
-    known = parent.correct > 0 and depth < truth.size
-    new.correct = known and truth[min(depth, truth.size - 1)] == child.token
     frontier[best] = frontier[waiting - 1]
     return waiting - 1
 
@@ -238,7 +207,6 @@ def _offer(
     waiting: int,
     weights: NDArray[np.float32],
     request: RequestState,
-    known: KnownContinuation,
 ) -> int:
     """Add the children of a node to the frontier; return its size."""
     pool, counts, network, frontier = (
@@ -259,21 +227,12 @@ def _offer(
         store = guess_of_store(counts, different)
         request.request_guess = counts.tokens[best].token if best >= 0 else -1
         request.store_guess = counts.tokens[store].token if store >= 0 else -1
-    recorded = this.correct > 0 and depth < known.truth.size
     for which in range(different):
         if hopeless(counts, which, different):
             continue
         token = counts.tokens[which].token
         seen = last_place(text, token)
-        confidence = confidence_of(
-            network, counts, which, best, text.length + depth, seen, weights, recorded
-        )
-        if recorded and known.used[0] < len(known.offers):
-            offer = known.offers[known.used[0]]
-            for index in range(len(FEATURES)):
-                offer.inputs[index] = network.columns[index]
-            offer.label = known.truth[depth] == token
-            known.used[0] += 1
+        confidence = confidence_of(network, counts, which, best, text.length + depth, seen, weights)
         path = confidence * this.path_confidence
         if path > _LEAST_CONFIDENCE and waiting < len(frontier):
             child = frontier[waiting]

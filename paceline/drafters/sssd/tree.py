@@ -32,7 +32,6 @@ class TreeNode:
     end: int
     request_size: int  # matches in the request were looked for down to this length
     store_size: int  # matches in the datastore were
-    correct: int  # 1 = the whole path is known to be right (`Offer`)
 
 
 class DraftNode:
