@@ -1,9 +1,9 @@
-"""Jobs: compiled work that any number of threads may share, and helpers that stay awake for it
-during a forward.
+"""Share the tasks of compiled kernels among threads.
 
-A job takes its tasks from a counter among its arguments, until none is left. To wake a thread takes
-as long as a product of a few rows; so while a `SpinningThreadTeam` is at hand its helpers look for
-the next job all the time, and have it within a microsecond.
+A `TeamJob` takes tasks from an atomic counter in its argument record until none is left, so any
+number of threads may run it. Waking a sleeping thread takes as long as a product of a few rows.
+During a forward pass `TEAM` therefore keeps helper threads spinning: they start the next job within
+a microsecond.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from paceline.cpu.settings import MAX_SPINS
 from paceline.cpu.simd_f32x8 import operation, pointer
 from paceline.util.compiled import callback, compiled
 from paceline.util.machine import on_x86
-from paceline.util.threads import share, submit
+from paceline.util.threads import follow_forks, share, submit
 
-# bytes in the letter box; what is waited for has a line of its own
-_OPEN, _INSIDE, _STOP, _JOB, _PLACE = (0, 64, 128, 192, 200)
-_SIZE = 256
-_PATIENCE = 1 << 18  # looks in vain, of 10 to 40 ns, before a helper gives up
+# Layout of a team's mailbox, as byte offsets. Each word that a thread polls has its own cache line.
+_LINE = 64
+_OPEN, _INSIDE, _STOP, _JOB = (_LINE * number for number in range(4))
+_ARGUMENTS = _JOB + 8
+_MAILBOX_SIZE = 4 * _LINE
 _INDEX = ir.IntType(64)
-_under_way = threading.local()
 
 
-def _call(builder: Any, job: Any, place: Any) -> Any:
+def _call(builder: Any, job: Any, arguments: Any) -> Any:
     kind = ir.FunctionType(_INDEX, [_INDEX])
-    return builder.call(builder.inttoptr(job, kind.as_pointer()), [place])
+    return builder.call(builder.inttoptr(job, kind.as_pointer()), [arguments])
 
 
 def _load(builder: Any, address: Any) -> Any:
@@ -51,7 +52,7 @@ def _add(builder: Any, address: Any, amount: Any) -> Any:
 
 
 def _pause(builder: Any) -> None:
-    """Leave the core to its other thread for a moment."""
+    """Emit the x86 `pause` instruction, which yields to the sibling hyper-thread."""
     if on_x86():
         called = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
@@ -59,7 +60,7 @@ def _pause(builder: Any) -> None:
         builder.call(called, [])
 
 
-call = operation(types.int64, (types.int64,) * 2, _call)  # a job's address, that of its arguments
+call = operation(types.int64, (types.int64,) * 2, _call)  # (job address, argument address)
 load_shared = operation(types.int64, (types.int64,), _load)
 store_shared = operation(types.void, (types.int64,) * 2, _store)
 add_shared = operation(types.int64, (types.int64,) * 2, _add)
@@ -67,14 +68,21 @@ pause = operation(types.void, (), _pause)
 
 
 class TeamJob:
-    """A function of compiled code that does tasks until none is left: (address of its arguments) ->
-    how many it did.
+    """Run a compiled function on a record of arguments, in several threads at once.
 
-    It makes no reference to Python's objects, and any number of threads may be in it.
+    Args:
+        work: Function of the record's address. It does tasks until the record's counter shows that
+            none is left, and returns how many it did. It must not use Python objects.
+        record: Dtype of the record that `run` fills; its fields are int64 or float64. None
+            (default) allows only `share`, with a record that the caller owns.
     """
 
-    def __init__(self, work: Callable[[int], int]) -> None:
+    def __init__(self, work: Callable[[int], int], record: np.dtype[np.void] | None = None) -> None:
         self._work = work
+        self._layout = struct.Struct("" if record is None else _struct_format(record))
+        # Records that no call uses at the moment. A call takes one and returns it afterwards, so
+        # calls of several threads never share a record.
+        self._free_records: list[tuple[Any, int]] = []
 
     @cached_property
     def _compiled(self) -> Any:
@@ -82,128 +90,176 @@ class TeamJob:
 
     @cached_property
     def address(self) -> int:
-        """Of the compiled function."""
+        """Address of the compiled function."""
         return int(self._compiled.address)
 
     def prepare(self) -> None:
-        """Compile it now, where it has not been: no request waits for it then."""
+        """Compile the job now, so that no request waits for it."""
         _ = self.address
 
-    def share(self, place: int, helpers: int, small: bool = False) -> None:
-        """Do all tasks, here and in other threads.
+    def run(self, values: tuple[float, ...], helpers: int, small: bool = False) -> None:
+        """Do all tasks of one call, in this thread and its helpers.
 
         Args:
-            place: of the record that the job reads, its counter of tasks included.
-            helpers: threads to wake, where no crew is at hand.
-            small: not worth the help of a crew either.
+            values: Fields of the argument record, in order.
+            helpers: Number of sleeping threads to wake if no team runs for this thread.
+            small: Whether the work is too short for spinning helpers, too. Default: no.
         """
-        crew: SpinningThreadTeam | None = getattr(_under_way, "crew", None)
-        if crew is not None and not small:
-            crew.lead(self.address, place)
+        try:
+            record = self._free_records.pop()
+        except IndexError:
+            buffer = ctypes.create_string_buffer(self._layout.size)
+            record = buffer, ctypes.addressof(buffer)
+        self._layout.pack_into(record[0], 0, *values)
+        self.share(record[1], helpers, small)
+        self._free_records.append(record)
+
+    def share(self, arguments: int, helpers: int, small: bool = False) -> None:
+        """Do all tasks of the record at the address `arguments`; otherwise like `run`."""
+        team = None if small else TEAM.of_this_thread()
+        if team is not None:
+            team.run(self.address, arguments)
         elif helpers:
-            share(_do, (self.address, place), helpers)
+            share(_do, (self.address, arguments), helpers)
         else:
-            _do(self.address, place)
+            _do(self.address, arguments)
 
 
-class Arguments(threading.local):
-    """Room for the arguments of a job, each thread's own.
-
-    Args:
-        record: dtype of the record that the job reads; all its fields are int64 or float64.
-    """
-
-    def __init__(self, record: np.dtype[np.void]) -> None:
-        kinds = {np.dtype(np.int64): "q", np.dtype(np.float64): "d"}
-        self._layout = struct.Struct(
-            "".join(kinds[record[number]] for number in range(len(record.names or ())))
-        )
-        self._room = ctypes.create_string_buffer(self._layout.size)
-        self._place = ctypes.addressof(self._room)
-
-    def write(self, *values: float) -> int:
-        """Write them, the fields in their order, and return where they lie until the next call
-        in this thread.
-        """
-        self._layout.pack_into(self._room, 0, *values)
-        return self._place
+def _struct_format(record: np.dtype[np.void]) -> str:
+    codes = {np.dtype(np.int64): "q", np.dtype(np.float64): "d"}
+    return "".join(codes[record[number]] for number in range(len(record.names or ())))
 
 
 class SpinningThreadTeam:
-    """Threads that wait awake for jobs of the thread that made it."""
+    """Helper threads that spin for the jobs of one leading thread.
+
+    Args:
+        helpers: Number of helper threads to take from the process's pool.
+    """
 
     def __init__(self, helpers: int) -> None:
-        self._room = np.zeros(_SIZE // 8 + 8, dtype=np.int64)
-        self._box = (self._room.ctypes.data + 63) // 64 * 64
-        self._jobs = 0
+        self._memory = np.zeros((_MAILBOX_SIZE + _LINE) // 8, dtype=np.int64)
+        self._mailbox = (self._memory.ctypes.data + _LINE - 1) // _LINE * _LINE
+        self._num_jobs = 0
         for _ in range(helpers):
             submit(self._help)
 
-    def lead(self, job: int, place: int) -> None:
-        """Do all tasks of a job, with whoever is awake."""
-        self._jobs += 1
-        _lead(self._box, self._jobs, job, place)
+    def run(self, job: int, arguments: int) -> None:
+        """Do all tasks of a job with the helpers that are awake.
 
-    def dismiss(self) -> None:
-        """Let the helpers go."""
-        _dismiss(self._box)
+        Args:
+            job: Address of the compiled function.
+            arguments: Address of its argument record.
+        """
+        self._num_jobs += 1
+        _lead(self._mailbox, self._num_jobs, job, arguments)
+
+    def stop(self) -> None:
+        """Send the helpers back to the pool."""
+        _stop(self._mailbox)
 
     def _help(self) -> int:
-        return _help(self._box)  # holds `self`, and with it the letter box
+        return _help(self._mailbox)  # the bound method keeps the mailbox alive
 
 
-@contextmanager
-def awake(helpers: int) -> Iterator[None]:
-    """Have a crew for the jobs of this thread inside."""
-    if not helpers:
-        yield
-        return
-    crew = _under_way.crew = SpinningThreadTeam(helpers)
-    try:
-        yield
-    finally:
-        _under_way.crew = None
-        crew.dismiss()
+class _Lease(NamedTuple):
+    """A running team and the thread that leads it."""
+
+    thread: int
+    team: SpinningThreadTeam
+
+
+class ThreadTeam:
+    """Lend spinning helpers to one forward pass at a time.
+
+    A second forward pass that starts meanwhile runs without spinning helpers: it never waits for
+    the first, so two of them cannot deadlock. A forked child starts without a team.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lease: _Lease | None = None
+        follow_forks(self)
+
+    @contextmanager
+    def running(self, helpers: int) -> Iterator[None]:
+        """Keep helpers spinning for the jobs of this thread in the `with` block.
+
+        Args:
+            helpers: Number of helper threads; 0 starts none.
+        """
+        lock = self._lock
+        if not helpers or not lock.acquire(blocking=False):
+            yield
+            return
+        try:
+            team = SpinningThreadTeam(helpers)
+            lease = self._lease = _Lease(threading.get_ident(), team)
+            try:
+                yield
+            finally:
+                if self._lease is lease:  # not after a fork inside the block
+                    self._lease = None
+                team.stop()
+        finally:
+            lock.release()
+
+    def of_this_thread(self) -> SpinningThreadTeam | None:
+        """Return the team that the calling thread leads, if any."""
+        lease = self._lease
+        if lease is not None and lease.thread == threading.get_ident():
+            return lease.team
+        return None
+
+    def become_child(self) -> None:
+        """Forget the parent's team after a fork."""
+        self._lock = threading.Lock()
+        self._lease = None
+
+
+TEAM = ThreadTeam()  # the team of this process: all forward passes share one pool of threads
 
 
 @compiled
-def _do(job: int, place: int) -> int:
-    done: int = call(job, place)
-    return done
+def _do(job: int, arguments: int) -> int:
+    num_done: int = call(job, arguments)
+    return num_done
 
 
 @compiled
-def _lead(box: int, number: int, job: int, place: int) -> int:
-    store_shared(box + _JOB, job)
-    store_shared(box + _PLACE, place)
-    store_shared(box + _OPEN, number)
-    done: int = call(job, place)
-    store_shared(box + _OPEN, 0)
-    while load_shared(box + _INSIDE):  # nobody enters any more
+def _lead(mailbox: int, number: int, job: int, arguments: int) -> int:
+    """Post job `number`, take part in it, and wait until no helper is inside it."""
+    store_shared(mailbox + _JOB, job)
+    store_shared(mailbox + _ARGUMENTS, arguments)
+    store_shared(mailbox + _OPEN, number)
+    num_done: int = call(job, arguments)
+    store_shared(mailbox + _OPEN, 0)
+    while load_shared(mailbox + _INSIDE):  # the job is closed: no further helper enters
         pause()
-    return done
+    return num_done
 
 
 @compiled
-def _dismiss(box: int) -> None:
-    store_shared(box + _STOP, 1)
+def _stop(mailbox: int) -> None:
+    store_shared(mailbox + _STOP, 1)
 
 
 @compiled
-def _help(box: int) -> int:
-    """Do tasks of every job, until there are no more; returns how many."""
-    seen, idle, done = 0, 0, 0
-    while idle < _PATIENCE:
-        number = load_shared(box + _OPEN)
-        if number in (0, seen):
-            if load_shared(box + _STOP):
+def _help(mailbox: int) -> int:
+    """Take part in every job until the team stops or `MAX_SPINS` polls find none."""
+    last_number, num_spins, num_done = 0, 0, 0
+    while num_spins < MAX_SPINS:
+        number = load_shared(mailbox + _OPEN)
+        if number in (0, last_number):
+            if load_shared(mailbox + _STOP):
                 break
-            idle += 1
+            num_spins += 1
             pause()
             continue
-        add_shared(box + _INSIDE, 1)
-        if load_shared(box + _OPEN) == number:  # the leader waits from here on
-            done += call(load_shared(box + _JOB), load_shared(box + _PLACE))
-        add_shared(box + _INSIDE, -1)
-        seen, idle = number, 0
-    return done
+        add_shared(mailbox + _INSIDE, 1)
+        # The job may have closed meanwhile. If it is still open, the leader waits for this helper.
+        if load_shared(mailbox + _OPEN) == number:
+            num_done += call(load_shared(mailbox + _JOB), load_shared(mailbox + _ARGUMENTS))
+        add_shared(mailbox + _INSIDE, -1)
+        last_number, num_spins = number, 0
+    return num_done

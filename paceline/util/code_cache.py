@@ -1,20 +1,23 @@
-"""Where numba keeps compiled functions: beside their module, else in the cache, else in memory
-only.
+"""Store compiled functions on disk, so that later processes load them.
 
-`NUMBA_CACHE_DIR` comes first where it is set. Compiled code that lies beside a module is read also
-where that folder cannot be written: whoever installs paceline for others may compile it once for
-all of them.
+Numba looks for a writable folder in this order: `NUMBA_CACHE_DIR`, the `__pycache__` of the module,
+paceline's own cache. Without any, compiled code stays in memory. Code in a `__pycache__` is also
+read if that folder is read-only: an administrator can compile once for all users.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+from functools import cache as memoised
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
+    IndexDataCacheFile,
     InTreeCacheLocator,
     UserProvidedCacheLocator,
     UserWideCacheLocator,
@@ -24,62 +27,79 @@ from paceline.errors import ConfigError
 from paceline.util import cache
 
 _FOLDER = "compiled"
+_PACKAGE = Path(__file__).parents[1]
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
-    """Below `cache.root()`, in a folder that only its owner may write."""
+    """Locate compiled code below `cache.root()`, writable by its owner only."""
 
     def __init__(self, function: Any, file: str) -> None:
         super().__init__(function, file)
         self._cache_path = str(cache.root() / _FOLDER / self.get_suitable_cache_subpath(file))
 
     def ensure_cache_path(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         os.makedirs(cache.root() / _FOLDER, mode=0o700, exist_ok=True)
         super().ensure_cache_path()
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> Any:
-        """Return one for a function; None where the cache cannot be written."""
+        """Return the locator of a function; None if the cache cannot be written."""
         try:
             return super(UserProvidedCacheLocator, cls).from_function(function, file)
-        except ConfigError:  # no home
+        except ConfigError:  # the user has no home directory
             return None
 
 
 class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
-    """Beside a module, in a folder that cannot be written: what is there is read."""
+    """Locate compiled code in the read-only `__pycache__` of its module."""
 
     def ensure_cache_path(self) -> None:
-        """Leave it as it is; the attempt to save says why that is impossible."""
+        """Accept a read-only folder; an attempt to save reports the reason."""
 
 
 class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = [  # noqa: RUF012 - numba's
         *(
-            _InCache if one is UserWideCacheLocator else one
-            for one in CompileResultCacheImpl._locator_classes
+            _InCache if locator is UserWideCacheLocator else locator
+            for locator in CompileResultCacheImpl._locator_classes
         ),
         _ReadOnly,
     ]
 
 
 class CodeCache(FunctionCache):  # type: ignore[misc]
-    """Compiled forms of one function. A folder that cannot be read or written costs time, and
-    one notice.
+    """Load and save the compiled overloads of one function.
+
+    Overloads are compiled again when the function's module changes, or the settings modules of its
+    package: compiled code contains the values of constants. A folder that cannot be read or written
+    costs compile time and one warning.
+
+    Args:
+        function: The Python function.
     """
 
     _impl_class = _Functions
     _writable = True
 
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        locator = self._impl.locator
+        folder = Path(function.__code__.co_filename).parent
+        self._cache_file = IndexDataCacheFile(
+            self._cache_path,
+            self._impl.filename_base,
+            (locator.get_source_stamp(), _settings_digest(folder)),
+        )
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled form for a signature; None where there is none that can be read."""
+        """Return the compiled overload for a signature; None if none can be read."""
         try:
             return super().load_overload(sig, target_context)
         except OSError:
             return None
         except (EOFError, UnpicklingError, AttributeError, ImportError):
-            # The index is damaged, or names a class that another version of paceline had.
+            # The index is damaged, or names a class of another version of paceline.
             self._forget()
             return None
 
@@ -90,10 +110,21 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
             CodeCache._writable = False
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled form for other processes."""
+        """Store a compiled overload for other processes."""
         if CodeCache._writable:
             try:
                 super().save_overload(sig, data)
             except OSError as error:
-                CodeCache._writable = False  # a full disk is not tried again for each function
+                CodeCache._writable = False  # do not retry a full disk for each function
                 cache.note_unwritable(f"{self.cache_path!r} cannot be written ({error.strerror})")
+
+
+@memoised
+def _settings_digest(folder: Path) -> str:
+    """Hash the settings modules of a folder and its parents, up to the package's root."""
+    digest = hashlib.sha256()
+    while folder.is_relative_to(_PACKAGE):
+        for path in sorted(folder.glob("*settings*.py")):
+            digest.update(path.read_bytes())
+        folder = folder.parent
+    return digest.hexdigest()

@@ -1,18 +1,18 @@
-"""How hot loops are compiled (numba, cached on disk, free of the interpreter lock), and how their
-arrays hold named fields.
+"""Compile hot loops with numba, and describe arrays of records with named fields.
 
-An array of records has one class that names its fields, and the dtype that is made of it:
+Compiled code is stored on disk and runs without the interpreter lock. An array of records has a
+class that names its fields, and a dtype that `record_dtype` derives from the class:
 
     class Match:
-        place: int  # of the token behind it
+        position: int  # of the token after the match
         length: int  # in tokens
 
     MATCH = record_dtype(Match)
-    matches = np.empty(room, dtype=MATCH)
+    matches = np.empty(capacity, dtype=MATCH)
 
-In compiled code `matches[i].place` is read and written in place, and mypy knows `Records[Match]`;
-in Python the same column is `matches["place"]`. A record is a pointer there: fields cost what
-columns of a matrix cost.
+Compiled code reads and writes `matches[i].position`, and mypy knows `Records[Match]`. Python reads
+the same column as `matches["position"]`. A record is a pointer in compiled code, so a field costs
+as much as a column of a matrix.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from numba.core.types.misc import unliteral
 
 from paceline.util.code_cache import CodeCache
 
-# Nobody asks for the address of a function that C could call.
+# No C code calls these functions, so numba need not compile a wrapper for it.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class Records(Protocol[R]):
-    """An array of records as compiled code sees it."""
+    """Type an array of records as compiled code sees it."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> R: ...
@@ -47,12 +47,11 @@ class Records(Protocol[R]):
 
 
 def record_dtype(fields: type) -> Any:
-    """Return the numpy dtype of records that have the annotated fields of a class, in their order.
+    """Return the numpy dtype of records with the annotated fields of a class.
 
     Args:
-        fields: a class with annotations: `int` (int64), `float` (float64), and for anything else
-            `Annotated[kind, dtype]` or, for a small array inside the record, `Annotated[kind,
-            dtype, shape]`.
+        fields: Class with annotations: `int` (int64), `float` (float64), `Annotated[kind, dtype]`
+            for other numbers, `Annotated[kind, dtype, shape]` for a small array in the record.
     """
     columns = []
     for name, kind in get_type_hints(fields, include_extras=True).items():
@@ -66,41 +65,40 @@ def record_dtype(fields: type) -> Any:
 
 
 def compiled(function: F) -> F:
-    """Return `function` as machine code: compiled at its first call, cached on disk, run without
-    the interpreter lock.
+    """Compile a function at its first call, and store the code on disk.
 
-    numba notices a change of the function's own module only: after changing one that others call,
-    touch theirs as well.
+    The code runs without the interpreter lock.
+
+    Numba notices a change of the function's own module only. After changing a function that others
+    call, `touch` the modules of the callers.
     """
-    return cast(F, _kept(numba.njit(function, **_OPTIONS)))
+    return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles once for a kind of argument, where numba would once more for every constant it is
-    called with.
-    """
+    """Compile once per argument type, not once more per constant argument."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return what a call from compiled code resolves to."""
+        """Resolve a call from compiled code, with literal types replaced by plain ones."""
         plain = {name: unliteral(kind) for name, kind in dict(kws).items()}
         return super().get_call_template(tuple(unliteral(kind) for kind in args), plain)
 
 
 def kernel(function: F) -> F:
-    """Compile a function that makes no array: like `compiled`, but references to the arrays it is
-    given are not counted.
+    """Compile a function that allocates no array, without reference counts.
 
-    Counting is atomic and comes with every call and every view; in short functions it takes longer
-    than the work. Whoever calls one keeps the arrays alive, which a caller that is `compiled` does.
+    Counting references to arrays is atomic and happens at every call and every view. In short
+    functions it takes longer than the work. The caller must keep the arrays alive, which a
+    `compiled` caller does.
     """
     return _without_counting(function)
 
 
 def inlined(function: F) -> F:
-    """Compile a `kernel` into whoever calls it, whatever its size: for innermost loops, whose
-    registers must outlive a call.
+    """Compile a `kernel` into its callers, whatever its size.
 
-    A tree of many such functions takes minutes to compile.
+    Innermost loops need this: their values stay in registers across calls. A deep tree of such
+    functions takes minutes to compile.
     """
     return _without_counting(function, forceinline=True)
 
@@ -109,26 +107,24 @@ def _without_counting(function: F, **options: Any) -> F:
     dispatcher = _Kernel(
         function, targetoptions={"nopython": True, "_nrt": False, **_OPTIONS, **options}
     )
-    return cast(F, _kept(dispatcher))
+    return cast(F, _stored(dispatcher))
 
 
 def callback(function: Callable[[int], int]) -> CFunc:
-    """Return `function`, of an int64, as compiled code that has an `address`; cached like
-    `compiled`.
-    """
-    made = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
-    _kept(made).compile()
-    return made
+    """Compile a function of an int64 to code with an `address`, and store it."""
+    compiled_function = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
+    _stored(compiled_function).compile()
+    return compiled_function
 
 
-def _kept(made: Any) -> Any:
-    """Have numba keep on disk what it compiles."""
-    made._cache = CodeCache(made.__wrapped__)
-    return made
+def _stored(dispatcher: Any) -> Any:
+    """Let a dispatcher load and save its compiled code."""
+    dispatcher._cache = CodeCache(dispatcher.__wrapped__)
+    return dispatcher
 
 
 def _loader(kind: Any, bits: int) -> Any:
-    """Return a function: address (int64) -> the value of `kind` there, `bits` wide."""
+    """Return a function of an address that loads a value of `kind`, `bits` wide."""
 
     def load(typing_context: Any, address: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -149,7 +145,7 @@ load_uint8 = _loader(types.uint8, 8)
 
 
 def _storer(kind: Any, bits: int) -> Any:
-    """Return a function (address, value) that writes a value of `kind`, `bits` wide."""
+    """Return a function (address, value) that stores a value of `kind`, `bits` wide."""
 
     def store(typing_context: Any, address: Any, value: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -167,9 +163,7 @@ store_uint8 = _storer(types.uint8, 8)
 
 
 def _fetch_add(typing_context: Any, address: Any) -> Any:
-    """Type and emit a function: address -> the int64 there, which is one more afterwards; no two
-    threads get the same.
-    """
+    """Type and emit an atomic `counter++`: two threads never get the same number."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -182,9 +176,7 @@ take_number = numba.extending.intrinsic(_fetch_add)
 
 
 def _as_pointer(typing_context: Any, address: Any) -> Any:
-    """Type and emit a function: address -> the same for `numba.carray`, which makes an array of
-    what lies there.
-    """
+    """Type and emit a cast of an address to a pointer that `numba.carray` accepts."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())

@@ -11,19 +11,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.core.attention_metadata import AttentionMetadata
-from paceline.cpu.attention.call import CALL
 from paceline.cpu.attention.kernel import attend
 from paceline.cpu.attention.tiled import attend_tiled, lanes_of, takes
 from paceline.cpu.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
 from paceline.cpu.simd_f32x8 import WIDTH
-from paceline.cpu.thread_team import Arguments
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _SCORES = 1 << 18  # a tile's scores should stay in a core's cache,
 _TILE = 64, 512  # but fewer queries would read the keys too often
 _SHARE = 1 << 22  # multiply-adds that are worth waking a thread for,
 _SHARE_AWAKE = 1 << 17  # or having help of one that is awake
-_arguments = Arguments(CALL)
 
 
 def attention_by_position(
@@ -67,7 +64,7 @@ def attention_by_position(
     if tiled:
         unit = max(lanes_of(groups), groups)
         tile = -(-tile // unit) * unit
-    place = _arguments.write(
+    values = (
         *_places(query),
         *_places(key),
         *_places(value),
@@ -92,8 +89,8 @@ def attention_by_position(
         0,
     )
     others, work = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
-    (attend_tiled if tiled else attend).share(
-        place, min(others, work // _SHARE), work < _SHARE_AWAKE
+    (attend_tiled if tiled else attend).run(
+        values, min(others, work // _SHARE), work < _SHARE_AWAKE
     )
     if value_dim % WIDTH:
         out = out[..., :value_dim]

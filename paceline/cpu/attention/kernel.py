@@ -101,7 +101,7 @@ def _attend(place: int) -> int:
         )
 
 
-attend = TeamJob(_attend)
+attend = TeamJob(_attend, CALL)
 
 
 @inlined

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.cpu.linear.own import ANY, Products, product, replaceable
-from paceline.cpu.thread_team import awake
+from paceline.cpu.thread_team import TEAM
 from paceline.util import cache
 from paceline.util.environment_key import environment_key
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
@@ -173,5 +173,5 @@ def _seconds(
         for one in modules:
             multiply(rows, one.weight, one.bias)
 
-    with awake(helpers):  # as in a forward
+    with TEAM.running(helpers):  # as in a forward
         return stopwatch.seconds(all_products)

@@ -75,7 +75,7 @@ def _multiply_all(place: int) -> int:
     return done
 
 
-multiply_dotted = TeamJob(_multiply_all)
+multiply_dotted = TeamJob(_multiply_all, PRODUCT)
 
 
 @inlined

@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.cpu import avx512_dot, simd_f32x8
 from paceline.cpu.attention.tiles import BFLOAT16, FLOAT, address, aligned, load_lanes
 from paceline.cpu.linear.kernel import PRODUCT, TASK, helpers_for, take_task
-from paceline.cpu.thread_team import Arguments, TeamJob
+from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import as_pointer, inlined
 
 _LARGEST = 127.0  # integer
@@ -34,7 +34,6 @@ _BLOCKS = 1 << 5  # of rows that fill the nearest caches
 _one, _two, _three = (
     avx512_dot.multiply_blocks(count, kind=avx512_dot.INT8) for count in (1, 2, 3)
 )
-_arguments = Arguments(PRODUCT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,14 @@ class Int8Weight:
         rows = rows.contiguous()
         count = rows.numel() // inner
         out = torch.empty(*rows.shape[:-1], outer, dtype=torch.bfloat16)
-        places = rows.data_ptr(), self.numbers.data_ptr(), self.factors.data_ptr(), out.data_ptr()
-        place = _arguments.write(*places, BFLOAT16, BFLOAT16, count, inner, outer, 0)
-        multiply_int8.share(place, helpers_for(count * inner * outer), outer <= TASK)
+        addresses = (
+            rows.data_ptr(),
+            self.numbers.data_ptr(),
+            self.factors.data_ptr(),
+            out.data_ptr(),
+        )
+        values = (*addresses, BFLOAT16, BFLOAT16, count, inner, outer, 0)
+        multiply_int8.run(values, helpers_for(count * inner * outer), outer <= TASK)
         return out
 
 
@@ -136,7 +140,7 @@ def _multiply_all(place: int) -> int:
     return done
 
 
-multiply_int8 = TeamJob(_multiply_all)
+multiply_int8 = TeamJob(_multiply_all, PRODUCT)
 
 
 @inlined

@@ -126,7 +126,7 @@ def _multiply(place: int) -> int:
     return done
 
 
-multiply = TeamJob(_multiply)
+multiply = TeamJob(_multiply, PRODUCT)
 
 
 @inlined

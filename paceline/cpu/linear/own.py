@@ -25,11 +25,11 @@ from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import KINDS
 from paceline.cpu.linear import dotted, tiled
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
-from paceline.cpu.linear.kernel import PRODUCT, TASK, helpers_for, multiply
+from paceline.cpu.linear.kernel import TASK, helpers_for, multiply
 from paceline.cpu.linear.norms import eps_of, norm, own_norms
 from paceline.cpu.plain_tensors import PLAIN, is_plain
 from paceline.cpu.simd_f32x8 import WIDTH
-from paceline.cpu.thread_team import Arguments, TeamJob, awake
+from paceline.cpu.thread_team import TEAM, TeamJob
 from paceline.util.threads import ForkableLock
 
 ANY = 1 << 40  # rows: no bound
@@ -41,7 +41,6 @@ _HEAD = (
     16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
 )
 
-_arguments = Arguments(PRODUCT)
 _held: dict[
     int, int
 ] = {}  # id of the first module -> forwards under way with our products, in any thread
@@ -62,14 +61,14 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         *rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32
     )
     added = None if bias is None else bias.to(torch.float32).contiguous()
-    places = (
+    addresses = (
         rows.data_ptr(),
         weight.data_ptr(),
         0 if added is None else added.data_ptr(),
         out.data_ptr(),
     )
-    place = _arguments.write(*places, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
-    _kernel(dtype, inner, outer).share(place, helpers_for(count * inner * outer), outer <= TASK)
+    values = (*addresses, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
+    _kernel(dtype, inner, outer).run(values, helpers_for(count * inner * outer), outer <= TASK)
     return out if out.dtype == dtype else out.to(dtype)
 
 
@@ -317,7 +316,7 @@ class Products:
                     own["forward"] = stand_in
         before, _under_way.products = _under_way.products, self
         try:
-            with awake(helpers):
+            with TEAM.running(helpers):
                 yield
         finally:
             _under_way.products = before

@@ -86,7 +86,7 @@ def _multiply_all(place: int) -> int:
     return done
 
 
-multiply_tiled = TeamJob(_multiply_all)
+multiply_tiled = TeamJob(_multiply_all, PRODUCT)
 
 
 @inlined

@@ -101,7 +101,7 @@ def _attend(place: int) -> int:
     return done
 
 
-attend_tiled = TeamJob(_attend)
+attend_tiled = TeamJob(_attend, CALL)
 
 
 @inlined
