@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from numba.core.caching import InTreeCacheLocator
 
-from paceline.util import cache
+from paceline.util import cache, result_cache
 from paceline.util.code_cache import CodeCache
 
 FUNCTION = (
@@ -32,7 +32,7 @@ FUNCTION = (
 def nothing_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """As in a process that has written nothing yet."""
     monkeypatch.setattr(cache, "_noted", False)
-    monkeypatch.setattr(cache, "_unwritten", {})
+    monkeypatch.setattr(result_cache, "_unwritten", {})
     monkeypatch.setattr(CodeCache, "_writable", True)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     caplog.set_level(logging.WARNING)
@@ -147,12 +147,12 @@ def test_findings_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixt
         return ProbeResult(len(measured))
 
     for facts, value in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
-        place = cache.CacheKey("test-v1", facts, "test", "found.json")
-        assert cache.remember(place, measure, lambda kept: ProbeResult(**kept)) == ProbeResult(
-            value
-        )
-    cache.keep(place, ProbeResult(9))
-    assert cache.recall(place, lambda kept: ProbeResult(**kept)) == ProbeResult(9)
+        place = result_cache.ResultKey("test-v1", facts, "test", "found.json")
+        assert result_cache.load_or_compute(
+            place, measure, lambda kept: ProbeResult(**kept)
+        ) == ProbeResult(value)
+    result_cache.replace(place, ProbeResult(9))
+    assert result_cache.load(place, lambda kept: ProbeResult(**kept)) == ProbeResult(9)
     assert len(caplog.records) == 1
     assert "PACELINE_CACHE" in caplog.text
 
@@ -171,8 +171,8 @@ def test_a_disk_that_fills_while_a_finding_is_written(
         raise OSError(28, "No space left on device")
 
     for _ in range(2):
-        found = cache.remember_bytes(
-            cache.CacheKey("test-v1", "a", "test", "f"), measure, write, int
+        found = result_cache.load_or_compute_bytes(
+            result_cache.ResultKey("test-v1", "a", "test", "f"), measure, write, int
         )
         assert found == 7
     assert len(measured) == 1
@@ -192,8 +192,8 @@ def test_a_user_without_home(
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(cache.CacheError, match=r"user without home.*Set PACELINE_CACHE"):
         cache.root()
-    place = cache.CacheKey("test-v1", "a", "test", "found.json")
-    assert cache.remember(
+    place = result_cache.ResultKey("test-v1", "a", "test", "found.json")
+    assert result_cache.load_or_compute(
         place, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)
     ) == ProbeResult(3)
     assert "user without home" in caplog.text

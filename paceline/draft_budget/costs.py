@@ -18,7 +18,7 @@ from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
 from paceline.draft_budget.cost_measuring import ROWS
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.util import cache
+from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.files import parse_json
 from paceline.util.stopwatch import TIMING
@@ -64,7 +64,7 @@ class Costs:
         """Return the curve that is in use or kept, without measuring; None where there is none."""
         if self.given or self._measured is not None:
             return self._measured
-        return cache.recall(self._place(), MeasuredCurve.read)
+        return result_cache.load(self._place(), MeasuredCurve.read)
 
     def measure(self) -> MeasuredCurve:
         """Measure the curve anew, and keep it."""
@@ -103,7 +103,7 @@ class Costs:
             fresh.append(cost_measuring.measure(self._model, self._most))
             return fresh[0]
 
-        kept = cache.remember(self._place(), find, MeasuredCurve.read)
+        kept = result_cache.load_or_compute(self._place(), find, MeasuredCurve.read)
         if fresh:
             return kept
         checked = self._checked(kept)
@@ -140,9 +140,9 @@ class Costs:
 
     def _keep(self, measured: MeasuredCurve) -> None:
         self._adopt(measured)
-        cache.keep(self._place(), measured)
+        result_cache.replace(self._place(), measured)
 
-    def _place(self) -> cache.CacheKey:
+    def _place(self) -> result_cache.ResultKey:
         model = self._model
         facts = environment_key(
             model.model,
@@ -150,7 +150,7 @@ class Costs:
             rows=[model.min_rows, self._most],
             products=[len(model.products.modules), model.products.least, model.products.most],
         )
-        return cache.CacheKey(
+        return result_cache.ResultKey(
             _KIND, facts, f"forward costs of {model.model.__class__.__name__}", "curve.json"
         )
 

@@ -13,7 +13,7 @@ from paceline.draft_head.weights import Weights, ends, shape_of
 from paceline.errors import UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import model_identity
-from paceline.util import cache
+from paceline.util import result_cache
 from paceline.util.stopwatch import clock_of
 
 _KIND = "draft-head-v2"  # another number when what is found or written changes
@@ -44,8 +44,8 @@ def fitted(model: CachedLM) -> Weights | None:
         name = f"what the states of {model.model.__class__.__name__} tell of the next token"
         # an enlarged model has the identity of the original
         facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
-        place = cache.CacheKey(_KIND, facts, name, "weights.safetensors")
-        weights = cache.remember_bytes(
+        place = result_cache.ResultKey(_KIND, facts, name, "weights.safetensors")
+        weights = result_cache.load_or_compute_bytes(
             place,
             lambda: _fit(model, pairs),
             lambda made: made.to_bytes({}),

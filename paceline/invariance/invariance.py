@@ -35,7 +35,7 @@ from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
 from paceline.model.self_check import check_tree_forward, count_differing_rows
-from paceline.util import cache
+from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.options import BatchInvariant
 from paceline.util.stopwatch import Conditions
@@ -57,7 +57,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 # proofs that an engine of this process goes by: all others get the same
-_used: set[cache.CacheKey] = set()
+_used: set[result_cache.ResultKey] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +256,16 @@ def prove(model: PreTrainedModel, products: Products = Products()) -> ProbeRepor
     in the same circumstances.
     """
     facts = environment_key(model, own_products=bool(products.modules), fixed_rows=products.fixed)
-    place = cache.CacheKey(_KIND, facts, f"row counts of {model.__class__.__name__}", "proof.json")
-    proof = cache.remember(place, lambda: search(model, products), ProbeReport.read)
+    place = result_cache.ResultKey(
+        _KIND, facts, f"row counts of {model.__class__.__name__}", "proof.json"
+    )
+    proof = result_cache.load_or_compute(place, lambda: search(model, products), ProbeReport.read)
     if not proof.doubtful or place in _used:
         _used.add(place)
         return proof
     _used.add(place)
     again = search(model, products)
-    cache.keep(place, again)
+    result_cache.replace(place, again)
     return again
 
 

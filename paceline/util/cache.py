@@ -1,11 +1,10 @@
-"""Folders made once and kept: whole or not there, made by one process at a time, listed and cleared
-by `paceline cache`.
+"""Keep generated folders in the user's cache: complete or absent, each made by one process.
 
-They lie below $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline:
-KIND-vFORMAT/KEY, where KEY is a checksum of what the folder was made from: a file, or the
-circumstances under which something was found out. While one is made it is called KEY.part and its
-lock KEY.lock is held; the lock dies with its process, so a KEY.part whose lock is free is the
-leftover of a killed one.
+The cache is $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. A folder is
+KIND-vFORMAT/KEY. KEY is a checksum of the source: a file, or the facts that a measurement depends
+on. While a process makes the folder, it is named KEY.part and the process holds the lock KEY.lock.
+The lock ends with its process, so a KEY.part whose lock is free is left over from a killed process.
+`paceline cache` lists and clears the folders.
 """
 
 from __future__ import annotations
@@ -19,40 +18,34 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from paceline.errors import ConfigError
 from paceline.util.files import parse_json
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Found = TypeVar("Found", bound="DataclassInstance")
-Kept = TypeVar("Kept")
-
 VARIABLE = "PACELINE_CACHE"
-CARD = "paceline.json"  # what a folder is: written last, with the size of every file
+CARD = "paceline.json"  # description of a folder: written last, with the size of every file
 _log = logging.getLogger(__name__)
-_unwritten: dict[
-    tuple[str | None, CacheKey], Any
-] = {}  # findings that could not be kept on disk, by $PACELINE_CACHE
-_noted = False  # that nothing can be written
-_OURS = re.compile(r"[0-9a-f]{64}(\.part)?")
+_noted = False  # whether the process has warned that nothing can be written
+_ENTRY = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
 class CacheError(ConfigError):
-    """A cache that cannot be written, or that has no folder."""
+    """The cache cannot be written, or the user has no folder for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A finished folder of the cache, and its card: source, sha256, made, files (name -> bytes),
-    and what its maker added.
+    """A finished folder of the cache.
+
+    Attributes:
+        folder: Path of the folder.
+        card: Description: source, sha256, made, files (name -> bytes), and entries of its maker.
     """
 
     folder: Path
@@ -60,18 +53,18 @@ class CacheEntry:
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """Size of all files, in bytes."""
         return sum(self.card["files"].values())
 
 
 def root() -> Path:
-    """Return the folder of the cache; it need not be there.
+    """Return the folder of the cache, which need not exist.
 
     Raises:
-        CacheError: nothing says where it is, and the user has no home.
+        CacheError: No environment variable names it, and the user has no home.
     """
-    if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser()
+    if configured := os.environ.get(VARIABLE):
+        return Path(configured).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "paceline"
@@ -83,21 +76,26 @@ def root() -> Path:
 
 
 def note_unwritable(reason: object) -> None:
-    """Warn, once in a process, that what is made once and kept cannot be written."""
+    """Warn, once per process, that the cache cannot be written.
+
+    Args:
+        reason: Error or text for the log.
+    """
     global _noted
     if not _noted:
         _noted = True
         _log.warning(
             "paceline keeps compiled code and measurements in memory only, and every process makes"
-            " them anew: %s. Set %s to a folder that can be written.",
+            " them again: %s. Set %s to a folder that can be written.",
             str(reason).split("; expected")[0].rstrip("."),
             VARIABLE,
         )
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file; read again within one process only if size or time of the
-    file changed.
+    """Return the SHA-256 of a file.
+
+    A process reads the file again only if its size or time has changed.
     """
     stat = path.stat()
     return _checksum(path.absolute(), stat.st_size, stat.st_mtime_ns)
@@ -112,162 +110,82 @@ def _checksum(path: Path, size: int, time_ns: int) -> str:
 def obtain(
     kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:
-    """Return the folder made from `source`; make it first where it is not there yet.
+    """Return the folder made from a file; make it first if it does not exist.
 
     Args:
-        kind: what is made, with the version of its form, as "gguf-v1".
-        make: fills the empty folder it is given, and returns what its card shall say. Runs in one
-            process at a time.
-        waiting: called once if another process is at it.
+        kind: Kind of the folder with the version of its format, as "gguf-v1".
+        source: The file.
+        make: Function that fills the given empty folder and returns entries for its card. It runs
+            in one process at a time.
+        waiting: Function that is called once if another process is making the folder.
     Raises:
-        ConfigError: the cache cannot be written; and what `make` raises. Nothing stays behind then.
+        ConfigError: The cache cannot be written, or an error of `make`. No folder remains then.
     """
-    return _obtain(root() / kind / checksum(source), str(source), make, waiting)
+    return obtain_folder(root() / kind / checksum(source), str(source), make, waiting)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKey:
-    """Where a finding is kept.
-
-    Attributes:
-        kind: what was found out, with the version of its form, as "rows-v3".
-        facts: the circumstances, all of them: others have a folder of their own.
-        name: what it is called in the list. file: in its folder.
-    """
-
-    kind: str
-    facts: str
-    name: str
-    file: str
-
-
-def remember(
-    place: CacheKey, find: Callable[[], Found], read: Callable[[dict[str, Any]], Found]
-) -> Found:
-    """Return what was found out under certain circumstances; find it out where it is not kept yet.
-
-    Where the cache cannot be written, it is kept as long as the process lives.
-
-    Args:
-        find: returns a dataclass of values that JSON can hold.
-        read: makes it from its attributes again.
-    """
-    return remember_bytes(place, find, _to_bytes, lambda content: read(parse_json(content)))
-
-
-def remember_bytes(
-    place: CacheKey,
-    find: Callable[[], Kept],
-    write: Callable[[Kept], bytes],
-    read: Callable[[bytes], Kept],
-) -> Kept:
-    """As `remember`, in a form of the caller's: `read` raises a ValueError, LookupError or
-    TypeError where a file is damaged.
-    """
-    found: list[Kept] = []
-
-    def make(folder: Path) -> dict[str, Any]:
-        found.append(find())
-        (folder / place.file).write_bytes(write(found[0]))
-        return {}
-
-    key = os.environ.get(VARIABLE), place
-    if key in _unwritten:
-        return cast(Kept, _unwritten[key])
-    try:
-        return read(
-            (_obtain(_folder(place), place.name, make, lambda: None) / place.file).read_bytes()
-        )
-    except (OSError, CacheError) as error:
-        note_unwritable(error)
-        _unwritten[key] = found[0] if found else find()
-        return cast(Kept, _unwritten[key])
-    except (ValueError, LookupError, TypeError):  # a damaged file
-        return found[0] if found else find()
-
-
-def recall(place: CacheKey, read: Callable[[dict[str, Any]], Found]) -> Found | None:
-    """Return what is kept, as `remember` does; None where there is nothing."""
-    key = os.environ.get(VARIABLE), place
-    if key in _unwritten:
-        return cast(Found, _unwritten[key])
-    try:
-        return read(parse_json((_folder(place) / place.file).read_bytes()))
-    except (OSError, CacheError, ValueError, LookupError, TypeError):
-        return None
-
-
-def keep(place: CacheKey, found: DataclassInstance) -> None:
-    """Keep a finding in the place of an earlier one, as `remember` does."""
-
-    def make(folder: Path) -> dict[str, Any]:
-        (folder / place.file).write_bytes(_to_bytes(found))
-        return {}
-
-    try:
-        folder = _folder(place)
-        with _refused_clearly(), _locked(folder, lambda: None):
-            _fill(folder, place.name, make)
-    except CacheError as error:
-        note_unwritable(error)
-        _unwritten[os.environ.get(VARIABLE), place] = found
-
-
-def _folder(place: CacheKey) -> Path:
-    return root() / place.kind / hashlib.sha256(place.facts.encode()).hexdigest()
-
-
-def _to_bytes(found: DataclassInstance) -> bytes:
-    return (json.dumps(asdict(found), indent=1) + "\n").encode()
-
-
-def _obtain(
+def obtain_folder(
     folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:
-    if (
-        _read(folder) is not None
-    ):  # no lock: the folder appeared whole, and the cache may be one that can only be read
+    """Return a folder of the cache; make it first if it does not exist.
+
+    Args:
+        folder: Path of the folder.
+        source: Description of the source for the card.
+        make: As in `obtain`.
+        waiting: As in `obtain`.
+    Raises:
+        ConfigError: As `obtain`.
+    """
+    # No lock: folders appear complete, and the cache may be read-only.
+    if _read(folder) is not None:
         return folder
-    with _refused_clearly(), _locked(folder, waiting):
+    with _clear_errors(), _locked(folder, waiting):
         if _read(folder) is None:
             _fill(folder, source, make)
     return folder
 
 
+def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
+    """Make a folder of the cache in place of an existing one; arguments as `obtain_folder`."""
+    with _clear_errors(), _locked(folder, lambda: None):
+        _fill(folder, source, make)
+
+
 def entries() -> list[CacheEntry]:
-    """Return what the cache holds, the oldest first.
+    """Return the finished folders, oldest first.
 
     Raises:
-        CacheError: as `root`.
+        CacheError: As `root`.
     """
-    found = [
+    finished = [
         CacheEntry(path.parent, card)
         for path in root().glob(f"*/*/{CARD}")
         if (card := _read(path.parent)) is not None
     ]
-    return sorted(found, key=lambda entry: str(entry.card["made"]))
+    return sorted(finished, key=lambda entry: str(entry.card["made"]))
 
 
 def clear() -> int:
-    """Remove everything that no process is making at the moment; return the bytes that became free.
+    """Remove all folders that no process is making; return the bytes freed.
 
     Raises:
-        ConfigError: the cache cannot be written.
+        ConfigError: The cache cannot be written.
     """
     freed = 0
-    with _refused_clearly():
-        for folder in sorted(path for path in root().glob("*-v*/*") if _OURS.fullmatch(path.name)):
+    with _clear_errors():
+        for folder in sorted(path for path in root().glob("*-v*/*") if _ENTRY.fullmatch(path.name)):
             with suppress(Timeout), _lock(folder).acquire(blocking=False):
                 freed += _remove(folder)
     return freed
 
 
 def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Make the folder beside its place and move it there."""
+    """Make KEY.part, write its files to the disk, and rename it to KEY; the lock is held."""
     part = folder.with_suffix(".part")
-    _remove(part)  # of a killed process, as this one holds the lock
+    _remove(part)  # left over from a killed process
     _remove_leftovers(folder.parent)
-    _remove(folder)  # damaged, or it would have been taken
+    _remove(folder)  # damaged or outdated
     try:
         part.mkdir()
         card = make(part)
@@ -294,18 +212,20 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return the card of a folder; None if there is none, or its files are not as the card says."""
+    """Return the card of a folder; None if it is missing or a file has another size."""
     try:
         card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
-        whole = all((folder / name).stat().st_size == size for name, size in card["files"].items())
+        complete = all(
+            (folder / name).stat().st_size == size for name, size in card["files"].items()
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return card if whole and "made" in card else None
+    return card if complete and "made" in card else None
 
 
 @contextmanager
 def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a folder; wait while another process does."""
+    """Hold the lock of a folder; wait while another process holds it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(folder)
     try:
@@ -320,20 +240,20 @@ def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> FileLock:
-    """Return the lock of KEY and KEY.part. No soft one: it would stay behind when its process is
-    killed.
-    """
+    """Return the lock of KEY and KEY.part."""
+    # A soft lock would remain when its process is killed.
     return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
 
 
 def _remove_leftovers(kind: Path) -> None:
-    """Remove what killed processes left half made."""
+    """Remove the unfinished folders of killed processes."""
     for part in kind.glob("*.part"):
         with suppress(Timeout), _lock(part).acquire(blocking=False):
             _remove(part)
 
 
 def _remove(folder: Path) -> int:
+    """Remove a folder if it exists; return the bytes freed."""
     if not folder.is_dir():
         return 0
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -342,7 +262,7 @@ def _remove(folder: Path) -> int:
 
 
 @contextmanager
-def _refused_clearly() -> Iterator[None]:
+def _clear_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

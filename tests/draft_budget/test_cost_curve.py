@@ -22,7 +22,7 @@ from paceline.draft_budget.cost_measuring import ROWS, check, measure
 from paceline.draft_budget.costs import Costs
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.util import cache, stopwatch
+from paceline.util import result_cache, stopwatch
 from paceline.util.stopwatch import TIMING, Conditions, Stopwatch, agree, spread_of
 from tests.support.shared import Pair
 
@@ -397,13 +397,13 @@ def test_several_threads_that_wait_are_noticed(monkeypatch: pytest.MonkeyPatch) 
 def test_a_record_survives_its_file(
     model: CachedLM, machine: Machine, measured_costs: Path
 ) -> None:
-    place = cache.CacheKey("cost-test-v1", "facts", "name", "curve.json")
+    place = result_cache.ResultKey("cost-test-v1", "facts", "name", "curve.json")
     found = measure(model)
-    cache.keep(place, found)
-    assert cache.recall(place, MeasuredCurve.read) == found
+    result_cache.replace(place, found)
+    assert result_cache.load(place, MeasuredCurve.read) == found
     other = replace(found, conditions=replace(found.conditions, waited=None, load=None))
-    cache.keep(place, other)
-    assert cache.recall(place, MeasuredCurve.read) == other
+    result_cache.replace(place, other)
+    assert result_cache.load(place, MeasuredCurve.read) == other
 
 
 @pytest.mark.usefixtures("measured_costs")

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from paceline.cpu.linear.own import ANY, Products, product, replaceable
 from paceline.cpu.thread_team import TEAM
-from paceline.util import cache
+from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
 
@@ -105,14 +105,14 @@ def trial(model: PreTrainedModel) -> Trial:
     modules = replaceable(model)
     if not modules:
         return Trial()
-    place = cache.CacheKey(
+    place = result_cache.ResultKey(
         _KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json"
     )
-    kept = cache.remember(place, lambda: _try(modules), _read)
+    kept = result_cache.load_or_compute(place, lambda: _try(modules), _read)
     if not kept.doubtful:
         return kept
     again = _try(modules)
-    cache.keep(place, again)
+    result_cache.replace(place, again)
     return again
 
 

@@ -1,0 +1,127 @@
+"""Keep results, such as measurements and proofs, in the cache, by the facts they depend on.
+
+If the cache cannot be written, results are kept in memory until the process ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from paceline.util import cache
+from paceline.util.files import parse_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultKey:
+    """Identity of a result in the cache.
+
+    Attributes:
+        kind: Kind of the result with the version of its format, as "rows-v3".
+        facts: All facts that the result depends on; other facts have a folder of their own.
+        name: Name of the result in the list of `paceline cache`.
+        file: Name of the file in the folder.
+    """
+
+    kind: str
+    facts: str
+    name: str
+    file: str
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the result, which need not exist."""
+        return cache.root() / self.kind / hashlib.sha256(self.facts.encode()).hexdigest()
+
+
+# Results that could not be written, by $PACELINE_CACHE and key.
+_unwritten: dict[tuple[str | None, ResultKey], Any] = {}
+
+
+def load_or_compute(
+    key: ResultKey, compute: Callable[[], R], read: Callable[[dict[str, Any]], R]
+) -> R:
+    """Return a result from the cache; compute and store it if it is missing.
+
+    Args:
+        key: Identity of the result.
+        compute: Function that returns a dataclass of JSON values.
+        read: Function that returns the dataclass, given its attributes as a dictionary.
+    """
+    return load_or_compute_bytes(key, compute, _to_bytes, lambda content: read(parse_json(content)))
+
+
+def load_or_compute_bytes(
+    key: ResultKey,
+    compute: Callable[[], T],
+    write: Callable[[T], bytes],
+    read: Callable[[bytes], T],
+) -> T:
+    """Return a result from the cache, in any format; compute and store it if it is missing.
+
+    Args:
+        key: Identity of the result.
+        compute: Function that returns the result.
+        write: Function that returns the content of the file.
+        read: The inverse of `write`. It raises a ValueError, LookupError or TypeError if the file
+            is damaged.
+    """
+    computed: list[T] = []
+
+    def make(folder: Path) -> dict[str, Any]:
+        computed.append(compute())
+        (folder / key.file).write_bytes(write(computed[0]))
+        return {}
+
+    memory_key = os.environ.get(cache.VARIABLE), key
+    if memory_key in _unwritten:
+        return cast(T, _unwritten[memory_key])
+    try:
+        folder = cache.obtain_folder(key.folder, key.name, make, lambda: None)
+        return read((folder / key.file).read_bytes())
+    except (OSError, cache.CacheError) as error:
+        cache.note_unwritable(error)
+        _unwritten[memory_key] = computed[0] if computed else compute()
+        return cast(T, _unwritten[memory_key])
+    except (ValueError, LookupError, TypeError):  # a damaged file
+        return computed[0] if computed else compute()
+
+
+def load(key: ResultKey, read: Callable[[dict[str, Any]], R]) -> R | None:
+    """Return a result of `load_or_compute` or `replace`; None if there is none."""
+    memory_key = os.environ.get(cache.VARIABLE), key
+    if memory_key in _unwritten:
+        return cast(R, _unwritten[memory_key])
+    try:
+        return read(parse_json((key.folder / key.file).read_bytes()))
+    except (OSError, cache.CacheError, ValueError, LookupError, TypeError):
+        return None
+
+
+def replace(key: ResultKey, result: DataclassInstance) -> None:
+    """Store a result in place of an earlier one."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        (folder / key.file).write_bytes(_to_bytes(result))
+        return {}
+
+    try:
+        cache.replace_folder(key.folder, key.name, make)
+    except cache.CacheError as error:
+        cache.note_unwritable(error)
+        _unwritten[os.environ.get(cache.VARIABLE), key] = result
+
+
+def _to_bytes(result: DataclassInstance) -> bytes:
+    return (json.dumps(asdict(result), indent=1) + "\n").encode()
