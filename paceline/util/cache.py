@@ -1,4 +1,6 @@
-"""Keep generated folders in the user's cache: complete or absent, each made by one process.
+"""Keep generated folders in the user's cache.
+
+A folder is complete or absent, and one process makes it.
 
 The cache is $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. A folder is
 KIND-vFORMAT/KEY. KEY is a checksum of the source: a file, or the facts that a measurement depends
@@ -147,7 +149,7 @@ def obtain_folder(
 
 
 def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Make a folder of the cache in place of an existing one; arguments as `obtain_folder`."""
+    """Make a folder of the cache again; the arguments are those of `obtain_folder`."""
     with _clear_errors(), _locked(folder, lambda: None):
         _fill(folder, source, make)
 
@@ -181,7 +183,7 @@ def clear() -> int:
 
 
 def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Make KEY.part, write its files to the disk, and rename it to KEY; the lock is held."""
+    """Make KEY.part, sync its files to the disk, and rename it to KEY."""
     part = folder.with_suffix(".part")
     _remove(part)  # left over from a killed process
     _remove_leftovers(folder.parent)

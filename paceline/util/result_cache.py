@@ -1,6 +1,6 @@
-"""Keep results, such as measurements and proofs, in the cache, by the facts they depend on.
+"""Keep results, such as measurements and proofs, in the cache.
 
-If the cache cannot be written, results are kept in memory until the process ends.
+A key holds the facts that a result depends on. If the cache cannot be written, results are kept in memory until the process ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ResultKey:
 
     Attributes:
         kind: Kind of the result with the version of its format, as "rows-v3".
-        facts: All facts that the result depends on; other facts have a folder of their own.
+        facts: All facts that the result depends on; other facts have another folder.
         name: Name of the result in the list of `paceline cache`.
         file: Name of the file in the folder.
     """
@@ -68,7 +68,7 @@ def load_or_compute_bytes(
     write: Callable[[T], bytes],
     read: Callable[[bytes], T],
 ) -> T:
-    """Return a result from the cache, in any format; compute and store it if it is missing.
+    """Return a result from the cache in any format, or compute and store it.
 
     Args:
         key: Identity of the result.
@@ -110,7 +110,7 @@ def load(key: ResultKey, read: Callable[[dict[str, Any]], R]) -> R | None:
 
 
 def replace(key: ResultKey, result: DataclassInstance) -> None:
-    """Store a result in place of an earlier one."""
+    """Store a result and overwrite an earlier one."""
 
     def make(folder: Path) -> dict[str, Any]:
         (folder / key.file).write_bytes(_to_bytes(result))
