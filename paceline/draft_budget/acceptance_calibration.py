@@ -72,7 +72,7 @@ def new_calibration() -> AcceptanceCalibration:
 
 
 @kernel
-def step_of(edges: tuple[float, ...], number: float) -> int:
+def bucket_of(edges: tuple[float, ...], number: float) -> int:
     """Return how many of the edges, ascending, a number has reached."""
     step = 0
     for edge in edges:
@@ -81,11 +81,35 @@ def step_of(edges: tuple[float, ...], number: float) -> int:
 
 
 @kernel
+def count_trial(
+    hits: NDArray[np.float64],
+    trials: NDArray[np.float64],
+    index: int,
+    accepted: bool,
+    memory: float,
+) -> None:
+    """Count one trial in a table of hits and trials; halve older counts of a full entry.
+
+    Args:
+        hits: Number of accepted tokens, per entry.
+        trials: Number of tried tokens, per entry.
+        index: Entry to count in.
+        accepted: Whether the target accepted the token.
+        memory: Number of trials after which older trials count half.
+    """
+    if trials[index] >= memory:
+        trials[index] *= 0.5
+        hits[index] *= 0.5
+    trials[index] += 1.0
+    hits[index] += 1.0 if accepted else 0.0
+
+
+@kernel
 def corrected(acceptance_calibration: AcceptanceCalibration, confidence: float) -> float:
     """Return the chance of a node by what came true of those that were given about the same
     confidence.
     """
-    step, prior = step_of(EDGES, confidence), _PRIOR_TRIALS * confidence
+    step, prior = bucket_of(EDGES, confidence), _PRIOR_TRIALS * confidence
     chance: float = min(
         1.0,
         confidence
@@ -126,7 +150,7 @@ def count(
 
 @kernel
 def _note(acceptance_calibration: AcceptanceCalibration, confidence: float, right: bool) -> None:
-    step = step_of(EDGES, confidence)
+    step = bucket_of(EDGES, confidence)
     if acceptance_calibration.trials[step] >= _FADING:
         for column in acceptance_calibration:
             column[step] *= 0.5

@@ -15,7 +15,13 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import TreeBuilder
 from paceline.drafters import create
-from paceline.drafters.shared.merged_tree import GUESS, Drafted, grow
+from paceline.drafters.shared.draft_sources import (
+    DRAFT_HEAD,
+    DRAFT_MODEL,
+    RETRIEVAL,
+    flatten_sources,
+)
+from paceline.drafters.shared.merged_tree import CANDIDATE, TreeInputs, TreeQuery, grow
 from paceline.drafters.shared.recycled import new_table, remember
 from paceline.drafters.shared.source_calibration import new_source_calibration
 from paceline.errors import DrafterError
@@ -97,27 +103,22 @@ def test_prompt_lookup_across_the_border() -> None:
 
 
 def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
-    table, chances = new_table(64), new_source_calibration()
+    table, calibration = new_table(64), new_source_calibration()
     ids, probs = np.zeros((1, 8), np.int64), np.zeros((1, 8), np.float32)
     ids[0, :2], probs[0, :2] = [7, 8], [0.5, 0.3]
     remember(table, np.array([1]), 1, np.empty(0, np.int64), np.empty(0, np.int64), ids, probs)
 
-    def tree(tokens: list[int], chance: list[float], origin: list[Origin]) -> Drafted:
-        return Drafted(
-            np.array(tokens, np.int64),
-            np.full(len(tokens), -1),
-            np.array(chance, np.float64),
-            np.array(origin, np.int8),
-        )
+    def tree(tokens: list[int], chance: list[float], origin: list[Origin]) -> DraftTree:
+        return DraftTree(tokens, [-1] * len(tokens), None, chance, origins=origin)
 
-    def origins(drafted: Drafted, head_draft: Drafted, modelled: Drafted) -> dict[int, int]:
-        found = np.empty(8, GUESS)
-        size = grow(
-            table, chances, drafted, head_draft, modelled, np.array([1]), 1, 0.0, 1, 0.0, found
+    def origins(drafted: DraftTree, head_draft: DraftTree, modelled: DraftTree) -> dict[int, int]:
+        tree = np.empty(8, CANDIDATE)
+        sources = flatten_sources(
+            {RETRIEVAL: drafted, DRAFT_HEAD: head_draft, DRAFT_MODEL: modelled}
         )
-        return dict(
-            zip(found["token"][:size].tolist(), found["origin"][:size].tolist(), strict=True)
-        )
+        query = TreeQuery(np.array([1]), 1, 0.0, 1, 0.0)
+        size = grow(TreeInputs(table, calibration, sources, query), tree)
+        return dict(zip(tree["token"][:size].tolist(), tree["origin"][:size].tolist(), strict=True))
 
     nothing = tree([], [], [])
     assert origins(nothing, nothing, nothing) == {7: R, 8: R}

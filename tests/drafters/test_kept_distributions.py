@@ -31,13 +31,13 @@ SAID = {(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)], (1, 2): [(7, 0.8)]}
 
 def written(path: Path, vocab_size: int = 50) -> Recycler:
     """A recycler that was taught a little, and saved it."""
-    made = Recycler(3, rows=256, pool=str(path))
+    made = Recycler(3, rows=256, pool_path=str(path))
     teach(made, SAID)
-    made.chances.hits[7] += 1
-    made.chances.trials[7] += 2
-    assert made.kept is not None
-    made.kept.check_vocabulary(vocab_size)
-    made.kept.save()
+    made.calibration.hits[7] += 1
+    made.calibration.trials[7] += 2
+    assert made.pool_file is not None
+    made.pool_file.check_vocabulary(vocab_size)
+    made.pool_file.save()
     return made
 
 
@@ -53,9 +53,9 @@ def answer(pair: Pair, name: str, path: Path, **options: Any) -> float:
 def test_what_was_kept_comes_back(tmp_path: Path, rows: int) -> None:
     """Also into a table of another size."""
     first = written(tmp_path / "kept")
-    again = Recycler(3, rows=rows, pool=str(tmp_path / "kept"))
+    again = Recycler(3, rows=rows, pool_path=str(tmp_path / "kept"))
     for column in (0, 1):
-        assert (again.chances[column] == first.chances[column]).all()
+        assert (again.calibration[column] == first.calibration[column]).all()
     for text in ([1, 2], [8, 2], [8, 2, 7], [3]):
         requests = [Request(text, SamplingParams(max_new_tokens=8)) for _ in range(2)]
         assert again.draft(requests[0], 8, 0.0) == first.draft(requests[1], 8, 0.0)
@@ -64,7 +64,7 @@ def test_what_was_kept_comes_back(tmp_path: Path, rows: int) -> None:
 
 def test_the_oldest_entries_give_way_in_a_smaller_table(tmp_path: Path) -> None:
     written(tmp_path / "kept")
-    small = Recycler(3, rows=4, pool=str(tmp_path / "kept"))
+    small = Recycler(3, rows=4, pool_path=str(tmp_path / "kept"))
     assert len(entries_of(small.table)) == 4
 
 
@@ -130,9 +130,9 @@ def test_a_file_of_another_kind_version_or_vocabulary(
         create(name, pool_file=str(path))
     with pytest.raises(ConfigError, match="got no folder"):
         create(name, pool_file=str(tmp_path / "nowhere" / "kept"))
-    assert made.kept is not None
+    assert made.pool_file is not None
     teach(made, {(3,): [(99, 0.5)]})
-    made.kept.save()
+    made.pool_file.save()
     with pytest.raises(
         ConfigError, match="got ids up to 99; expected ids below its vocabulary of 50"
     ):

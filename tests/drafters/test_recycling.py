@@ -14,13 +14,14 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, IntArray
 from paceline.drafters import create
+from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL
 from paceline.drafters.shared.recycled import ABSENT, look_up, new_table, remember
 from paceline.drafters.shared.recycler import Recycler
 from paceline.drafters.shared.source_calibration import (
     CELLS,
-    cell_of,
-    cell_of_asked,
     new_source_calibration,
+    pair_cell,
+    weighed_cell,
 )
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
@@ -98,11 +99,11 @@ def teach(made: Recycler, said: Said, keys: int = 3) -> None:
 
 
 def test_the_likeliest_paths_come_first_from_both_sources() -> None:
-    """The example of `joined_tree`."""
+    """The example of `merged_tree`."""
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
     drafted = DraftTree([7, 4], [-1, 0], None, [0.8, 0.3])
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
-    tree = made.draft(request, 8, 0.0, drafted)
+    tree = made.draft(request, 8, 0.0, {RETRIEVAL: drafted})
     assert tree.token_ids[:2] == [7, 5]
     assert set(zip(tree.parents, tree.token_ids, strict=True)) == {(-1, 7), (0, 5), (-1, 9), (0, 4)}
     assert tree.confidence is not None
@@ -110,9 +111,9 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
     for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
         paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
     assert paths == sorted(paths, reverse=True)
-    assert len(made.draft(request, 2, 0.0, drafted)) == 2
-    assert len(made.draft(request, 8, 0.5, drafted)) < 4
-    assert made.draft(request, 0, 0.0, drafted) is EMPTY_TREE
+    assert len(made.draft(request, 2, 0.0, {RETRIEVAL: drafted})) == 2
+    assert len(made.draft(request, 8, 0.5, {RETRIEVAL: drafted})) < 4
+    assert made.draft(request, 0, 0.0, {RETRIEVAL: drafted}) is EMPTY_TREE
 
 
 def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
@@ -123,7 +124,7 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     plain, joint = (
         made.draft(request, 8, 0.0),
-        made.draft(request, 8, 0.0, modelled=DraftTree([9, 3], [-1, -1], None, [0.9, 0.2])),
+        made.draft(request, 8, 0.0, {DRAFT_MODEL: DraftTree([9, 3], [-1, -1], None, [0.9, 0.2])}),
     )
 
     def chances(tree: DraftTree) -> dict[int, float]:
@@ -135,10 +136,10 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
     assert after[9] > before[9]
     assert after[7] < before[7]
     assert after[5] == before[5]
-    counted = made.chances.trials.copy()
+    counted = made.calibration.trials.copy()
     request.append([9])
     made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
-    assert (made.chances.trials != counted).sum() == 5  # of 7 and 9 two cells each, of 3 one
+    assert (made.calibration.trials != counted).sum() == 5  # of 7 and 9 two cells each, of 3 one
 
 
 @pytest.mark.parametrize(("asked", "cells"), [(False, 3), (True, 5)])
@@ -149,18 +150,21 @@ def test_head_and_model_have_separate_counts(asked: bool, cells: int) -> None:
     said = DraftTree([9], [-1], None, [0.6])
     model = replace(said, origins=[Origin.MODEL]) if asked else EMPTY_TREE
     tree = made.draft(
-        request, 8, 0.0, head_draft=replace(said, origins=[Origin.DRAFT_HEAD]), modelled=model
+        request,
+        8,
+        0.0,
+        {DRAFT_HEAD: replace(said, origins=[Origin.DRAFT_HEAD]), DRAFT_MODEL: model},
     )
     assert set(tree.origins or ()) == {
         Origin.RECYCLED,
         Origin.MODEL if asked else Origin.DRAFT_HEAD,
     }
-    counted = made.chances.trials.copy()
+    counted = made.calibration.trials.copy()
     request.append([9])
     made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
-    (changed,) = np.nonzero(made.chances.trials != counted)
+    (changed,) = np.nonzero(made.calibration.trials != counted)
     assert len(changed) == cells  # of 7 one more than of 9, which nobody else has
-    first = cell_of_asked(True, False, 0.0, -1.0)
+    first = weighed_cell(DRAFT_HEAD.table, False, 0.0, -1.0)
     assert first < changed[-2] < changed[-1] < CELLS
 
 
@@ -173,7 +177,7 @@ def test_what_all_say_is_likelier_than_what_some_say() -> None:
     chances = [
         dict(zip(tree.token_ids, tree.confidence or (), strict=True))[7]
         for tree in (
-            made.draft(request, 8, 0.0, head_draft=one, modelled=other)
+            made.draft(request, 8, 0.0, {DRAFT_HEAD: one, DRAFT_MODEL: other})
             for one in (nine, seven)
             for other in (nine, seven)
         )
@@ -190,22 +194,22 @@ def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:
 def test_chances_are_counted_of_what_was_fed_and_of_what_was_not() -> None:
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (7,): [(5, 0.6)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
-    before = made.chances.hits / made.chances.trials
+    before = made.calibration.hits / made.calibration.trials
     made.draft(request, 8, 0.0)
     request.append([7, 3])
     made.observe([Outcome(request, EMPTY_TREE, [], [7, 3], [7], tops([[(7, 0.9)]]))])
-    after = made.chances.hits / made.chances.trials
+    after = made.calibration.hits / made.calibration.trials
     for probability, better in (
         (0.3, False),
         (0.6, True),
     ):  # of two guesses at 0.6 one came true, which is above their prior
-        cell = cell_of(False, 1, probability, -1.0)
+        cell = pair_cell(False, 1, probability, -1.0)
         assert (after[cell] > before[cell]) == better
     assert (after != before).sum() == 2
 
 
 def test_sampled_requests_have_chances_of_their_own() -> None:
-    assert cell_of(False, 1, 0.5, -1.0) != cell_of(True, 1, 0.5, -1.0)
+    assert pair_cell(False, 1, 0.5, -1.0) != pair_cell(True, 1, 0.5, -1.0)
     made = taught({(2,): [(7, 0.8), (9, 0.2)]})
     hot, cold = (
         made.draft(
@@ -219,9 +223,9 @@ def test_sampled_requests_have_chances_of_their_own() -> None:
 
 
 def test_the_prior_knows_nothing_of_what_nobody_offers() -> None:
-    chances = new_source_calibration()
-    assert chances.hits[cell_of(False, 0, 0.0, -1.0)] == 0
-    assert (chances.hits <= chances.trials).all()
+    calibration = new_source_calibration()
+    assert calibration.hits[pair_cell(False, 0, 0.0, -1.0)] == 0
+    assert (calibration.hits <= calibration.trials).all()
 
 
 def test_the_papers_tree() -> None:

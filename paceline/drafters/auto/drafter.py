@@ -10,7 +10,7 @@ predict (`shared/source_calibration`). The tree takes the nodes with the highest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -22,6 +22,7 @@ from paceline.drafters.auto.draft_model_gate import DraftModelGates
 from paceline.drafters.auto.model_source import ModelSource
 from paceline.drafters.auto.options import AutoOptions
 from paceline.drafters.auto.settings import AutoSettings
+from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL, DraftSource
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
@@ -49,7 +50,7 @@ class Auto(RecyclingDrafter):
                 update_datastore=options.update_datastore,
             )
         )
-        self._recycler = Recycler(options.max_context_ngram, pool=options.pool_file)
+        self._recycler = Recycler(options.max_context_ngram, pool_path=options.pool_file)
         self.ids_below = self._retrieval.ids_below
         self._model = (
             None
@@ -128,8 +129,11 @@ class Auto(RecyclingDrafter):
         retrieved = self._retrieval.propose(
             requests, [_SETTINGS.retrieved_nodes if limit else 0 for limit in max_nodes]
         )
-        head_draft = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
-        others = self._joined(requests, max_nodes, retrieved, head_draft)
+        trees = {
+            RETRIEVAL: retrieved,
+            DRAFT_HEAD: [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests],
+        }
+        others = self._merge(requests, max_nodes, trees)
         if self._model is None:
             return others
         if self.budget:
@@ -139,17 +143,25 @@ class Auto(RecyclingDrafter):
                 self._model.propose(requests, [0] * len(requests))
                 return others
         self._model.seed_trees(requests, others)
-        modelled = self._model.propose(requests, max_nodes)
+        trees[DRAFT_MODEL] = self._model.propose(requests, max_nodes)
         self._gates.asked()
-        return self._joined(requests, max_nodes, retrieved, head_draft, modelled)
+        return self._merge(requests, max_nodes, trees)
 
-    def _joined(
-        self, requests: Sequence[Request], max_nodes: list[int], *sources: list[DraftTree]
+    def _merge(
+        self,
+        requests: Sequence[Request],
+        max_nodes: list[int],
+        trees: Mapping[DraftSource, list[DraftTree]],
     ) -> list[DraftTree]:
-        """Merge the sources of each request into one tree."""
+        """Merge the trees of each request into one tree."""
         return [
-            self._recycler.draft(request, limit, self._options.min_path_probability, *trees)
-            for request, limit, *trees in zip(requests, max_nodes, *sources, strict=True)
+            self._recycler.draft(
+                request,
+                limit,
+                self._options.min_path_probability,
+                {source: of_requests[row] for source, of_requests in trees.items()},
+            )
+            for row, (request, limit) in enumerate(zip(requests, max_nodes, strict=True))
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

@@ -46,21 +46,21 @@ class SuccessorTableFile(StateFile):
     Args:
         path: File to load and save.
         table: Table to fill from the file.
-        chances: Calibration to fill from the file.
+        calibration: Calibration to fill from the file.
     Raises:
         ConfigError: The file cannot be used, or its folder does not exist.
     """
 
-    def __init__(self, path: str, table: SuccessorTable, chances: SourceCalibration) -> None:
+    def __init__(self, path: str, table: SuccessorTable, calibration: SourceCalibration) -> None:
         super().__init__(path)
-        self._table, self._chances = table, chances
+        self._table, self._calibration = table, calibration
         self._vocab_size = self._tokenizer = ""  # not known
         loaded = self.load(read_table)
         if loaded is not None:
             head, arrays = loaded
             self._vocab_size, self._tokenizer = head["vocab_size"], head["tokenizer"]
             restore(table, *(arrays[name] for name in _KIND.arrays[:4]))
-            chances.hits[:], chances.trials[:] = arrays["hits"], arrays["trials"]
+            calibration.hits[:], calibration.trials[:] = arrays["hits"], arrays["trials"]
 
     def check_vocabulary(self, vocab_size: int, tokenizer: Any = None) -> None:
         """Refuse a file of another vocabulary.
@@ -120,8 +120,8 @@ class SuccessorTableFile(StateFile):
             filled["size"],
             np.where(beyond, 0, filled["tokens"]),
             np.where(beyond, 0, filled["probs"]),
-            self._chances.hits,
-            self._chances.trials,
+            self._calibration.hits,
+            self._calibration.trials,
         )
         arrays = {
             name: np.ascontiguousarray(column, _TYPES[name])

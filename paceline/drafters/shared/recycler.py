@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,99 +11,93 @@ from numpy.typing import NDArray
 
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_rule import WITH_BUDGET, NodeRule
-from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.drafters.shared.merged_tree import GUESS, Drafted, grow, learn
+from paceline.drafters.shared.draft_sources import DraftSource, flatten_sources
+from paceline.drafters.shared.merged_tree import CANDIDATE, TreeInputs, TreeQuery, grow, learn
 from paceline.drafters.shared.recycled import TOP, new_table, remember
 from paceline.drafters.shared.recycled_file import SuccessorTableFile
+from paceline.drafters.shared.settings import RecyclingSettings
 from paceline.drafters.shared.source_calibration import new_source_calibration
 from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
 from paceline.errors import ConfigError
 
-_NODES, _BATCH_NODES = 16, 48  # without a budget: of a tree, and of a batch
-_NOTHING_DRAFTED = Drafted(
-    np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int8)
-)
+_SETTINGS = RecyclingSettings()
+_NO_TREES: Mapping[DraftSource, DraftTree] = {}
 
 
-def node_rule_of(nodes: int | None, budget: bool) -> NodeRule:
+def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
     """Return the node rule for the option `max_nodes`."""
-    if nodes is not None:
-        return NodeRule(nodes)
-    return WITH_BUDGET if budget else NodeRule(_NODES, batch=_BATCH_NODES)
+    if max_nodes is not None:
+        return NodeRule(max_nodes)
+    return WITH_BUDGET if budget else NodeRule(_SETTINGS.max_nodes, batch=_SETTINGS.max_batch_nodes)
 
 
 class Recycler:
     """Cache the target's distributions, and draft from them.
 
     Args:
-        keys: Maximum number of tokens in a context.
+        max_context: Maximum number of tokens in a context.
         rows: Number of cached distributions.
-        pool: File that cache and calibration are loaded from, if it exists, and saved to: while no
-            request is open, and at exit.
+        pool_path: File that cache and calibration are loaded from, if it exists, and saved to:
+            while no request is open, and at exit.
     Attributes:
-        kept: That file; None without one.
+        table: Cached distributions.
+        calibration: Acceptance rates by source.
+        pool_file: File of both; None without one.
     Raises:
         ConfigError: The file exists and cannot be used.
     """
 
-    def __init__(self, keys: int, rows: int = ROWS, pool: str | None = None) -> None:
+    def __init__(self, max_context: int, rows: int = ROWS, pool_path: str | None = None) -> None:
         self.table = new_table(rows)
-        self.chances = new_source_calibration()
-        self.kept = None if pool is None else SuccessorTableFile(pool, self.table, self.chances)
-        if self.kept is not None:
-            weakref.finalize(self, self.kept.save_changes)
-        self._keys = keys
-        self._trees: dict[
-            int, tuple[NDArray[np.void], int]
-        ] = {}  # sequence -> its newest tree, and that one's size
+        self.calibration = new_source_calibration()
+        self.pool_file = (
+            None
+            if pool_path is None
+            else SuccessorTableFile(pool_path, self.table, self.calibration)
+        )
+        if self.pool_file is not None:
+            weakref.finalize(self, self.pool_file.save_changes)
+        self._max_context = max_context
+        # By request id: its newest tree, and the size of the tree.
+        self._trees: dict[int, tuple[NDArray[np.void], int]] = {}
 
     def draft(
         self,
         request: Request,
-        nodes: int,
-        least: float,
-        beside: DraftTree = EMPTY_TREE,
-        head_draft: DraftTree = EMPTY_TREE,
-        modelled: DraftTree = EMPTY_TREE,
+        max_nodes: int,
+        min_path_probability: float,
+        trees: Mapping[DraftSource, DraftTree] = _NO_TREES,
     ) -> DraftTree:
-        """Return a tree of up to `nodes` nodes, the likeliest first.
+        """Return a tree of up to `max_nodes` nodes, the likeliest first.
 
         Args:
             request: Request to draft for.
-            nodes: Maximum number of nodes.
-            least: Minimum path probability.
-            beside: Another drafter's tree of the same request, with confidences.
-            head_draft: Tokens of the draft head.
-            modelled: A draft model's tree.
+            max_nodes: Maximum number of nodes.
+            min_path_probability: Minimum path probability of a node; from 0 to 1.
+            trees: Trees of further sources for the same request, with confidences.
         """
-        levels = request.remaining - 1
-        if nodes <= 0 or levels <= 0:
+        max_depth = request.remaining - 1
+        if max_nodes <= 0 or max_depth <= 0:
             self._trees.pop(request.id, None)
             return EMPTY_TREE
-        tree: NDArray[np.void] = np.empty(nodes, dtype=GUESS)
-        newest = _array(request.token_ids[-LONGEST_KEY:])
-        size = grow(
-            self.table,
-            self.chances,
-            _drafted(beside),
-            _drafted(head_draft),
-            _drafted(modelled),
-            newest,
-            self._keys,
+        tree: NDArray[np.void] = np.empty(max_nodes, dtype=CANDIDATE)
+        query = TreeQuery(
+            _array(request.token_ids[-LONGEST_KEY:]),
+            self._max_context,
             request.params.temperature,
-            levels,
-            least,
-            tree,
+            max_depth,
+            min_path_probability,
         )
+        size = grow(TreeInputs(self.table, self.calibration, flatten_sources(trees), query), tree)
         self._trees[request.id] = tree, size
         return as_draft(tree, size)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Cache the target's distributions, and calibrate with the outcomes."""
-        if self.kept is not None:
-            self.kept.changed = True
+        if self.pool_file is not None:
+            self.pool_file.changed = True
         for outcome in outcomes:
             request, tree, top = outcome.request, outcome.tree, outcome.target_top
             assert top is not None, "a drafter with top_k gets them"
@@ -112,7 +106,7 @@ class Recycler:
             remember(
                 self.table,
                 newest,
-                self._keys,
+                self._max_context,
                 _array(tree.token_ids),
                 _array(tree.parents),
                 top.token_ids,
@@ -120,13 +114,13 @@ class Recycler:
             )
             known = self._trees.get(request.id)
             if known is not None:
-                learn(self.chances, *known, _array(outcome.new_token_ids))
+                learn(self.calibration, *known, _array(outcome.new_token_ids))
 
     def stop(self, request: Request) -> None:
         """Free the state of a request; save the file once no request is open."""
         self._trees.pop(request.id, None)
-        if self.kept is not None and not self._trees:
-            self.kept.save_changes(wait=True)
+        if self.pool_file is not None and not self._trees:
+            self.pool_file.save_changes(wait=True)
 
 
 class RecyclingDrafter(Drafter):
@@ -137,13 +131,13 @@ class RecyclingDrafter(Drafter):
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
         """Refuse a pool file of another vocabulary."""
-        if self._recycler.kept is not None:
-            self._recycler.kept.check_vocabulary(vocab_size, tokenizer)
+        if self._recycler.pool_file is not None:
+            self._recycler.pool_file.check_vocabulary(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse a pool file that was made with another tokenizer."""
-        if self._recycler.kept is not None:
-            self._recycler.kept.check_tokenizer(tokenizer)
+        if self._recycler.pool_file is not None:
+            self._recycler.pool_file.check_tokenizer(tokenizer)
 
     def save_pool(self) -> None:
         """Write the pool file now.
@@ -151,12 +145,12 @@ class RecyclingDrafter(Drafter):
         Raises:
             ConfigError: No file was given, it cannot be written, or no engine has used the drafter.
         """
-        if self._recycler.kept is None:
+        if self._recycler.pool_file is None:
             raise ConfigError(
                 f"{self.name}: got no file to save the pool to; expected the option pool_file."
                 " Choose one with pool_file=PATH."
             )
-        self._recycler.kept.save()
+        self._recycler.pool_file.save()
 
 
 def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
@@ -170,17 +164,6 @@ def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
         None,
         taken["confidence"].tolist(),
         origins=taken["origin"].tolist(),
-    )
-
-
-def _drafted(tree: DraftTree) -> Drafted:
-    """Return another drafter's tree in the form of `grow`."""
-    if not tree.token_ids:
-        return _NOTHING_DRAFTED
-    origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
-    confidence = np.array(tree.confidence, dtype=np.float64)
-    return Drafted(
-        _array(tree.token_ids), _array(tree.parents), confidence, np.array(origins, dtype=np.int8)
     )
 
 

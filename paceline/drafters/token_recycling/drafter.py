@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.drafters.shared.merged_tree import GUESS
+from paceline.drafters.shared.merged_tree import CANDIDATE
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.token_recycling.options import MAX_NODES, TokenRecyclingOptions
@@ -58,7 +58,7 @@ class TokenRecycling(RecyclingDrafter):
         return self._recycler.draft(request, nodes, self._options.min_path_probability)
 
     def _fixed_tree(self, request: Request, nodes: int) -> DraftTree:
-        tree = np.empty(nodes, dtype=GUESS)
+        tree = np.empty(nodes, dtype=CANDIDATE)
         newest = np.array(request.token_ids[-LONGEST_KEY:], dtype=np.int64)
         size = fill(
             self._recycler.table,

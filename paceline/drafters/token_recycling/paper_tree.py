@@ -87,7 +87,7 @@ def fill(
         ):
             continue
         guess = tree[size]
-        guess.parent, guess.depth, guess.cell = place_of[above], depth, 0
+        guess.parent, guess.depth = place_of[above], depth
         guess.origin = _RECYCLED
         guess.token, guess.confidence = (
             table.entries[entry].tokens[ranks[node]],
