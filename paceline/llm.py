@@ -29,7 +29,8 @@ from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
 from paceline.invariance.invariance import Invariance
 from paceline.model.cached_lm import CachedLM
-from paceline.model.loading import eos_token_ids, load_model, load_tokenizer
+from paceline.model.loading import eos_token_ids, load_model
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.text.conversations import chat_ids
 from paceline.util.config import parse_spec, require_count
 from paceline.util.options import BATCH_INVARIANT, BatchInvariant

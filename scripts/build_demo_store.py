@@ -28,7 +28,7 @@ import transformers
 
 from paceline import LLM, SamplingParams, datastore, demo
 from paceline.datastore.layout import LOCK, read_manifest, write_manifest
-from paceline.model.loading import load_tokenizer
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.recorded_answers.reading import read_answers
 from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
 from paceline.report.prompts import Prompt

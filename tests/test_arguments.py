@@ -18,7 +18,8 @@ from paceline import LLM, Drafter, DraftTree, SamplingParams
 from paceline.cli.options import split_specs, with_store
 from paceline.core.request import Request
 from paceline.errors import ConfigError, DrafterError
-from paceline.model.loading import load_model, load_tokenizer
+from paceline.model.loading import load_model
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.util.config import parse_spec
 from tests.conftest import DATA
 from tests.support.shared import Pair
@@ -177,7 +178,8 @@ def test_a_damaged_tokenizer_is_told_as_one(tmp_path: Path, pair: Pair) -> None:
     llm = LLM(folder, "none", dtype="float32")
     assert llm.generate([pair.prompts[0]], FOUR)[0].token_ids == pair.answers[0][:4]
     with pytest.raises(
-        ConfigError, match=r"got text and no tokenizer.* The one beside the model cannot be read: "
+        ConfigError,
+        match=r"got text and no tokenizer.* The tokenizer in the model's folder cannot be read: ",
     ):
         llm.generate("hello", FOUR)
     with pytest.raises(ConfigError, match=r"cannot load a tokenizer from .*model"):

@@ -10,7 +10,7 @@ import pytest
 
 from paceline import LLM, SamplingParams, demo
 from paceline.errors import ConfigError
-from paceline.model.loading import load_tokenizer
+from paceline.model.tokenizer_loading import load_tokenizer
 
 
 def _absent(name: str) -> None:

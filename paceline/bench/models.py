@@ -18,7 +18,8 @@ from paceline.core.drafter import Drafter
 from paceline.engine.parallel.ranks import local_device
 from paceline.errors import CapacityError, ConfigError
 from paceline.model.architecture import Architecture
-from paceline.model.loading import load_draft, load_model, load_tokenizer
+from paceline.model.loading import load_draft, load_model
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.report.prompts import Prompt, encode, load_prompts, shortened
 
 _MIN_PROMPT_TOKENS = 8  # that the context must have left for a prompt

@@ -73,7 +73,7 @@ def load_tokenizer(name: str) -> Any:
 
     if name == MISTRAL:
         return MistralTokenizer()
-    from paceline.model import loading
+    from paceline.model.tokenizer_loading import load_tokenizer as load
 
     source = demo.target_of(name)
-    return loading.load_tokenizer(source, source)
+    return load(source, source)

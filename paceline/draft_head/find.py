@@ -14,7 +14,7 @@ from paceline.draft_head.trained import card_of, load
 from paceline.draft_head.weights import Weights, readable_ends
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.identity import MIN_SKETCH_COSINE
+from paceline.model.settings import MIN_SKETCH_COSINE
 
 
 class DraftHeads:

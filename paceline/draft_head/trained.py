@@ -13,7 +13,8 @@ from typing import Any
 from paceline.draft_head.weights import Weights, ends, metadata_of, shape_of
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.identity import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE, Sketch
+from paceline.model.identity import Sketch
+from paceline.model.settings import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE
 from paceline.util.files import parse_json, write_atomically
 
 _KIND, _VERSION = "paceline draft head", "2"

@@ -24,7 +24,8 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine.step import decode_step
 from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import CachedLM
-from paceline.model.loading import eos_token_ids, load_model, load_tokenizer
+from paceline.model.loading import eos_token_ids, load_model
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.verification.tree_rules import check_trees
 
 BUDGETS = (0, 1, 2, 5, 40)

@@ -14,7 +14,7 @@ import torch
 
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import CapacityError, ConfigError
-from paceline.model.loading import why_no_tokenizer
+from paceline.model.tokenizer_loading import tokenizer_error
 from paceline.text.stop_strings import StopStrings
 from paceline.text.tokens import text_ids, word_ids
 
@@ -159,7 +159,7 @@ class InputProcessor:
             if self.tokenizer is None:
                 raise ConfigError(
                     f"prompt {place}: got text and no tokenizer; expected token ids, or"
-                    f" tokenizer=... to LLM.{why_no_tokenizer(self.source)}"
+                    f" tokenizer=... to LLM.{tokenizer_error(self.source)}"
                 )
             return text_ids(self.tokenizer, prompt, f"prompt {place}")
         ids = _plain(prompt)

@@ -1,6 +1,4 @@
-"""What a transformers model can do: which masks it takes, how long its context is, whether it
-can be verified at all.
-"""
+"""Describe a transformers model: masks, context length, support for draft trees."""
 
 from __future__ import annotations
 
@@ -19,9 +17,10 @@ from paceline.model.per_layer import key_shapes, reach
 from paceline.model.ragged_batch import RaggedBatch
 from paceline.model.refusals import refuse_unsupported
 from paceline.model.rotary import restart_length, switch_lengths
+from paceline.model.settings import UNBOUNDED_CONTEXT
 
-Masks = Tensor | dict[str, Tensor] | None  # as a model takes them
-_UNBOUNDED = 1 << 30
+# The `attention_mask` argument of a model: one tensor, one per kind of layers, or none.
+Masks = Tensor | dict[str, Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +28,29 @@ class Architecture:
     """Facts about one loaded model.
 
     Attributes:
-        layers: decoder layers; vocab_size: rows of the LM head; context_length: most positions.
-        layer_kinds: the attention kinds that occur.
-        mask_per_kind: the model takes a dict of masks by kind, else one tensor.
-        window, chunk: reach of sliding and of chunked attention, in positions.
-        takes_masks: a 4-D mask and position ids decide what is seen; false where cache slots do
-            (ALiBi, no position ids).
-        float_masks: masks are added to the scores (eager) instead of selecting (sdpa).
-        tree_attention: masked forwards may use our attention by SDPA.
-        by_position: every forward uses our attention by position.
-        position_bytes: about what keys and values of one token take in all layers; 0 = the
+        name: Class name of the model, for errors.
+        layers: Number of decoder layers.
+        vocab_size: Rows of the LM head.
+        context_length: Maximum number of positions.
+        layer_kinds: Attention kinds that occur, sorted.
+        mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
+        window: Positions that sliding attention looks back, its own included; None = no such
+            layers.
+        chunk: Positions per chunk of chunked attention; None = no such layers.
+        takes_masks: Whether a 4-D mask and position ids decide what a token sees. Otherwise the
+            cache slots do (ALiBi, or no position ids).
+        takes_position_ids: Whether the forward method accepts `position_ids`.
+        takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
+        float_masks: Whether masks are added to the scores (eager) instead of selecting (SDPA).
+        tree_attention: Whether masked forward passes may use paceline's tree attention.
+        by_position: Whether every forward pass uses batch-invariant attention by position.
+        dtype: Data type of the weights.
+        position_bytes: Approximate bytes of the keys and values of one token in all layers; 0 = the
             configuration does not say.
-        switch_lengths: text lengths beyond which the rotary frequencies are others.
-        restart_length: the one beyond which a growing text is fed anew, as `generate` of the model
-            does; None = never.
+        switch_lengths: Text lengths in tokens beyond which the rotary frequencies change,
+            ascending.
+        restart_length: Text length in tokens beyond which a growing text is recomputed from its
+            first token, as the model's `generate` does; None = never.
     """
 
     name: str
@@ -66,23 +74,24 @@ class Architecture:
 
     @property
     def takes_trees(self) -> bool:
-        """Whether branching trees can be verified in one forward."""
+        """True if one forward pass can verify a branching draft tree."""
         return self.takes_masks
 
     @staticmethod
     def from_model(
         model: PreTrainedModel, by_position: bool = False, chains: bool = False
     ) -> Architecture:
-        """Read the facts off a model.
+        """Read the facts from a model and its configuration.
 
         Args:
-            by_position: it is to use our attention by position, as it does anyway when that is its
-                attention implementation.
-            chains: masks do not decide what it sees, whatever its forward takes.
+            model: Loaded model.
+            by_position: Use batch-invariant attention by position. A model whose attention
+                implementation it is uses it anyway.
+            chains: Verify chains only, without masks, whatever the forward method accepts.
         Raises:
-            UnsupportedModelError: encoder-decoder, recurrent or index-sparse models; those that
-                cannot attend by position, if they are to.
-            ConfigError: an attention implementation that takes no 4-D mask.
+            UnsupportedModelError: The model is an encoder-decoder, recurrent or index-sparse, or it
+                cannot attend by position although it should.
+            ConfigError: The attention implementation takes no 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)
         name = type(model).__name__
@@ -92,33 +101,16 @@ class Architecture:
             reach(config, key, name) for key in ("sliding_window", "attention_chunk_size")
         )
         by_slot = chains or _uses_alibi(config)
-        single = (
-            "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
-        )
         implementation = model.config._attn_implementation or "eager"
         by_position = by_position or implementation == BY_POSITION
-        if implementation not in ("sdpa", "eager", BY_POSITION) and not by_slot:
-            raise ConfigError(
-                f"{name}: got attention implementation {implementation!r}, which takes no tree"
-                " mask; expected 'sdpa' or 'eager'. Call model.set_attn_implementation('sdpa')"
-                " first."
-            )
-        obstacle = why_not_by_position(model) if by_position else None
-        if obstacle is not None:
-            raise UnsupportedModelError(
-                f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false."
-            )
+        _refuse_attention(model, implementation, by_slot, by_position)
         accepted = forward_parameters(model)
-        context = (
-            getattr(config, key, None)
-            for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-        )
         return Architecture(
             name=name,
             layers=config.num_hidden_layers,
             vocab_size=config.vocab_size,
-            context_length=next((length for length in context if length), _UNBOUNDED),
-            layer_kinds=tuple(sorted(set(kinds))) if kinds else (single,),
+            context_length=_context_length(config),
+            layer_kinds=tuple(sorted(set(kinds))) if kinds else (_only_kind(window, chunk),),
             mask_per_kind=kinds is not None,
             window=window,
             chunk=chunk,
@@ -129,9 +121,7 @@ class Architecture:
             tree_attention=takes_tree_attention(model) and not by_slot,
             by_position=by_position,
             dtype=model.dtype,
-            position_bytes=2
-            * sum(heads * dim for heads, dim in key_shapes(config))
-            * model.dtype.itemsize,
+            position_bytes=_position_bytes(config, model.dtype),
             switch_lengths=switch_lengths(config),
             restart_length=restart_length(model, config),
         )
@@ -139,8 +129,15 @@ class Architecture:
     def marks(
         self, packing: RaggedBatch, visible: int, device: torch.device
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
-        """The model's `attention_mask` for sequences that are packed, which says nothing, and
-        what it stands for (`AttentionMetadata`).
+        """Return stand-in masks for a packed batch, and what they stand for.
+
+        The model receives the masks as its `attention_mask`; they carry no numbers. The attention
+        kernel looks up the visible ranges by the address of a mask (`AttentionMetadata`).
+
+        Args:
+            packing: The packed batch.
+            visible: Number of cache positions in use.
+            device: Device of the masks.
         """
         masks: dict[str, Tensor] = {}
         marks: dict[int, VisibleRanges] = {}
@@ -150,25 +147,31 @@ class Architecture:
         return masks if self.mask_per_kind else next(iter(masks.values())), marks
 
     def _reach(self, kind: str) -> tuple[int | None, int | None]:
-        """Window and chunk of a kind of layers."""
+        """Return window and chunk for one kind of layers."""
         return (
             self.window if kind == "sliding_attention" else None,
             self.chunk if kind == "chunked_attention" else None,
         )
 
     def attention_mask(self, layout: PaddedBatch, visible: int, device: torch.device) -> Masks:
-        """The model's `attention_mask` for one forward; None where plain causal attention over
-        the cache is meant.
+        """Return the model's `attention_mask` for one padded forward pass.
+
+        None means plain causal attention over the cache.
+
+        Args:
+            layout: The padded batch.
+            visible: Number of cache positions in use.
+            device: Device of the mask.
         """
         if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
             return None
         masks = {
-            kind: self._one_mask(layout, visible, device, *self._reach(kind))
+            kind: self._mask_for_kind(layout, visible, device, *self._reach(kind))
             for kind in self.layer_kinds
         }
         return masks if self.mask_per_kind else next(iter(masks.values()))
 
-    def _one_mask(
+    def _mask_for_kind(
         self,
         layout: PaddedBatch,
         visible: int,
@@ -184,6 +187,37 @@ class Architecture:
                 ~mask, torch.finfo(self.dtype).min
             )
         return mask
+
+
+def _refuse_attention(
+    model: PreTrainedModel, implementation: str, by_slot: bool, by_position: bool
+) -> None:
+    name = type(model).__name__
+    if implementation not in ("sdpa", "eager", BY_POSITION) and not by_slot:
+        raise ConfigError(
+            f"{name}: got attention implementation {implementation!r}, which takes no tree"
+            " mask; expected 'sdpa' or 'eager'. Call model.set_attn_implementation('sdpa')"
+            " first."
+        )
+    obstacle = why_not_by_position(model) if by_position else None
+    if obstacle is not None:
+        raise UnsupportedModelError(
+            f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false."
+        )
+
+
+def _context_length(config: PretrainedConfig) -> int:
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    lengths = (getattr(config, name, None) for name in names)
+    return next((length for length in lengths if length), UNBOUNDED_CONTEXT)
+
+
+def _only_kind(window: int | None, chunk: int | None) -> str:
+    return "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
+
+
+def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    return 2 * sum(heads * dim for heads, dim in key_shapes(config)) * dtype.itemsize
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:

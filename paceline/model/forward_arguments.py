@@ -1,6 +1,4 @@
-"""The names under which a model's forward, and transformers' `generate`, take what paceline
-hands them.
-"""
+"""Find argument names of a model's forward method and transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -10,18 +8,21 @@ import inspect
 from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-_CACHE_NAMES = ("cache", "past_key_values")  # transformers 5.24 renamed the second to the first
+# Names of the KV cache argument. transformers 5.24 renamed the second to the first.
+_CACHE_NAMES = ("cache", "past_key_values")
 
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
-    """Return the argument names that a model's forward accepts.
+    """Return the argument names that a model's forward method accepts.
 
-    The forward of a wrapper hands its keyword arguments on, so it also accepts the names of the
-    decoder inside.
+    The forward method of a wrapper passes its keyword arguments on, so it also accepts the names of
+    the decoder inside.
     """
     parameters = inspect.signature(model.forward).parameters
-    hands_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    if not hands_on or any(name in parameters for name in _CACHE_NAMES):
+    passes_on = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    if not passes_on or any(name in parameters for name in _CACHE_NAMES):
         return frozenset(parameters)
     return frozenset(parameters) | frozenset(
         inspect.signature(model.get_decoder().forward).parameters
@@ -29,13 +30,14 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
 
 
 def takes_cache(model: PreTrainedModel) -> bool:
-    """Whether a model's forward accepts a KV cache."""
+    """Return whether a model's forward method accepts a KV cache."""
     return not forward_parameters(model).isdisjoint(_CACHE_NAMES)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return the name under which a model's forward takes the KV cache; default that of the
-    installed transformers.
+    """Return the name under which a model's forward method takes the KV cache.
+
+    If it names none, this is the name in the installed transformers.
     """
     names = forward_parameters(model)
     return next((name for name in _CACHE_NAMES if name in names), GENERATE_CACHE)

@@ -1,6 +1,4 @@
-"""Models in GGUF files: unpacked once by transformers into the cache, as a bfloat16 directory
-with its tokenizer.
-"""
+"""Convert GGUF models once to bfloat16 checkpoints in the cache, with tokenizer."""
 
 from __future__ import annotations
 
@@ -21,32 +19,29 @@ from paceline.errors import ConfigError
 from paceline.util import cache
 
 SUFFIX = ".gguf"
-_KIND = "gguf-v1"  # another number when what is written changes
+_KIND = "gguf-v1"  # raise the number when the written files change
 _PACKAGES = ("gguf", "accelerate")
-# llama.cpp ends an answer at any of them
+# llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def is_gguf(source: str | Path) -> bool:
-    """Whether `source` names a GGUF file."""
+    """Return whether `source` names a GGUF file."""
     return Path(source).suffix.lower() == SUFFIX
 
 
 def unpacked(file: str | Path) -> Path:
-    """Return the directory of a GGUF model, which `from_pretrained` reads; convert it first if that
-    has not been done yet.
+    """Return the checkpoint directory of a GGUF model; convert it first if needed.
 
-    Conversion says so on standard error.
+    Conversion prints its progress to standard error.
 
     Raises:
-        ConfigError: no such file, one that transformers cannot unpack, a missing package, or a
-            cache that cannot be written.
+        ConfigError: There is no such file, transformers cannot unpack it, a package is missing, or
+            the cache cannot be written.
     """
     path = Path(file)
     if not path.is_file():
-        raise ConfigError(
-            f"model: got {str(file)!r}, which is no file; expected a GGUF file. Correct the path."
-        )
+        raise ConfigError(f"model: there is no GGUF file at {str(file)!r}. Correct the path.")
     try:
         return cache.obtain(
             _KIND,
@@ -56,17 +51,17 @@ def unpacked(file: str | Path) -> Path:
         )
     except OSError as error:
         raise ConfigError(
-            f"model: got {str(file)!r}, which cannot be read ({error}); expected a readable file."
+            f"model: {str(file)!r} cannot be read ({error}). Check the file and its permissions."
         ) from error
 
 
 def _convert(path: Path, folder: Path) -> dict[str, Any]:
-    """Write model and tokenizer into `folder`; return what the cache notes about them."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    """Write model and tokenizer into `folder`; return the card for the cache."""
+    packages = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if packages:
         raise ConfigError(
-            f"model {str(path)!r}: got a GGUF file and no package {' nor '.join(missing)}; expected"
-            f" both. Run: pip install {' '.join(missing)}, or install paceline[gguf]."
+            f"model {str(path)!r}: reading a GGUF file needs {' and '.join(packages)}."
+            f" Run: pip install {' '.join(packages)}, or install paceline[gguf]."
         )
     metadata = _metadata(path)
     start = time.perf_counter()
@@ -78,7 +73,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
         with _quiet():
             model = _model(path, metadata)
             tokenizer = _tokenizer(path, metadata)
-    except Exception as error:  # whatever its readers raise on a file they cannot read
+    except Exception as error:  # the readers raise many types on a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _refused(
             path, f"one that transformers {transformers.__version__} cannot unpack ({reason})"
@@ -88,7 +83,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
             model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-    except Exception as error:  # safetensors has errors of its own for a full disk
+    except Exception as error:  # safetensors raises its own type if the disk is full
         raise OSError(f"cannot write {folder}: {error}") from error
     _say(f"converted {path.name} in {time.perf_counter() - start:.0f} s")
     return {
@@ -101,7 +96,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """Return what the header says, once the file is known to be as long as that asks for."""
+    """Return the metadata of the header; check that the file is complete."""
     from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
     try:
@@ -113,8 +108,10 @@ def _metadata(path: Path) -> dict[str, Any]:
     try:
         header = GgufHeader.from_file(str(path))
     except ValueError:
-        return metadata  # a type this reader does not know; the one that unpacks may
-    end = header.data_start + max((one.offset + one.nbytes for one in header.tensors), default=0)
+        return metadata  # an unknown tensor type: transformers' own reader may know it
+    end = header.data_start + max(
+        (tensor.offset + tensor.nbytes for tensor in header.tensors), default=0
+    )
     if end > path.stat().st_size:
         raise _refused(path, f"{path.stat().st_size} of its {end} bytes: the file is truncated")
     if metadata.get("split.count", 1) > 1:
@@ -133,15 +130,13 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
         output_loading_info=True,
         local_files_only=True,
     )
-    if loading["missing_keys"]:  # they would have random values
+    if loading["missing_keys"]:  # transformers would fill these weights with random values
         raise ValueError(f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}")
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
-    if isinstance(
-        known, list
-    ):  # of architectures of which transformers knows more than the file says
+    if isinstance(known, list):  # transformers knows more ids of some architectures than the file
         ids += known
-    unique = list(dict.fromkeys(int(one) for one in ids if one is not None))
+    unique = list(dict.fromkeys(int(token_id) for token_id in ids if token_id is not None))
     first = unique[0] if len(unique) == 1 else unique or None
     model.config.eos_token_id = model.generation_config.eos_token_id = first
     model.generation_config._from_model_config = False
@@ -149,7 +144,7 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
 
 
 def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
-    """Return the tokenizer with the chat template of the file; None where the file has none."""
+    """Return the tokenizer with its chat template; None if the file has none."""
     if "tokenizer.ggml.tokens" not in metadata:
         return None
     tokenizer = AutoTokenizer.from_pretrained(
@@ -161,9 +156,9 @@ def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def _refused(path: Path, came: str) -> ConfigError:
+def _refused(path: Path, content: str) -> ConfigError:
     return ConfigError(
-        f"model {str(path)!r}: got {came}; expected a whole GGUF file of a decoder that"
+        f"model {str(path)!r}: got {content}; expected a whole GGUF file of a decoder that"
         " transformers can unpack. Fetch it again, or use the original model."
     )
 
@@ -174,7 +169,7 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' own bars and notes off the terminal."""
+    """Suppress transformers' progress bars and notes inside the context."""
     logging = transformers.logging
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

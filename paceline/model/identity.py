@@ -1,5 +1,7 @@
-"""Which model is it? A fingerprint that survives copies, renames and a change of dtype, and a
-sketch of its embedding.
+"""Identify a model by a fingerprint of its weights or a sketch of its embedding.
+
+The fingerprint survives copies, renames and a change of dtype. The sketch also recognises quantised
+and fine-tuned copies.
 """
 
 from __future__ import annotations
@@ -18,24 +20,18 @@ from transformers import PreTrainedModel
 from paceline.cpu.plain_tensors import is_plain
 from paceline.errors import UnsupportedModelError
 from paceline.model.per_layer import value_of
+from paceline.model.settings import FINGERPRINT_SAMPLES, MIN_SKETCH_COSINE, SKETCH_SIZE
 from paceline.text.token_ids import is_padded
 
-_SAMPLE = 64  # weights of each tensor that go into a fingerprint
-# Rounding to 8, 4 and 3 bits in blocks of 32 leaves cosines of 1.00, 0.99 and 0.93; other weights
-# have 0.0 +- 0.1.
-# below the first it is another model; above the second nothing needs to be said
-MIN_SKETCH_COSINE, WARN_SKETCH_COSINE = (0.8, 0.97)
-_SKETCHED = 64  # rows and columns of an embedding in its sketch
 _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def model_identity(model: PreTrainedModel) -> tuple[str, int]:
-    """Return fingerprint and hidden size of a model; of the original, where it was enlarged
-    (`paceline.bench.cost_scale`).
+    """Return the fingerprint and the hidden size of a model.
 
-    The fingerprint is a SHA-256 over the sizes of the architecture and a sample of every weight
-    tensor, rounded to bfloat16: a checkpoint has the same one whether it was loaded in float32 or
-    in bfloat16.
+    An enlarged model (`paceline.bench.cost_scale`) has those of its original. The fingerprint is a
+    SHA-256 over the sizes of the architecture and a sample of every weight tensor, rounded to
+    bfloat16. So a checkpoint loaded in float32 or bfloat16 has the same fingerprint.
     """
     config = model.config.get_text_config(decoder=True)
     origin = getattr(config, "enlarged_from", None)
@@ -44,29 +40,31 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
     digest = hashlib.sha256(json.dumps([value_of(config, name) for name in _SIZES]).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        if not is_plain(
-            parameter
-        ):  # quantised: a class of its own, whose numbers may not be had one by one
+        if not is_plain(parameter):  # a quantised class may not give access to single numbers
             digest.update(type(parameter).__qualname__.encode())
             continue
         flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].to("cpu", torch.bfloat16)
+        sample = flat[:: max(1, len(flat) // FINGERPRINT_SAMPLES)][:FINGERPRINT_SAMPLES].to(
+            "cpu", torch.bfloat16
+        )
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest(), int(config.hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A little of a model's embedding, by which its quantised and fine-tuned copies are recognised.
+    """Sample of a model's embedding, which recognises quantised and fine-tuned copies.
 
-    What is trained on a model's hidden states is of use to all models with nearly the same weights.
-    Embeddings of another training have nothing in common with these, whatever their shape.
+    A head trained on a model's hidden states suits every model with nearly the same weights.
+    Embeddings of another training run have nothing in common, whatever their shape.
 
     Attributes:
-        vocab_size, hidden_size, layers: of the model; of the original, where it was enlarged
+        vocab_size: Rows of the model's embedding.
+        hidden_size: Hidden size of the model; of the original if it was enlarged
             (`paceline.bench.cost_scale`).
-        sample: int8 [rows, columns], evenly spaced in the embedding, less the mean of each column,
-            by its largest number.
+        layers: Decoder layers of the model; of the original if it was enlarged.
+        sample: Evenly spaced entries of the embedding, int8 [rows, columns], centred per column and
+            divided by the largest.
     """
 
     vocab_size: int
@@ -76,10 +74,10 @@ class Sketch:
 
     @staticmethod
     def from_model(model: PreTrainedModel) -> Sketch:
-        """Take the sketch of a model.
+        """Return the sketch of a model.
 
         Raises:
-            UnsupportedModelError: its embedding is no matrix of floating-point numbers.
+            UnsupportedModelError: The embedding is no matrix of floating-point numbers.
         """
         config = model.config.get_text_config(decoder=True)
         origin = getattr(config, "enlarged_from", None) or {}
@@ -93,10 +91,9 @@ class Sketch:
         return Sketch(rows, int(hidden), int(layers), np.round(scale * sampled).astype(np.int8))
 
     def closeness(self, model: PreTrainedModel) -> float:
-        """Return the cosine between this sketch and the same sample of a model; 0 where the shapes
-        differ.
+        """Return the cosine between this sketch and the same sample of a model.
 
-        Rows that pad one of the embeddings are no difference.
+        Different shapes give 0. Rows that only pad an embedding make no difference.
         """
         try:
             other = Sketch.from_model(model)
@@ -105,35 +102,34 @@ class Sketch:
                 return 0.0
             if (self.hidden_size, self.layers) != (other.hidden_size, other.layers):
                 return 0.0
-            own, theirs = (
+            own_sample, other_sample = (
                 self.sample.astype(np.float32),
                 _sampled(model, self.vocab_size, self.hidden_size),
             )
         except UnsupportedModelError:
             return 0.0
-        own = own[: len(theirs)]
+        own_sample = own_sample[: len(other_sample)]
         return float(
-            (own * theirs).sum() / max(float(np.linalg.norm(own) * np.linalg.norm(theirs)), 1e-30)
+            (own_sample * other_sample).sum()
+            / max(float(np.linalg.norm(own_sample) * np.linalg.norm(other_sample)), 1e-30)
         )
 
     def resembles(self, model: PreTrainedModel) -> bool:
-        """Whether a model has nearly the same embedding: it is the same, quantised, fine-tuned
-        or padded.
-        """
+        """Return whether a model is the same, or a quantised, fine-tuned or padded copy."""
         return self.closeness(model) >= MIN_SKETCH_COSINE
 
     def encode(self) -> str:
-        """Return it as text, some 6,000 characters."""
+        """Return the sketch as text of about 6,000 characters."""
         rows, columns = self.sample.shape
         numbers = base64.b64encode(self.sample.tobytes()).decode()
         return f"{self.vocab_size} {self.hidden_size} {self.layers} {rows} {columns} {numbers}"
 
     @staticmethod
     def decode(text: str) -> Sketch:
-        """Read what `encode` wrote.
+        """Read a sketch that `encode` wrote.
 
         Raises:
-            ValueError: it is none.
+            ValueError: The text is no sketch.
         """
         *sizes, numbers = text.split(" ")
         vocab_size, hidden_size, layers, rows, columns = map(int, sizes)
@@ -144,8 +140,9 @@ class Sketch:
 
 
 def _embedding(model: PreTrainedModel) -> Tensor:
-    """Return the matrix in which token ids become numbers; of a draft that reads states, the one
-    behind the target's.
+    """Return the embedding matrix.
+
+    For an EAGLE-style draft model, this is its layer after the target's embedding.
     """
     module = model.get_input_embeddings()
     weight = module.weight if isinstance(module, nn.Embedding) else next(module.parameters(), None)
@@ -157,20 +154,21 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 
 
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
-    """Return evenly spaced numbers of an embedding of so many rows and columns, as far as the
-    model has these rows.
+    """Return evenly spaced entries of an embedding as if it had the given size.
+
+    Rows that the model does not have are left out.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])
-    chosen = torch.arange(_SKETCHED) * rows // _SKETCHED
-    chosen = chosen[chosen < len(weight)]
-    among = torch.arange(_SKETCHED) * columns // _SKETCHED
+    row_ids = torch.arange(SKETCH_SIZE) * rows // SKETCH_SIZE
+    row_ids = row_ids[row_ids < len(weight)]
+    column_ids = torch.arange(SKETCH_SIZE) * columns // SKETCH_SIZE
     try:
-        found = weight[chosen.to(weight.device)][:, among.to(weight.device)].float().cpu()
-        found.nan_to_num_(0.0, 0.0, 0.0)  # rows of a damaged checkpoint
-    except Exception as error:  # a quantised embedding, whose library does not take its rows apart
+        entries = weight[row_ids.to(weight.device)][:, column_ids.to(weight.device)].float().cpu()
+        entries.nan_to_num_(0.0, 0.0, 0.0)  # rows of a damaged checkpoint
+    except Exception as error:  # a quantised embedding whose library cannot select rows
         raise UnsupportedModelError(
             f"{type(model).__name__}: got an embedding whose rows cannot be read."
         ) from error
-    made: NDArray[np.float32] = (found - found.mean(0)).numpy()
-    return made
+    centred: NDArray[np.float32] = (entries - entries.mean(0)).numpy()
+    return centred

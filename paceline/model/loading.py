@@ -1,13 +1,11 @@
-"""Models and tokenizers from a directory, a hub id, a GGUF file, an embedded word, or already
-loaded.
+"""Load models from a directory, hub id, GGUF file, built-in name or loaded object.
 
-No pickle is read: safetensors and GGUF only.
+Only safetensors and GGUF files are read, no pickles.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
-    AutoTokenizer,
     PreTrainedModel,
 )
 
@@ -29,7 +26,6 @@ from paceline import demo
 from paceline.cpu import amx, avx512_dot
 from paceline.cpu.linear.own import Products
 from paceline.errors import ConfigError, did_you_mean
-from paceline.model import gguf
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle import checkpoint
 from paceline.model.eagle.direct import DirectLlama, suits
@@ -37,10 +33,9 @@ from paceline.model.eagle.modules import uses_target_states
 from paceline.model.model_view import ModelView
 from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens, read_kept
+from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS, MAX_NAMED_WEIGHTS
+from paceline.model.sources import checkpoint_source, missing_source
 
-_NAMED = 3  # weights that an error names
-_SMALL = 10_000_000  # parameters
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _LOADERS = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
@@ -54,11 +49,16 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
 ) -> PreTrainedModel:
-    """A model in eval mode. A loaded one is taken as it is (dtype and device are its own).
+    """Return a model in eval mode. A loaded model keeps its dtype and device.
 
+    Args:
+        model: Directory, hub id, GGUF file or loaded model.
+        dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the dtype of the
+            checkpoint.
+        device: Torch device, or "auto" for a GPU if there is one.
     Raises:
-        ConfigError: nothing to load there, a damaged or unfitting checkpoint, an unknown dtype, or
-            no such device.
+        ConfigError: There is nothing to load, the checkpoint is damaged or does not fit its
+            configuration, or dtype or device are unknown.
     """
     if isinstance(model, PreTrainedModel):
         return model.eval()
@@ -67,39 +67,39 @@ def load_model(
             f"model: got a {type(model).__name__}; expected a directory, a hub id, a GGUF file or a"
             f" loaded transformers model.{_how_to_unwrap(model)}"
         )
-    wanted = _torch_dtype(dtype)
+    torch_dtype = _torch_dtype(dtype)
     device = _usable(device)
-    missing = _missing(model)
-    if missing:
-        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {missing}")
-    place = _directory(model)
+    reason = missing_source(model)
+    if reason:
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
+    source = checkpoint_source(model)
     loaded: Any
     try:
-        loaded, found = _auto_class(place).from_pretrained(
-            place,
-            dtype=wanted or "auto",
+        loaded, loading_info = _auto_class(source).from_pretrained(
+            source,
+            dtype=torch_dtype or "auto",
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except Exception as error:  # a damaged checkpoint fails wherever it is first looked at
+    except Exception as error:  # a damaged checkpoint fails wherever it is first read
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: {error}"
             f" ({type(error).__name__})"
         ) from error
-    _require_whole(model, loaded, found)
+    _require_all_weights(model, loaded, loading_info)
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
 
 
-def _auto_class(place: str) -> Any:
-    """Return the class of transformers that loads a checkpoint.
+def _auto_class(source: str) -> Any:
+    """Return the transformers class that loads a checkpoint.
 
-    Models that read images or sound as well answer text prompts, too.
+    Models that also read images or sound answer text prompts, too.
     """
     try:
-        config = AutoConfig.from_pretrained(place)
-    except Exception:  # an adapter has none, and whatever is wrong is told when the model is loaded
+        config = AutoConfig.from_pretrained(source)
+    except Exception:  # an adapter has no config; other faults are reported when the model loads
         return AutoModelForCausalLM
     return next(
         (auto for mapping, auto in _LOADERS if type(config) in mapping), AutoModelForCausalLM
@@ -110,7 +110,7 @@ def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
     """Return the dtype of a name; None for "auto".
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: The name is no dtype.
     """
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return None if isinstance(dtype, str) else dtype
@@ -120,7 +120,7 @@ def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
 
 
 def _how_to_unwrap(model: Any) -> str:
-    if hasattr(model, "merge_and_unload"):  # a PeftModel passes on what its adapter can do
+    if hasattr(model, "merge_and_unload"):  # a PeftModel has the methods of its adapter
         return " Pass what its merge_and_unload() returns."
     if hasattr(model, "get_base_model"):
         return " Its adapter cannot be merged into the weights: use its own generate."
@@ -129,97 +129,42 @@ def _how_to_unwrap(model: Any) -> str:
     )
 
 
-def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
-    """The tokenizer given, by name or as an object, or the one beside `model`; None where there is
-    none that can be read.
-
-    Raises:
-        ConfigError: the one that is named cannot be read.
-    """
-    if tokenizer is None:
-        return None if isinstance(model, PreTrainedModel) else _tokenizer_of(model)[0]
-    if not isinstance(tokenizer, str | Path):
-        if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
-            raise ConfigError(
-                f"tokenizer: got a {type(tokenizer).__name__}; expected a directory, a hub id or a"
-                " tokenizer of transformers."
-            )
-        return tokenizer
-    found, error = _tokenizer_of(tokenizer)
-    if found is None:
-        raise ConfigError(f"cannot load a tokenizer from {str(tokenizer)!r}: {error}")
-    return found
-
-
-def why_no_tokenizer(model: str | Path | PreTrainedModel) -> str:
-    """What went wrong with the tokenizer beside `model`, as the end of a message; "" where there
-    is none.
-    """
-    if isinstance(model, PreTrainedModel) or (
-        Path(model).is_dir() and not any(Path(model).glob("*[tv]o[kc]*"))
-    ):
-        return ""
-    error = _tokenizer_of(model)[1]
-    return error and f" The one beside the model cannot be read: {error}"
-
-
-def _tokenizer_of(source: str | Path) -> tuple[Any, str]:
-    """The tokenizer there, and why it cannot be read; token-id prompts need none."""
-    missing = _missing(source)
-    if missing:
-        return None, missing
-    try:
-        return AutoTokenizer.from_pretrained(_directory(source)), ""
-    except Exception as error:  # the libraries raise plain ones for damaged files
-        return None, " ".join(str(error).split()) or type(error).__name__
-
-
-def _missing(source: str | Path) -> str:
-    """Why there is nothing at a path; "" for what exists, and for what may be a hub id or an
-    embedded word.
-    """
-    is_file = str(source).endswith(".gguf")
-    if (source != "" and Path(source).exists()) or (
-        isinstance(source, str) and not is_file and _HUB_ID.fullmatch(source)
-    ):
-        return ""
-    return f"there is no such {'file' if is_file else 'folder'}. Check the path."
-
-
 def load_draft(
     model: str | Path | PreTrainedModel,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
 ) -> PreTrainedModel:
-    """A draft model, as `load_model`, with its reduced vocabulary where its folder has one
-    (`kept_vocabulary`).
+    """Load a draft model, with its reduced vocabulary if its folder has one.
 
-    One that reads the target's states (`reading`) is of use once a drafter that has it is attached
-    to its target.
+    The name "demo" selects the draft model of the built-in pair. An EAGLE-style draft model is
+    usable once a drafter attaches it to its target.
 
-    The word "demo" is the draft of the embedded pair here.
-
+    Args:
+        model: Directory, hub id, GGUF file, built-in name or loaded model.
+        dtype: As in `load_model`.
+        device: As in `load_model`.
     Raises:
-        ConfigError: as `load_model`, and a damaged file of kept tokens.
+        ConfigError: The model cannot be loaded (`load_model`), or its reduced vocabulary is
+            damaged.
     """
-    named = demo.draft_of(model) if isinstance(model, str) else model
-    if not isinstance(named, PreTrainedModel) and checkpoint.is_reading(str(named)):
-        return checkpoint.load(str(named), _torch_dtype(dtype), _usable(device))
-    loaded = load_model(named, dtype, device)
-    if not isinstance(named, PreTrainedModel):
-        kept = read_kept(
-            _directory(named), int(loaded.config.get_text_config(decoder=True).vocab_size)
+    source = demo.draft_of(model) if isinstance(model, str) else model
+    if not isinstance(source, PreTrainedModel) and checkpoint.is_reading(str(source)):
+        return checkpoint.load(str(source), _torch_dtype(dtype), _usable(device))
+    loaded = load_model(source, dtype, device)
+    if not isinstance(source, PreTrainedModel):
+        vocabulary_ids = read_kept(
+            checkpoint_source(source), int(loaded.config.get_text_config(decoder=True).vocab_size)
         )
-        if kept is not None:
-            keep_tokens(loaded, kept)
+        if vocabulary_ids is not None:
+            keep_tokens(loaded, vocabulary_ids)
     return loaded
 
 
 def _usable(device: str | torch.device) -> str | torch.device:
-    """Return a device that there is; "auto" is a GPU where there is one.
+    """Return a device that torch can use; "auto" selects a GPU if there is one.
 
     Raises:
-        ConfigError: there is no such device here.
+        ConfigError: There is no such device here.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -229,68 +174,63 @@ def _usable(device: str | torch.device) -> str | torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         count = torch.cuda.device_count()
-        there = [
+        devices = [
             "auto",
             "cpu",
-            *(f"cuda:{number}" for number in range(count)),
+            *(f"cuda:{index}" for index in range(count)),
             *["mps"] * torch.backends.mps.is_available(),
         ]
         raise ConfigError(
             f"device: got {str(device)!r}, which torch cannot use here; expected one of:"
-            f" {', '.join(there)}. Choose one."
+            f" {', '.join(devices)}. Choose one."
         ) from error
     return device
 
 
-def _require_whole(model: object, loaded: PreTrainedModel, found: Mapping[str, Any]) -> None:
-    """Refuse a model that its files do not fill: what they lack would be random."""
+def _require_all_weights(
+    model: object, loaded: PreTrainedModel, loading_info: Mapping[str, Any]
+) -> None:
+    """Raise if the files of a model lack weights, which would then be random."""
     if getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 1) < 1:
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: its config names no layers."
             " Correct it."
         )
     wrong = {
-        name: f"of shape {list(theirs)}, not {list(ours)}"
-        for name, theirs, ours in sorted(found["mismatched_keys"])
+        name: f"of shape {list(shape)}, not {list(expected_shape)}"
+        for name, shape, expected_shape in sorted(loading_info["mismatched_keys"])
     }
-    wrong |= dict.fromkeys(sorted(found["missing_keys"]), "missing")
+    wrong |= dict.fromkeys(sorted(loading_info["missing_keys"]), "missing")
     if wrong:
-        some = ", ".join(f"{name} is {what}" for name, what in list(wrong.items())[:_NAMED])
+        examples = ", ".join(
+            f"{name} is {fault}" for name, fault in list(wrong.items())[:MAX_NAMED_WEIGHTS]
+        )
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: got {len(wrong)} weights"
-            f" that do not fit its config, as {some}; expected all of them. Correct the config, or"
-            " fetch the weights again."
+            f" that do not fit its config, as {examples}; expected all of them. Correct the config,"
+            " or fetch the weights again."
         )
 
 
-def _directory(source: str | Path | PreTrainedModel) -> str:
-    """Return the directory or hub id of a model that is named by a directory, a hub id, a GGUF
-    file or an embedded word.
-    """
-    place = demo.target_of(source) if isinstance(source, str) else source
-    return (
-        str(gguf.unpacked(place))
-        if isinstance(place, str | Path) and gguf.is_gguf(place)
-        else str(place)
-    )
-
-
 def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
-    """The `CachedLM` of a draft model, from anything that names one.
+    """Return the `CachedLM` of a draft model in its fastest form.
 
-    A small half-precision draft runs on a CPU as a float32 copy: there a product in bfloat16 costs
-    some 13 microseconds before it begins, and attention of a single query several times its float32
-    time (measured with torch 2.13: 1.7 against 1.3 ms per forward of 0.9 M parameters, 3.5 against
-    2.0 for a batch of 8). The target's answers do not depend on it. A draft that reads states has
-    the target's LM head besides, and is left in half precision where the processor has our products
-    for it, with our attention, which takes less time for a handful of queries, with weights of
-    integers where it multiplies these, and without what transformers does around its layers.
+    The form does not change the target's answers. On a CPU, a small half-precision draft model runs
+    as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has fast
+    bfloat16 or integer kernels for it.
+
+    Args:
+        model: Anything that `load_draft` accepts, or a `CachedLM`, which is returned as it is.
+    Raises:
+        ConfigError: As in `load_draft`.
     """
     if isinstance(model, CachedLM):
         return model
     loaded = load_draft(model)
     if loaded.device.type != "cpu" or foreign_weights(loaded) is not None:
         return CachedLM(loaded)
+    # An EAGLE-style draft model includes the target's LM head, so bfloat16 or int8 kernels save
+    # most of its time. `DirectLlama` also skips transformers' overhead around the layers.
     if (
         uses_target_states(loaded)
         and loaded.dtype == torch.bfloat16
@@ -300,17 +240,20 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
         return CachedLM(
             loaded, batch_invariant=True, products=Products.for_guesses(loaded), view=view
         )
-    if loaded.dtype in (torch.bfloat16, torch.float16) and loaded.num_parameters() <= _SMALL:
+    if loaded.dtype in (torch.bfloat16, torch.float16) and (
+        loaded.num_parameters() <= MAX_FLOAT32_DRAFT_PARAMETERS
+    ):
         loaded = copy.deepcopy(loaded).float()
     return CachedLM(loaded)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:
-    """Every end-of-sequence id: the generation config's, else the model config's, else the
-    tokenizer's.
+    """Return the end-of-sequence ids of a model.
+
+    They come from the generation config, else the model config, else the tokenizer.
     """
     for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
-            return [int(ids)] if isinstance(ids, int) else [int(i) for i in ids]
+            return [int(ids)] if isinstance(ids, int) else [int(token_id) for token_id in ids]
     return []

@@ -1,6 +1,4 @@
-"""The arrays of one forward: which token goes into which column, at which position, and what it
-may see.
-"""
+"""Lay out a batch in padded rows: tokens, positions, and which token sees which."""
 
 from __future__ import annotations
 
@@ -52,40 +50,39 @@ class PaddedBatch:
 
     @property
     def scored(self) -> int:
-        """Columns before the newest tokens whose logits are wanted."""
+        """Columns before the newest tokens whose logits are also computed."""
         return self.num_logit_columns - self.width - 1
 
     @property
     def trivial(self) -> bool:
-        """One token per row behind equally long prefixes: no mask is needed."""
+        """True if every row is one token after equally long prefixes: no mask needed."""
         return self.token_ids.shape[1] == 1 and bool((self.cached == self.cached[0]).all())
 
     @property
     def causal(self) -> int:
-        """How many of the first columns see just the columns up to themselves: prompts from
-        their first token on, in all rows.
-        """
+        """Number of first columns with plain causal attention: prompts from their start."""
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not self.cached.any() else 0
 
     def visible_mask(
         self, positions_seen: int, window: int | None = None, chunk: int | None = None
     ) -> BoolArray:
-        """[rows, columns, positions_seen]: True where a query column may look at a cache position.
+        """Return which cache positions each column sees, [rows, columns, positions_seen].
 
         Args:
-            window: look back less than this many positions (sliding attention).
-            chunk: look at one's own chunk of this many positions only (chunked attention).
+            positions_seen: Number of cache positions in the mask.
+            window: Positions that sliding attention looks back, its own included; None = no limit.
+            chunk: Positions per chunk of chunked attention; None = no chunks.
         """
         rows, columns = self.token_ids.shape
         mask = np.zeros((rows, columns, positions_seen), dtype=np.bool_)
         seen_at = np.tile(np.arange(positions_seen), (rows, 1)) if window or chunk else None
-        for row, past in enumerate(self.cached.tolist()):
-            mask[row, :, :past] = True
+        for row, num_cached in enumerate(self.cached.tolist()):
+            mask[row, :, :num_cached] = True
             order = slice(None) if self.in_order else np.argsort(self.cache_positions[row])
-            mask[row, :, past : past + columns] = self.block[row][:, order]
+            mask[row, :, num_cached : num_cached + columns] = self.block[row][:, order]
             if seen_at is not None:
-                seen_at[row, past : past + columns] = self.positions[row][order]
+                seen_at[row, num_cached : num_cached + columns] = self.positions[row][order]
         if seen_at is not None:
             query, key = self.positions[:, :, None], seen_at[:, None, :]
             near = key > query - window if window else key // (chunk or 1) == query // (chunk or 1)
@@ -96,11 +93,13 @@ class PaddedBatch:
 def lay_out(
     requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, min_rows: int = 1
 ) -> PaddedBatch:
-    """Lay out up to `chunk` pending tokens and the tree of every sequence.
+    """Lay out the pending tokens and the draft trees of a batch in padded rows.
 
     Args:
-        min_rows: sequences x (1 + width) is at least this; padding columns make up for what trees
-            do not fill.
+        requests: Requests of the batch, in consecutive slots.
+        trees: One draft tree per request.
+        chunk: Maximum pending tokens per request.
+        min_rows: Minimum of requests x (1 + width). Padding columns fill up smaller batches.
     """
     rows = len(requests)
     cached = np.array([request.cached for request in requests], dtype=np.int64)
@@ -110,31 +109,33 @@ def lay_out(
     if front == 1 and width == 0:
         return _single_tokens(requests, cached, pending, nodes)
     columns = front + width
-    # Padding repeats the newest token of the row: what is made of token 0 may be NaN, which
-    # attention cannot mask.
+    # Padding repeats the newest token of its row. The states of another token, such as 0, may be
+    # NaN, which attention cannot mask.
     token_ids = np.tile(
         np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns)
     )
-    # place relative to `cached`
+    # Cache position relative to `cached`.
     offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]
-    depths = np.minimum(offsets, front)  # position relative to `cached`
+    depths = np.minimum(offsets, front)  # text position relative to `cached`
     block = np.zeros((rows, columns, columns), dtype=np.bool_)
     block[:, :front, :front] = np.tri(front, dtype=np.bool_)
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-        fed, count = int(pending[row]), int(nodes[row])
-        pad, end = front - fed, front + count
-        token_ids[row, pad:front] = request.token_ids[request.cached : request.cached + fed]
-        if count:
+        num_pending, num_nodes = int(pending[row]), int(nodes[row])
+        first, stop = front - num_pending, front + num_nodes
+        token_ids[row, first:front] = request.token_ids[
+            request.cached : request.cached + num_pending
+        ]
+        if num_nodes:
             depth, ancestors = tree_shape(tuple(tree.parents))
-            token_ids[row, front:end] = tree.token_ids
-            depths[row, front:end] = fed - 1 + depth
-            block[row, front:end, pad:front] = True
-            block[row, front:end, front:end] = ancestors
-        if pad:
-            block[row, :, :pad] = False
-            block[row, :pad, front - 1] = True
-        if end < columns:
-            block[row, end:, front - 1] = True
+            token_ids[row, front:stop] = tree.token_ids
+            depths[row, front:stop] = num_pending - 1 + depth
+            block[row, front:stop, first:front] = True
+            block[row, front:stop, front:stop] = ancestors
+        if first:
+            block[row, :, :first] = False
+            block[row, :first, front - 1] = True
+        if stop < columns:
+            block[row, stop:, front - 1] = True
     padding = (offsets < 0) | (offsets >= (pending + nodes)[:, None])
     positions = np.where(padding, 0, cached[:, None] + depths)
     cache_positions = cached[:, None] + offsets % columns
@@ -159,9 +160,7 @@ def lay_out(
 def _single_tokens(
     requests: Sequence[Request], cached: IntArray, pending: IntArray, nodes: IntArray
 ) -> PaddedBatch:
-    """The same for one pending token per row and no trees, the case of plain decoding and of
-    drafting.
-    """
+    """Lay out one pending token per row without trees: plain decoding and drafting."""
     token_ids = np.array(
         [[request.token_ids[request.cached]] for request in requests], dtype=np.int64
     )

@@ -1,6 +1,4 @@
-"""Prepare a draft model for its target: the vocabulary they share, and what a draft borrows from
-its target.
-"""
+"""Prepare a draft model for its target: shared vocabulary, borrowed LM head."""
 
 from __future__ import annotations
 
@@ -22,15 +20,16 @@ def pair(draft: CachedLM, target: PreTrainedModel, tokenizer: Any = None) -> Non
     """Prepare a draft model for a target.
 
     Args:
-        draft: the draft model. One that reads the target's states gets the target's embedding and
-            LM head.
-        target: the target.
-        tokenizer: the target's; None = the one in the folder it was loaded from, if any.
+        draft: Draft model. An EAGLE-style one receives the target's embedding and LM head.
+        target: Target model.
+        tokenizer: Tokenizer of the target; None = the one in the folder that the target was loaded
+            from, if any.
     Raises:
-        ConfigError: as `shared_vocabulary`; the draft reads another target's states; or it serves a
-            target with another vocabulary.
-        UnsupportedModelError: a target whose embedding and head cannot be read, for a draft that
-            reads its states.
+        ConfigError: The vocabularies do not match (`shared_vocabulary`), the draft model was
+            trained on another target's hidden states, or it serves a target with another
+            vocabulary.
+        UnsupportedModelError: The draft model is EAGLE-style, and the target's embedding or LM head
+            cannot be read.
     """
     attach(draft.model, target)
     draft.share(shared_vocabulary(draft.model, target, tokenizer))
@@ -39,64 +38,65 @@ def pair(draft: CachedLM, target: PreTrainedModel, tokenizer: Any = None) -> Non
 def shared_vocabulary(
     draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any = None
 ) -> SharedVocabulary:
-    """Find the ids that a draft model and its target share.
+    """Return the token ids that a draft model and its target share.
 
     Args:
-        draft: the draft model. Its tokenizer is the one in the folder it was loaded from, if any.
-        target: the target.
-        tokenizer: the target's; None = the one in the folder the target was loaded from, if any.
+        draft: Draft model. Its tokenizer is the one in the folder that it was loaded from, if any.
+        target: Target model.
+        tokenizer: Tokenizer of the target; None = the one in the folder that the target was loaded
+            from, if any.
     Raises:
-        ConfigError: the tokenizers differ, or the sizes differ by more than padding where a
-            tokenizer is not known.
+        ConfigError: The tokenizers differ, or a tokenizer is not known and the sizes differ by more
+            than padding.
     """
-    rows, own_rows = vocabulary_size(target), vocabulary_size(draft)
-    theirs = _ids_beside(target) if tokenizer is None else token_ids_of(tokenizer)
-    ours = _ids_beside(draft)
+    target_rows, draft_rows = vocabulary_size(target), vocabulary_size(draft)
+    target_ids = _tokenizer_ids(target) if tokenizer is None else token_ids_of(tokenizer)
+    draft_ids = _tokenizer_ids(draft)
     if (
-        theirs is not None
-        and ours is not None
-        and (conflict := difference(ours, theirs)) is not None
+        target_ids is not None
+        and draft_ids is not None
+        and (conflict := difference(draft_ids, target_ids)) is not None
     ):
         raise ConfigError(
             f"draft model: got a tokenizer in which {conflict[0]}; expected {conflict[1]}, as in"
             f" the target's. {_HELP}"
         )
-    known = [size(one) for one in (theirs, ours) if one is not None]
-    padded = len(known) == 2 or any(
-        is_padded(rows, one) and is_padded(own_rows, one) for one in known
+    known_sizes = [size(ids) for ids in (target_ids, draft_ids) if ids is not None]
+    padded = len(known_sizes) == 2 or any(
+        is_padded(target_rows, known) and is_padded(draft_rows, known) for known in known_sizes
     )
-    if (
-        rows != own_rows and not padded and not uses_target_states(draft)
-    ):  # which was trained on the target's own ids
+    # An EAGLE-style draft model was trained on the target's own ids.
+    if target_rows != draft_rows and not padded and not uses_target_states(draft):
         raise ConfigError(
-            f"draft model: got a vocabulary of {own_rows} tokens; expected {rows}, the target's, or"
-            " the same tokenizer under another padding, which the known tokenizers do not show."
-            f" {_HELP}"
+            f"draft model: got a vocabulary of {draft_rows} tokens; expected {target_rows}, the"
+            " target's, or the same tokenizer under another padding, which the known tokenizers do"
+            f" not show. {_HELP}"
         )
     embedding: Any = draft.get_input_embeddings()
     return SharedVocabulary(
-        min(rows, own_rows, *known), rows, getattr(embedding, "num_embeddings", rows)
+        min(target_rows, draft_rows, *known_sizes),
+        target_rows,
+        getattr(embedding, "num_embeddings", target_rows),
     )
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """Return the rows of a model's LM head, by its configuration."""
+    """Return the number of rows of a model's LM head, from its configuration."""
     return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
-def _ids_beside(model: PreTrainedModel) -> TokenIds | None:
-    """Return the ids of the tokenizer in the folder or cached repository that a model was loaded
-    from; None without one.
+def _tokenizer_ids(model: PreTrainedModel) -> TokenIds | None:
+    """Return the ids of the tokenizer in the folder or cached repository of a model.
+
+    None means that there is no tokenizer.
     """
     source = getattr(model, "name_or_path", None)
     return _ids_in(str(source)) if source else None
 
 
-@lru_cache(maxsize=2)  # engines for the same pair
+@lru_cache(maxsize=2)  # several engines for the same pair of models
 def _ids_in(source: str) -> TokenIds | None:
     try:
         return token_ids_of(AutoTokenizer.from_pretrained(source, local_files_only=True))
-    except (
-        Exception
-    ):  # the libraries raise plain ones for what is damaged or not there; then it is not known
+    except Exception:  # the libraries raise many types for a missing or damaged tokenizer
         return None

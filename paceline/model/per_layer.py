@@ -1,5 +1,6 @@
-"""Values of a configuration whose layers differ, as those of Gemma 4: transformers raises where
-the whole model is asked.
+"""Read configuration values that may differ between layers, as in Gemma 4.
+
+transformers raises if such a value is read from the whole configuration.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from paceline.errors import UnsupportedModelError
 
 
 def layer_values(config: PretrainedConfig, name: str) -> list[Any]:
-    """Return one value per decoder layer; None for each layer that has no such attribute."""
+    """Return one value per decoder layer; None for layers without the attribute."""
     if getattr(config, "is_heterogeneous", False):
-        return [getattr(one, name, None) for one in config.per_layer_config]
+        return [getattr(layer_config, name, None) for layer_config in config.per_layer_config]
     return [getattr(config, name, None)] * config.num_hidden_layers
 
 
 def value_of(config: PretrainedConfig, name: str) -> Any:
-    """Return the value that all layers have; a list of one per layer where they differ."""
+    """Return the value that all layers have, or a list per layer if they differ."""
     values = layer_values(config, name)
     return values if any(value != values[0] for value in values) else values[0]
 
 
 def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
-    """Return key heads and their size for each layer that keeps keys of its own; none where the
-    configuration does not say.
+    """Return the number and size of key heads for each layer with its own keys.
+
+    The list is empty if the configuration does not say.
     """
-    # the last ones share
+    # The last layers share the keys of earlier ones.
     count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
     shapes = []
@@ -45,17 +47,18 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
 
 
 def reach(config: PretrainedConfig, name: str, model: str) -> int | None:
-    """Return the size of the windows or chunks that layers attend in; None where no layer has any.
+    """Return the window or chunk size of the attention layers; None if there is none.
 
     Args:
-        name: of the attribute. model: what an error calls the model.
+        config: Configuration of the text model.
+        name: Name of the attribute.
+        model: Name of the model, for errors.
     Raises:
-        UnsupportedModelError: one mask per kind of layers is not enough, since layers of a kind
-            differ.
+        UnsupportedModelError: Layers of one kind differ, so that one mask per kind is not enough.
     """
     sizes = set(layer_values(config, name))
     if getattr(config, "layer_types", None) is not None:
-        sizes.discard(None)  # of layers with full attention
+        sizes.discard(None)  # layers with full attention
     if len(sizes) > 1:
         raise UnsupportedModelError(
             f"{model} has layers that differ in {name} ({', '.join(map(str, sizes))}); expected one"

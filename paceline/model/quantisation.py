@@ -1,8 +1,9 @@
-"""Whether a model quantises its activations while it runs, and whether its weights are quantised.
+"""Detect quantised weights, and activations that are quantised while a model runs.
 
-Configuration, modules and weights show it by their names and classes: the packages that quantise
-need not be installed. Quantised weights alone are the same numbers in every forward, so such a
-model is decoded as it is. Only kernels and proofs that read or replace weights must leave it alone.
+Names and classes of configuration, modules and weights show it, so the packages that quantise need
+not be installed. A model with quantised weights alone computes with the same numbers in every
+forward pass, so it is decoded as it is. Only kernels and probes that read or replace weights must
+leave it alone.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from transformers.pytorch_utils import Conv1D
 from paceline.cpu.linear.own import is_free
 from paceline.cpu.plain_tensors import is_plain
 
-# Methods of transformers whose products see quantised activations, always, or from so many rows on.
+# Methods of transformers that quantise activations, always or from some number of rows on.
 _METHODS = {"bitnet", "fbgemm_fp8", "fouroversix", "fp_quant", "mxfp8", "nvfp4"}
-# bitsandbytes' LLM.int8(), whose outliers are looked for in all rows at once, and the modules of
-# the methods.
+# bitsandbytes' LLM.int8(), which searches outliers in all rows at once, and the modules of the
+# methods above.
 _MODULES = {
     "Linear8bitLt",
     "BitLinear",
@@ -33,37 +34,38 @@ _MODULES = {
     "FPQuantLinear",
     "NVFP4Linear",
 }
-_BY_NAME = re.compile(r"\w*dynamic_?activation\w*", re.IGNORECASE)  # how torchao calls its ways
-# torchao's; its newer ones have one of these attributes
+_BY_NAME = re.compile(r"\w*dynamic_?activation\w*", re.IGNORECASE)  # torchao's quantisation types
+# Tensor classes of torchao. Its newer ones have one of the attributes below.
 _TENSORS = {"LinearActivationQuantizedTensor"}
 _TENSOR_ATTRIBUTES = ("act_quant_kwargs", "activation_quantization")
-# Settings of compressed-tensors and quark for numbers that exist only while the model runs.
+# Settings of compressed-tensors and quark for tensors that exist only while the model runs.
 _RUNNING = {
     **{name: name for name in ("input_activations", "output_activations", "kv_cache_scheme")},
     "input_tensors": "input_activations",
     "output_tensors": "output_activations",
 }
-_SCHEME = "quantization_scheme"  # what compressed-tensors gives each module
+_SCHEME = "quantization_scheme"  # attribute that compressed-tensors gives each module
 _NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
 
 
 def dynamic_activations(model: PreTrainedModel) -> str | None:
-    """Return what quantises a model's activations while it runs, in a few words; None where
-    nothing is known to.
+    """Return how a model quantises its activations while it runs, in a few words.
+
+    None means that no such quantisation is known.
     """
-    found = _by_config(getattr(model.config, "quantization_config", None))
-    return found or next(
+    from_config = _by_config(getattr(model.config, "quantization_config", None))
+    return from_config or next(
         (words for module in model.modules() if (words := _by_module(module))), None
     )
 
 
 def _by_config(config: Any) -> str | None:
-    """Look at a `quantization_config`: a mapping, or an object of transformers."""
+    """Return how a `quantization_config` quantises activations; None if it does not."""
     if config is None:
         return None
     settings: Mapping[str, Any] = config if isinstance(config, Mapping) else vars(config)
     method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
-    if settings.get("dequantize"):  # when it was loaded
+    if settings.get("dequantize"):  # the weights were dequantised at load
         return None
     if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
         return f"{method}, load_in_8bit"
@@ -80,12 +82,12 @@ def _by_config(config: Any) -> str | None:
 
 
 def _dynamic_names(settings: Any, seen: set[int]) -> Iterator[str]:
-    """Yield which numbers compressed-tensors and quark quantise dynamically, however deep the
-    settings stand.
+    """Yield the tensors that compressed-tensors and quark quantise dynamically.
 
     Args:
-        settings: mappings, lists and objects with attributes, as of pydantic, in any nesting.
-        seen: ids of those that were looked at.
+        settings: Mappings, lists and objects with attributes, such as those of pydantic, in any
+            nesting.
+        seen: Ids of the objects that were visited.
     """
     if isinstance(settings, list | tuple):
         for value in settings:
@@ -102,9 +104,7 @@ def _dynamic_names(settings: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _fields_of(settings: Any) -> Mapping[str, Any]:
-    """Return the names and values of a mapping, or of an object that holds settings; none of
-    anything else.
-    """
+    """Return the names and values of a mapping or a settings object; else nothing."""
     if isinstance(settings, Mapping):
         return settings
     plain_object = not isinstance(settings, type | Enum | Tensor | nn.Module)
@@ -131,10 +131,10 @@ def _by_module(module: nn.Module) -> str | None:
 
 
 def foreign_weights(model: PreTrainedModel) -> str | None:
-    """Return which weights of a model are no plain tensors in modules of torch's own kind, as a
-    clause; None where all are.
+    """Return which weights are no plain tensors in torch's own modules, as a clause.
 
-    Such a model is decoded by its own code alone, in the mode in which `generate` runs it.
+    Such a model is decoded by its own code, in the mode in which `generate` runs it. None means
+    that all weights are plain.
     """
     return next(
         (
@@ -163,13 +163,11 @@ def _foreign(module: nn.Module) -> str:
 
 
 def _is_packed(dtype: torch.dtype) -> bool:
-    """Whether numbers of a dtype mean something else than themselves: they have scales, or are
-    several in one.
-    """
+    """Return whether numbers of a dtype need scales or hold several values."""
     if dtype.is_floating_point:
         return dtype.itemsize < 2
     return not dtype.is_complex and dtype not in _NOT_PACKED
 
 
-def _name_of(one: object) -> str:
-    return f"{type(one).__module__}.{type(one).__name__}"
+def _name_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__name__}"

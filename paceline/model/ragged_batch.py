@@ -1,9 +1,8 @@
-"""One forward of several sequences without padding: their pending tokens and tree nodes behind one
-another, in a single row.
+"""Pack a batch into one row without padding, for one forward pass.
 
-To the model this is one text; what each token sees is up to attention by position, which is told
-for every query (`AttentionMetadata`). So a sequence costs the tokens it feeds, whatever the others
-feed.
+The model sees a single text. Attention by position decides what each token sees, from the visible
+ranges of every query (`AttentionMetadata`). So a request costs only the tokens that it processes
+itself.
 """
 
 from __future__ import annotations
@@ -61,16 +60,21 @@ class RaggedBatch:
     tail: IntArray
 
     def visible(self, window: int | None = None, chunk: int | None = None) -> VisibleRanges:
-        """What every query sees, in layers with a sliding window, with chunks, or with neither."""
-        begins = np.concatenate([[0], np.cumsum(self.nodes)])
-        shape = self.parents, self.depths, self.ranks, begins
+        """Return the visible ranges of every query for one kind of layers.
+
+        Args:
+            window: Positions that sliding attention looks back; None = no limit.
+            chunk: Positions per chunk of chunked attention; None = no chunks.
+        """
+        first_nodes = np.concatenate([[0], np.cumsum(self.nodes)])
+        shape = self.parents, self.depths, self.ranks, first_nodes
         return visible_in_trees(self.starts, self.cached, self.pending, *shape, window, chunk)
 
     def attention_metadata(self, marks: dict[int, VisibleRanges]) -> AttentionMetadata:
-        """The keys of every sequence by position.
+        """Return the keys of every request by position.
 
         Args:
-            marks: see `AttentionMetadata`.
+            marks: Visible ranges by mask address, see `AttentionMetadata`.
         """
         return AttentionMetadata(
             self.cached, self.tail, int((self.cached + self.pending + self.nodes).max()), marks
@@ -80,33 +84,36 @@ class RaggedBatch:
 def pack(
     requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, min_rows: int = 1
 ) -> RaggedBatch:
-    """Pack up to `chunk` pending tokens and the tree of every sequence.
+    """Pack the pending tokens and the draft trees of a batch into one row.
 
     Args:
-        min_rows: so many queries, and logits, there are at least; padding makes up for the rest.
+        requests: Requests of the batch, in consecutive slots.
+        trees: One draft tree per request.
+        chunk: Maximum pending tokens per request.
+        min_rows: Minimum number of queries and of logits. Padding fills up smaller batches.
     """
     cached = np.array([request.cached for request in requests], dtype=np.int64)
     pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
     scored = np.array(
         [
-            fed - 1 if request.scoring else 0
-            for request, fed in zip(requests, pending.tolist(), strict=True)
+            num_pending - 1 if request.scoring else 0
+            for request, num_pending in zip(requests, pending.tolist(), strict=True)
         ],
         dtype=np.int64,
     )
     padding = max(0, min_rows - len(requests) - int(nodes.sum() + scored.sum()))
     token_ids: list[int] = []
     parents: list[int] = []
-    for request, tree, past, fed in zip(
+    for request, tree, num_cached, num_pending in zip(
         requests, trees, cached.tolist(), pending.tolist(), strict=True
     ):
-        token_ids += request.token_ids[past : past + fed]
+        token_ids += request.token_ids[num_cached : num_cached + num_pending]
         token_ids += tree.token_ids
         parents += tree.parents
-    above = np.array(parents, dtype=np.int64)
+    parent_ids = np.array(parents, dtype=np.int64)
     positions, cache_positions, rows, starts, logit_queries, depths, ranks, tail = _lay_out(
-        cached, pending, nodes, scored, above, padding
+        cached, pending, nodes, scored, parent_ids, padding
     )
     ids = np.array(token_ids + [0] * padding, dtype=np.int64)
     slots = requests[0].slot + rows
@@ -121,7 +128,7 @@ def pack(
         nodes,
         scored,
         logit_queries,
-        above,
+        parent_ids,
         depths,
         ranks,
         tail,
@@ -143,9 +150,9 @@ def _lay_out(
     count from 0.
     """
     count = len(cached)
-    fed = pending + nodes
+    num_queries = pending + nodes
     starts = np.zeros(count + 1, dtype=np.int64)
-    starts[1:] = np.cumsum(fed)
+    starts[1:] = np.cumsum(num_queries)
     starts[count] += padding
     total = starts[count]
     positions, cache_positions, rows = (
@@ -155,44 +162,51 @@ def _lay_out(
     )
     logit_queries = np.empty(count + scored.sum() + len(parents) + padding, dtype=np.int64)
     depths, ranks = np.empty(len(parents), dtype=np.int64), np.empty(len(parents), dtype=np.int64)
-    above = np.empty(len(parents) + 2, dtype=np.int64)
-    tail = np.empty((count, fed.max()), dtype=np.int64)
-    first, wanted = 0, 0
+    bfs_counts = np.empty(len(parents) + 2, dtype=np.int64)
+    tail = np.empty((count, num_queries.max()), dtype=np.int64)
+    first_node, num_logits = 0, 0
     for row in range(count):
-        _rank(parents[first : first + nodes[row]], depths[first:], ranks[first:], above)
+        _rank(
+            parents[first_node : first_node + nodes[row]],
+            depths[first_node:],
+            ranks[first_node:],
+            bfs_counts,
+        )
         root = cached[row] + pending[row] - 1
-        for place in range(starts[row + 1] - starts[row]):
-            query, node = starts[row] + place, place - pending[row]
-            cache_positions[query], rows[query] = cached[row] + place, row
+        for column in range(starts[row + 1] - starts[row]):
+            query, node = starts[row] + column, column - pending[row]
+            cache_positions[query], rows[query] = cached[row] + column, row
             if node < 0:
-                positions[query] = cached[row] + place
+                positions[query] = cached[row] + column
             elif node < nodes[row]:
-                positions[query] = root + depths[first + node]
+                positions[query] = root + depths[first_node + node]
             if node >= -1 - scored[row]:
-                logit_queries[wanted] = query
-                wanted += 1
+                logit_queries[num_logits] = query
+                num_logits += 1
         tail[row] = cached[row] + np.arange(tail.shape[1])
         for node in range(nodes[row]):
-            tail[row, pending[row] + ranks[first + node]] = root + 1 + node
-        first += nodes[row]
+            tail[row, pending[row] + ranks[first_node + node]] = root + 1 + node
+        first_node += nodes[row]
     return positions, cache_positions, rows, starts, logit_queries, depths, ranks, tail
 
 
 @kernel
-def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, above: IntArray) -> None:
-    """Fill in the depth of every node of a tree, and how many come before it, by depth and then by
-    number.
+def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntArray) -> None:
+    """Fill in the depth and the breadth-first rank of every node of a tree.
 
     Args:
-        above: [at least nodes + 2], to work in: the nodes of every depth, then of all smaller ones.
+        parents: Parent of each node; -1 = the root.
+        depths: Receives the depth of each node.
+        ranks: Receives the number of nodes that come before each node, by depth and then by index.
+        bfs_counts: Scratch space of at least nodes + 2: node counts per depth, then prefix sums.
     """
     count = len(parents)
-    above[: count + 2] = 0
+    bfs_counts[: count + 2] = 0
     for node in range(count):
         depths[node] = 1 if parents[node] < 0 else depths[parents[node]] + 1
-        above[depths[node] + 1] += 1
+        bfs_counts[depths[node] + 1] += 1
     for depth in range(1, count + 2):
-        above[depth] += above[depth - 1]
+        bfs_counts[depth] += bfs_counts[depth - 1]
     for node in range(count):
-        ranks[node] = above[depths[node]]
-        above[depths[node]] += 1
+        ranks[node] = bfs_counts[depths[node]]
+        bfs_counts[depths[node]] += 1

@@ -1,8 +1,8 @@
-"""Rotary frequencies that depend on the length of the text: LongRoPE and dynamic NTK.
+"""Select rotary frequencies by text length: LongRoPE and dynamic NTK.
 
-transformers chooses the frequencies of a whole forward by the largest position in it. Our forwards
-hold draft tokens, several requests and parts of prompts, so each token brings the text length that
-its own frequencies follow.
+transformers chooses the frequencies of a whole forward pass by its largest position. A batch here
+mixes draft tokens, several requests and prompt chunks. So each token brings the text length that
+decides its own frequencies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SWITCH = "original_max_position_embeddings"
 
 
 class TextLengths:
-    """The text lengths that the frequencies of the forward under way follow.
+    """Text lengths that decide the rotary frequencies of the current forward pass.
 
     Attributes:
-        of_tokens: [rows, columns]; None = the largest position of the forward counts, as in
-            transformers.
+        of_tokens: Text length for each token, [rows, columns]; None = the largest position decides
+            for all tokens, as in transformers.
     """
 
     def __init__(self) -> None:
@@ -38,34 +38,40 @@ class TextLengths:
     def set(
         self, requests: Sequence[Request], positions: IntArray, counts: IntArray | None = None
     ) -> None:
-        """Set the lengths of one forward.
+        """Set the text lengths of the next forward pass.
 
         Args:
-            requests: the requests of the forward.
-            positions: [rows, columns], of the tokens in their texts.
-            counts: [sequences], the tokens of each where all share one row; None = one row per
-                sequence.
+            requests: Requests of the batch.
+            positions: Text position of each token, [rows, columns].
+            counts: Number of tokens of each request, [requests], if they share one row; None = one
+                row per request.
         """
-        least = np.array([request.rotary_length for request in requests], dtype=np.int64)
-        rows = least[:, None] if counts is None else np.repeat(least, counts)[None]
+        min_lengths = np.array([request.rotary_length for request in requests], dtype=np.int64)
+        rows = min_lengths[:, None] if counts is None else np.repeat(min_lengths, counts)[None]
         self.of_tokens = np.maximum(rows, positions + 1)
 
 
 def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
-    """Return the text lengths beyond which a model uses other frequencies, ascending.
+    """Return the text lengths beyond which a model changes frequencies, ascending.
 
-    Dynamic NTK has none: it changes beyond `max_position_embeddings`, which is the longest text the
-    engine takes.
+    Dynamic NTK has none: it changes beyond `max_position_embeddings`, the longest text that the
+    engine accepts.
     """
     return tuple(
-        sorted({switch for one in _parameters(config) if (switch := _switch(one)) is not None})
+        sorted(
+            {
+                switch
+                for parameters in _parameters(config)
+                if (switch := _switch(parameters)) is not None
+            }
+        )
     )
 
 
 def _parameters(config: PretrainedConfig) -> Iterable[dict[str, Any]]:
-    """Return the rotary parameters of a model: one set, or one per kind of layer."""
+    """Return the rotary parameters of a model: one set, or one per kind of layers."""
     known = getattr(config, "rope_parameters", None) or {}
-    return [one for one in known.values() if isinstance(one, dict)] or [known]
+    return [parameters for parameters in known.values() if isinstance(parameters, dict)] or [known]
 
 
 def _switch(parameters: dict[str, Any]) -> int | None:
@@ -73,12 +79,13 @@ def _switch(parameters: dict[str, Any]) -> int | None:
 
 
 def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
-    """Return the length beyond which `model.generate` feeds a growing text anew, with the other
-    frequencies; None = never.
+    """Return the length beyond which `model.generate` recomputes a growing text.
+
+    The text is recomputed from its first token with the other frequencies. None = never.
 
     Raises:
-        UnsupportedModelError: it does so at another length than the one at which the frequencies
-            change, or it has a rotary embedding that is not transformers' own.
+        UnsupportedModelError: `generate` recomputes at another length than the one at which the
+            frequencies change, or the model's rotary embedding is not transformers' own.
     """
     switches = switch_lengths(config)
     if not switches:
@@ -90,23 +97,23 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
             " model.generate for this model."
         )
     other = getattr(config, _SWITCH, None)
-    found = [
+    restarts = [
         length
         for length in {*switches, *([other] if other else [])}
-        if _starts_anew(model, int(length))
+        if _drops_cache(model, int(length))
     ]
-    if found and (len(switches) > 1 or found != [*switches]):
+    if restarts and (len(switches) > 1 or restarts != [*switches]):
         raise UnsupportedModelError(
             f"{type(model).__name__} changes its rotary frequencies beyond"
             f" {', '.join(map(str, switches))} tokens, and its generate starts again beyond"
-            f" {', '.join(map(str, found))}; expected one length for both. Correct {_SWITCH} in the"
-            " model's config."
+            f" {', '.join(map(str, restarts))}; expected one length for both. Correct {_SWITCH} in"
+            " the model's config."
         )
-    return found[0] if found else None
+    return restarts[0] if restarts else None
 
 
 class _Filled(DynamicCache):  # type: ignore[misc]
-    """A cache that claims to hold tokens."""
+    """Cache that claims to hold `length` tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -119,26 +126,25 @@ class _Filled(DynamicCache):  # type: ignore[misc]
         return self._length
 
 
-def _starts_anew(model: PreTrainedModel, length: int) -> bool:
-    """Whether `generate` drops a cache of `length` tokens when one more is there."""
+def _drops_cache(model: PreTrainedModel, length: int) -> bool:
+    """Return whether `generate` drops a cache of `length` tokens for the next token."""
     cache, ids = _Filled(length), torch.zeros(1, length + 1, dtype=torch.int64)
     options = {"next_sequence_length": 1, "use_cache": True, GENERATE_CACHE: cache}
     prepared = model.prepare_inputs_for_generation(ids, **options)
     return prepared.get(GENERATE_CACHE) is not cache
 
 
-def same_rotary_frequencies(one: Request, other: Request, switches: tuple[int, ...]) -> bool:
-    """Whether the first tokens of two sequences have the same frequencies, so that their keys
-    can be shared.
-    """
+def same_rotary_frequencies(request: Request, other: Request, switches: tuple[int, ...]) -> bool:
+    """Return whether the first tokens of two requests can share their keys."""
     return all(
-        (one.rotary_length > switch) == (other.rotary_length > switch) for switch in switches
+        (request.rotary_length > switch) == (other.rotary_length > switch) for switch in switches
     )
 
 
 def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
-    """Return a draft without the tokens that would come beyond the switch: they need other keys
-    of the text before.
+    """Return a draft tree without the tokens beyond the switch.
+
+    Those tokens would need other keys for the earlier text.
     """
     if request.rotary_length > switch or len(request) + len(tree) <= switch:
         return tree
@@ -146,13 +152,13 @@ def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
 
 
 def restart_beyond_switch(request: Request, switch: int) -> None:
-    """Have a sequence that has grown beyond the switch fed again from its first token."""
+    """Schedule a request that grew beyond the switch for recomputation from its start."""
     if request.finish_reason is None and request.rotary_length <= switch < len(request):
         request.rotary_length, request.cached = len(request), 0
 
 
 def is_length_dependent(module: nn.Module) -> bool:
-    """Whether a module is a rotary embedding whose frequencies depend on the length of the text."""
+    """Return whether a rotary embedding's frequencies depend on the text length."""
     kinds = getattr(module, "rope_type", None)
     return any(
         kind == "longrope" or "dynamic" in kind
@@ -161,41 +167,47 @@ def is_length_dependent(module: nn.Module) -> bool:
 
 
 def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
-    """Give a copy of a rotary embedding frequencies that nobody else changes, chosen for each
-    token by the lengths given.
+    """Select the frequencies of a copied rotary embedding per token.
+
+    The copy gets its own buffers, which no other code changes.
+
+    Args:
+        twin: Copy of the model's rotary embedding.
+        lengths: Text lengths, which the model runner sets before each forward pass.
     """
     own = vars(twin)
-    buffers = {name: None if one is None else one.clone() for name, one in twin._buffers.items()}
-    for name, now in buffers.items():
-        first = getattr(twin, _first(name), None)
-        if now is not None and isinstance(first, Tensor):
-            # a longer text may have been there before
-            buffers[name] = first.detach().clone().to(now.device)
+    buffers = {
+        name: None if buffer is None else buffer.clone() for name, buffer in twin._buffers.items()
+    }
+    for name, current in buffers.items():
+        original = getattr(twin, _original_name(name), None)
+        if current is not None and isinstance(original, Tensor):
+            # An earlier, longer text may have changed the current frequencies.
+            buffers[name] = original.detach().clone().to(current.device)
     own["_buffers"] = buffers
     for name in [name for name in own if name.endswith("max_seq_len_cached")]:
         own[name] = own["original_max_seq_len"]
     forward = own.get("forward") or MethodType(type(twin).forward, twin)
-    own["forward"] = _ByToken(twin, forward, lengths)
+    own["forward"] = _TokenFrequencies(twin, forward, lengths)
 
 
-def _first(name: str) -> str:
-    """Return the name of the frequencies that `name` had at load, as of `inv_freq` or
-    `full_attention_inv_freq`.
+def _original_name(name: str) -> str:
+    """Return the attribute that holds the frequencies `name` had at load.
+
+    Examples of `name` are `inv_freq` and `full_attention_inv_freq`.
     """
     return name.removesuffix("inv_freq") + "original_inv_freq" if name.endswith("inv_freq") else ""
 
 
-class _ByToken:
-    """The forward of a rotary embedding: each token gets the frequencies of its own length."""
+class _TokenFrequencies:
+    """Forward method of a rotary embedding that selects frequencies per token."""
 
     def __init__(self, twin: nn.Module, forward: Any, lengths: TextLengths) -> None:
         self._config: PretrainedConfig = vars(twin)["config"]
         self._forward, self._lengths = forward, lengths
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Return cosines and sines, or what the model has in their place: tensors [..., rows,
-        columns, n].
-        """
+        """Return cosines and sines, or the model's equivalent: [..., rows, columns, n]."""
         kind = {} if layer_type is None else {"layer_type": layer_type}
         known = self._config.rope_parameters
         switch, lengths = (
@@ -207,26 +219,25 @@ class _ByToken:
         long = lengths > switch
         if not long.any():
             return self._short(x, position_ids, switch, kind)
-        beyond = self._long(x, position_ids, switch, kind)
+        long_result = self._long(x, position_ids, switch, kind)
         if long.all():
-            return beyond
-        which = torch.from_numpy(long[..., None]).to(position_ids.device, non_blocking=True)
-        within = self._short(x, position_ids, switch, kind)
-        if isinstance(beyond, Tensor):
-            return torch.where(which, beyond, within)
+            return long_result
+        is_long = torch.from_numpy(long[..., None]).to(position_ids.device, non_blocking=True)
+        short_result = self._short(x, position_ids, switch, kind)
+        if isinstance(long_result, Tensor):
+            return torch.where(is_long, long_result, short_result)
         return tuple(
-            torch.where(which, one, other) for one, other in zip(beyond, within, strict=True)
+            torch.where(is_long, long_part, short_part)
+            for long_part, short_part in zip(long_result, short_result, strict=True)
         )
 
     def _short(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
         return self._forward(x, position_ids.clamp(max=switch - 1), **kind)
 
     def _long(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
-        """Return the same with a column more, at a position beyond the switch, which is then
-        taken away.
-        """
-        more = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
-        made = self._forward(x, more, **kind)
-        if isinstance(made, Tensor):
-            return made[..., :-1, :]
-        return tuple(one[..., :-1, :] for one in made)
+        """Run the original method with one more column beyond the switch, then drop it."""
+        extended = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
+        result = self._forward(x, extended, **kind)
+        if isinstance(result, Tensor):
+            return result[..., :-1, :]
+        return tuple(part[..., :-1, :] for part in result)

@@ -1,7 +1,7 @@
-"""A measurement instead of a hope: do this model's forwards over cached drafts equal its plain
-forwards?
+"""Check at load that forward passes over cached draft trees equal plain ones.
 
-Architectures of the test-suite are known to; any other is measured once, when the engine is built.
+Architectures that the test suite covers are known to pass. Any other architecture is measured once,
+when the engine is built.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ from paceline.errors import UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.model_view import ModelView
 from paceline.model.per_layer import layer_values
+from paceline.model.settings import (
+    CHECK_TEXT_TOKENS,
+    FLOAT32_TOLERANCE,
+    HALF_TOLERANCE,
+    MAX_CHECKED_WINDOW,
+)
 
 # transformers' model_type of the architectures in tests/model/test_architectures.py.
 VERIFIED = frozenset(
@@ -69,10 +75,8 @@ VERIFIED = frozenset(
     ]
 )
 _PARENTS = [-1, 0, -1, 2, 2]
-_SIDE_BRANCH = [2, 4]  # of them
+_SIDE_BRANCH = [2, 4]  # nodes of the tree `_PARENTS` that are accepted
 _CHAIN = [-1, 0, 1, 2]
-_TEXT = 6  # tokens, behind the longest window that is tried
-_LONGEST_WINDOW = 512
 _WINDOWS = (
     "sliding_window",
     "attention_chunk_size",
@@ -83,13 +87,13 @@ _WINDOWS = (
 
 
 def checked_model(model: PreTrainedModel, options: Mapping[str, Any]) -> CachedLM:
-    """Return a model whose forwards over drafts equal its plain ones: over trees, or where these
-    fail over chains.
+    """Return a model that verifies trees losslessly, or else chains.
 
     Args:
-        options: of `CachedLM`.
+        model: Loaded model.
+        options: Arguments of `CachedLM`.
     Raises:
-        UnsupportedModelError: neither are.
+        UnsupportedModelError: Forward passes over chains differ from plain ones, too.
     """
     lm = CachedLM(model, **options)
     if model.config.model_type in VERIFIED:
@@ -116,82 +120,88 @@ def _passes_as_chain(model: CachedLM) -> bool:
 
 
 def check_tree_forward(model: CachedLM) -> None:
-    """Compare forwards over a small tree with plain ones, behind a cached prompt and again behind
-    an accepted side branch.
+    """Compare forward passes over a small draft tree with plain ones.
 
+    The tree follows a cached prompt, and then an accepted side branch.
+
+    Args:
+        model: Model to check.
     Raises:
-        UnsupportedModelError: they differ by more than rounding, or the model cannot run the tree
-            at all.
+        UnsupportedModelError: The logits differ by more than rounding, or the model cannot run the
+            tree at all.
     """
     _check(model, "tree", _PARENTS, _SIDE_BRANCH)
 
 
 def check_chain_forward(model: CachedLM) -> None:
-    """Compare forwards over a few draft tokens in a row with plain ones, then again behind those
-    that were accepted.
+    """Compare forward passes over a chain of draft tokens with plain ones.
 
+    The chain follows a cached prompt, and then accepted draft tokens.
+
+    Args:
+        model: Model to check.
     Raises:
-        UnsupportedModelError: as `check_tree_forward`.
+        UnsupportedModelError: As in `check_tree_forward`.
     """
     _check(model, "chain", _CHAIN, [0, 1])
 
 
-def _check(model: CachedLM, what: str, parents: list[int], accepted: list[int]) -> None:
+def _check(model: CachedLM, shape: str, parents: list[int], accepted: list[int]) -> None:
     name, vocab = model.architecture.name, model.vocab_size
-    text = [(7 * place + 3) % vocab for place in range(_text_length(model))]
+    text = [(7 * index + 3) % vocab for index in range(_text_length(model))]
     tree = DraftTree([(11 * node + 5) % vocab for node in range(len(parents))], parents)
     request = Request(text, SamplingParams())
     model.open(request)
-    made, expected = [], []
+    tree_rows, plain_rows = [], []
     try:
         for _ in range(2):
             while not model.reaches_end(request):
                 model.feed([request])
-            made.append(model.forward([request], [tree])[0].float())
-            expected.append(_plain_tree_logits(model, request.token_ids, tree))
+            tree_rows.append(model.forward([request], [tree])[0].float())
+            plain_rows.append(_plain_tree_logits(model, request.token_ids, tree))
             model.commit([accepted])
             request.token_ids += [*(tree.token_ids[node] for node in accepted), 2 % vocab]
-    except Exception as error:  # whatever the code of a model that nobody here knows raises
+    except Exception as error:  # unknown model code may raise any type
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnsupportedModelError(
-            f"{name} cannot run a draft {what}: {reason}. Use model.generate for this model."
+            f"{name} cannot run a draft {shape}: {reason}. Use model.generate for this model."
         ) from error
     finally:
         model.close(request)
-    allowed = 1e-3 if model.architecture.dtype == torch.float32 else 0.1
-    tree_logits, plain = torch.cat(made), torch.cat(expected)
+    is_float32 = model.architecture.dtype == torch.float32
+    allowed = FLOAT32_TOLERANCE if is_float32 else HALF_TOLERANCE
+    tree_logits, plain = torch.cat(tree_rows), torch.cat(plain_rows)
     if plain.isnan().any():
         raise logits_error(model.architecture.dtype)
     scale = float(plain[plain.isfinite()].abs().max())
-    # Vocabularies are padded with -inf, which is equal to itself.
+    # Logits of padded vocabularies are -inf, whose difference would be NaN.
     difference = float(torch.where(tree_logits == plain, 0.0, tree_logits - plain).abs().max())
     if not difference <= allowed * max(scale, 1e-6):
         raise UnsupportedModelError(
-            f"{name}: logits of a draft {what} differ from plain ones by {difference:.2g} (scale"
+            f"{name}: logits of a draft {shape} differ from plain ones by {difference:.2g} (scale"
             f" {scale:.2g}; rounding allows {allowed:g} of it), so verification would not be"
             " lossless. Use model.generate for this model."
         )
 
 
 def _text_length(model: CachedLM) -> int:
-    """Return the length of a text that goes beyond the windows in which layers attend, where
-    these are not long.
-    """
+    """Return a text length beyond the attention windows, if these are not too long."""
     config = model.model.config.get_text_config(decoder=True)
     sizes = [
         size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)
     ]
-    longest = max((size for size in sizes if size <= _LONGEST_WINDOW), default=0)
-    length = longest + _TEXT
+    max_window = max((size for size in sizes if size <= MAX_CHECKED_WINDOW), default=0)
+    length = max_window + CHECK_TEXT_TOKENS
     for switch in model.architecture.switch_lengths:
-        if length <= switch < length + 4 * _TEXT:
-            length = switch + 1  # all of the text has the same rotary frequencies
-    return max(2, min(length, model.context_length - 4 * _TEXT))
+        if length <= switch < length + 4 * CHECK_TEXT_TOKENS:
+            length = switch + 1  # so that the whole text has the same rotary frequencies
+    return max(2, min(length, model.context_length - 4 * CHECK_TEXT_TOKENS))
 
 
 def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> torch.Tensor:
-    """Return logits [1 + nodes, vocab] after a text and after every node behind it, by one plain
-    forward per branch.
+    """Return logits [1 + nodes, vocab] after a text and each node of a tree after it.
+
+    Every branch takes one plain forward pass.
     """
     rows: dict[int, torch.Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
@@ -204,55 +214,64 @@ def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> tor
 
 
 def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch.Tensor:
-    """Return logits [count, vocab] after the last of `token_ids` by the model's own forward,
-    without cache or mask.
+    """Return logits [count, vocab] after the last tokens by the model's own forward.
+
+    The forward pass uses neither cache nor mask.
+
+    Args:
+        model: Model to run.
+        token_ids: Token ids of the text.
+        count: Number of last tokens.
     """
     tokens = torch.tensor([token_ids], device=model.device)
-    kept = {"logits_to_keep": count} if model.architecture.takes_logits_to_keep else {}
+    options = {"logits_to_keep": count} if model.architecture.takes_logits_to_keep else {}
     with model.mode():
         logits: torch.Tensor = (
-            ModelView(model.model).module(input_ids=tokens, use_cache=False, **kept).logits
+            ModelView(model.model).module(input_ids=tokens, use_cache=False, **options).logits
         )
     return logits[0, -count:]
 
 
 @torch.inference_mode()
-def count_differing_rows(alone: CachedLM, beside: CachedLM) -> tuple[int, int]:
-    """Compare, bit for bit, the logits of short texts alone with those in a tree, beside another
-    sequence.
+def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
+    """Compare, bit for bit, the logits of short texts alone and in a batch.
 
-    It sees what single modules do not show: attention that is not ours, or sums that run over rows.
-    Where rotary frequencies depend on the length of the text, each of the two sequences is once a
-    short text next to a long one.
+    The batch contains a draft tree. This finds faults that single modules do not show: attention
+    code of the model, or sums over rows. If rotary frequencies depend on the text length, each of
+    the two requests is once a short text next to a long one.
 
     Args:
-        alone, beside: the same model; `beside` with a prefill chunk under 20 tokens, so that it
-            feeds the prompt in pieces.
+        alone: Model that decodes one request at a time.
+        batched: The same model with a prefill chunk below 20 tokens, so that it uses chunked
+            prefill.
     Returns:
-        how many rows of logits differ, of how many.
+        Number of differing rows of logits, and number of rows compared.
     """
-    lengths = [(0, 0), *((0, one + 1) for one in alone.architecture.switch_lengths)]
-    found = [
-        _rows_that_differ(alone, beside, *both)
-        for both in {*lengths, *(both[::-1] for both in lengths)}
+    lengths = [(0, 0), *((0, switch + 1) for switch in alone.architecture.switch_lengths)]
+    results = [
+        _compare_rows(alone, batched, *pair)
+        for pair in {*lengths, *(pair[::-1] for pair in lengths)}
     ]
-    return sum(differing for differing, _ in found), sum(count for _, count in found)
+    return sum(differing for differing, _ in results), sum(count for _, count in results)
 
 
-def _rows_that_differ(
-    alone: CachedLM, beside: CachedLM, length: int, other_length: int
+def _compare_rows(
+    alone: CachedLM, batched: CachedLM, length: int, other_length: int
 ) -> tuple[int, int]:
-    """Compare one sequence alone with the same next to another one.
+    """Compare one request alone with the same request next to another one.
 
     Args:
-        length, other_length: of their texts, as far as rotary frequencies are concerned.
+        alone: As in `count_differing_rows`.
+        batched: As in `count_differing_rows`.
+        length: Text length of the request for its rotary frequencies.
+        other_length: Text length of the other request for its rotary frequencies.
     """
-    tokens = [(11 * place + 3) % alone.vocab_size for place in range(20)]
+    tokens = [(11 * index + 3) % alone.vocab_size for index in range(20)]
     tree = DraftTree(
         [(13 * node + 5) % alone.vocab_size for node in range(len(_PARENTS))], _PARENTS
     )
-    request, one, other = (Request(tokens[:count], SamplingParams()) for count in (20, 20, 11))
-    request.rotary_length = one.rotary_length = max(20, length)
+    request, first, other = (Request(tokens[:count], SamplingParams()) for count in (20, 20, 11))
+    request.rotary_length = first.rotary_length = max(20, length)
     other.rotary_length = max(11, other_length)
     alone.open(request)
     expected = []
@@ -261,16 +280,17 @@ def _rows_that_differ(
         request.token_ids = [*tokens, *path]
         expected.append(alone.feed([request])[0, 0])
     alone.close(request)
-    both = [one, other]
-    for each in both:
-        beside.open(each)
-    while waiting := [each for each in both if not beside.reaches_end(each)]:
-        beside.feed(waiting)
-    logits = beside.forward(both, [tree, EMPTY_TREE])[0]
-    for each in both:
-        beside.close(each)
+    batch = [first, other]
+    for item in batch:
+        batched.open(item)
+    while waiting := [item for item in batch if not batched.reaches_end(item)]:
+        batched.feed(waiting)
+    logits = batched.forward(batch, [tree, EMPTY_TREE])[0]
+    for item in batch:
+        batched.close(item)
     differing = sum(
-        not torch.equal(mine, theirs) for mine, theirs in zip(logits, expected, strict=True)
+        not torch.equal(row, expected_row)
+        for row, expected_row in zip(logits, expected, strict=True)
     )
     return differing, len(expected)
 

@@ -1,9 +1,9 @@
-"""The vocabulary that a draft model and its target share.
+"""Map between the vocabularies of a draft model and its target.
 
 Checkpoints of one family pad their embedding to different sizes, and the rows beyond the tokenizer
-mean nothing. A draft and a target with the same tokenizer therefore share the ids below the
-tokenizer's size; everything a draft model proposes is among these, and its distributions are
-renormalised over them and indexed by the target's ids.
+have no meaning. A draft model and a target with the same tokenizer therefore share the ids below
+the tokenizer's size. The draft model proposes only these ids. Its distributions are renormalised
+over them and indexed by the target's ids.
 """
 
 from __future__ import annotations
@@ -21,28 +21,33 @@ from paceline.model.reduced_vocabulary import OUT_OF_REACH
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """Which ids a draft model and its target share, and how one's logits are read by the other.
+    """Token ids that a draft model and its target share, and the conversion of logits.
 
     Attributes:
-        common: the ids below it mean the same to both.
-        target_rows: rows of the target's LM head.
-        draft_rows: ids that the draft's embedding takes.
+        common: Number of shared ids; smaller ids mean the same to both models.
+        target_rows: Rows of the target's LM head.
+        draft_rows: Rows of the draft model's embedding.
     """
 
     common: int
     target_rows: int
     draft_rows: int
 
-    def logits(self, logits: Tensor, kept: int | None = None) -> Tensor:
-        """Return the draft's logits by the target's ids; ids that are not shared get probability 0.
+    def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
+        """Return the draft model's logits by target ids; unshared ids get probability 0.
 
         Args:
-            logits: [..., rows of the draft's LM head], which may be overwritten; or [..., kept
-                tokens].
-            kept: how many of the kept tokens are shared, where the logits are of these alone.
+            logits: Logits [..., rows of the draft model's LM head], which may be overwritten; or
+                [..., reduced vocabulary].
+            num_reduced: Number of shared tokens of the reduced vocabulary, if the logits cover only
+                that vocabulary; None = they cover all rows.
         """
-        if kept is not None:
-            return logits if kept == logits.shape[-1] else logits[..., :kept].contiguous()
+        if num_reduced is not None:
+            return (
+                logits
+                if num_reduced == logits.shape[-1]
+                else logits[..., :num_reduced].contiguous()
+            )
         unreachable = torch.finfo(logits.dtype).min * OUT_OF_REACH
         if logits.shape[-1] == self.target_rows:
             if self.common < self.target_rows:
@@ -53,7 +58,7 @@ class SharedVocabulary:
         )
 
     def readable(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ids that the draft's embedding takes: those beyond it become its last one."""
+        """Return token ids clipped to the rows of the draft model's embedding."""
         return (
             token_ids
             if self.draft_rows >= self.target_rows

@@ -19,7 +19,7 @@ from paceline.cli.serve import ListenOptions, _keys
 from paceline.datastore.inputs import documents
 from paceline.demo import TARGET
 from paceline.errors import ConfigError
-from paceline.model.loading import load_tokenizer
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.plan.acceptance import read_acceptance
 from paceline.plan.config import read_card
 from paceline.recorded_answers.reading import read_answers

@@ -136,7 +136,7 @@ def test_logits_are_by_the_targets_ids() -> None:
         assert found.shape == (2, target_rows)
         assert torch.equal(found[:, :5], given[:, :5])
         assert float(found.softmax(-1)[:, 5:].sum()) == 0.0
-    assert torch.equal(shared.logits(given[:, :4], kept=3), given[:, :3])
+    assert torch.equal(shared.logits(given[:, :4], num_reduced=3), given[:, :3])
     assert SharedVocabulary(5, 16, 12).readable(np.array([3, 11, 12, 15])).tolist() == [
         3,
         11,

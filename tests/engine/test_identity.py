@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.bench import enlarge
-from paceline.model.identity import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE, Sketch
+from paceline.model.identity import Sketch
+from paceline.model.settings import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE
 from tests.support.models import make, redrawn, rounded
 from tests.support.shared import Pair
 

@@ -24,7 +24,8 @@ from paceline.drafters import create
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import Strategy
 from paceline.model import gguf as module
-from paceline.model.loading import load_model, load_tokenizer
+from paceline.model.loading import load_model
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.util import cache
 from tests.support.cli import call
 from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
@@ -179,7 +180,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = write_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setattr(module, "_PACKAGES", ("torch", "nobody_has_this"))
     with pytest.raises(
-        ConfigError, match=r"no package nobody_has_this; expected .*pip install nobody_has_this"
+        ConfigError, match=r"needs nobody_has_this\. Run: pip install nobody_has_this"
     ):
         LLM(path, "none")
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel
 
 from paceline.errors import ConfigError
-from paceline.model.identity import MIN_SKETCH_COSINE, Sketch, model_identity
+from paceline.model.identity import Sketch, model_identity
+from paceline.model.settings import MIN_SKETCH_COSINE
 from paceline.report.documents import structured
 from paceline.text.token_ids import is_padded
 from paceline.util.files import digest_of, parse_json

@@ -26,8 +26,9 @@ from paceline.cpu.attention.invariant import KINDS
 from paceline.cpu.linear.own import linear
 from paceline.cpu.plain_tensors import is_plain
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.model.identity import MIN_SKETCH_COSINE, Sketch
+from paceline.model.identity import Sketch
 from paceline.model.reduced_vocabulary import spread
+from paceline.model.settings import MIN_SKETCH_COSINE
 
 # of weights that are what they are: numbers of 8 bits have scales besides
 _DTYPES = {torch.float64, *KINDS}

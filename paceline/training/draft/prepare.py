@@ -16,7 +16,8 @@ from paceline import demo
 from paceline.errors import ConfigError
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import model_identity
-from paceline.model.loading import load_model, load_tokenizer
+from paceline.model.loading import load_model
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.training.draft.folder import DraftFolder
 from paceline.training.draft.settings import DraftTraining
 from paceline.training.draft.train import ANSWERS, TEXTS, DraftData

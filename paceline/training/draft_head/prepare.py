@@ -15,7 +15,8 @@ from paceline.draft_head.weights import readable_ends
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch, model_identity
-from paceline.model.loading import load_model, load_tokenizer
+from paceline.model.loading import load_model
+from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.training.draft_head.states import States, states_of
 from paceline.training.text_chunks import TextChunk, recorded, shortened, texts
