@@ -299,6 +299,10 @@ class Request:
         """Tokens not yet in the cache: 1 while decoding, the rest of the prompt before."""
         return len(self.token_ids) - self.cached
 
+    def ends_prefill(self, prefill_chunk: int) -> bool:
+        """Return True if a forward pass with chunks of this size computes the newest token."""
+        return self.pending <= prefill_chunk
+
     @property
     def fed_only(self) -> bool:
         """True if the request ends after prefill and generates no tokens."""

@@ -25,7 +25,7 @@ from paceline.draft_budget.costs import Costs
 from paceline.draft_budget.drafter_state import DrafterBatch
 from paceline.draft_head.find import DraftHeads
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker
-from paceline.engine.grouping import group_by_drafter, num_fed_tokens
+from paceline.engine.grouping import StepGroup, group_by_drafter
 from paceline.engine.keyboard_interrupts import interrupts_held
 from paceline.engine.kv_cache_manager import KVCacheManager, most_cache_bytes
 from paceline.engine.lifecycle import Lifecycle
@@ -315,8 +315,9 @@ class Engine:
             group: list[RequestHandle] = []
             try:
                 self.admit()
-                group = self._schedule.next_group()
-                return self._decode(group) if group else []
+                step_group = self._schedule.next_group()
+                group = step_group.handles
+                return self._decode(step_group) if group else []
             except BaseException as error:
                 self._lifecycle.fail(group, error)
                 # Without a group no request ends: the same error would come back for ever.
@@ -356,15 +357,15 @@ class Engine:
             self._turn.inherited = False
             self._lifecycle.disown()
 
-    def _decode(self, group: list[RequestHandle]) -> list[Outcome]:
+    def _decode(self, group: StepGroup) -> list[Outcome]:
         batches = group_by_drafter(group, self.model, self._max_nodes, self._most_rows)
         self._add_draft_head(batches)  # takes seconds the first time
-        start, fed = time.perf_counter(), sum(num_fed_tokens(group, self.model.prefill_chunk))
-        run_step(self.model, batches, self._verify, self.draft_budget)
-        self._schedule.note(fed, time.perf_counter() - start)
+        start, num_pending = time.perf_counter(), sum(group.num_pending)
+        run_step(self.model, batches, self._verify, self.draft_budget, group.prefill_chunk)
+        self._schedule.record_step(num_pending, time.perf_counter() - start)
         self._lifecycle.count_forward()
         self._draft_seconds += sum(batch.draft_seconds for batch in batches)
-        holders = {id(handle.request): handle for handle in group}
+        holders = {id(handle.request): handle for handle in group.handles}
         outcomes = []
         for batch in batches:
             if batch.error is not None and not self._lifecycle.drafter_failed(
@@ -374,7 +375,7 @@ class Engine:
             for outcome in batch.outcomes:
                 self._lifecycle.deliver(holders[id(outcome.request)], outcome)
             outcomes += batch.outcomes
-        self._schedule.make_room()
+        self._schedule.grow_cache()
         if self.draft_budget is not None:
             self.draft_budget.renew()
         return outcomes

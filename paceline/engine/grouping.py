@@ -1,86 +1,107 @@
-"""Which requests step together, and with which drafters."""
+"""Choose the requests that step together, and group them by drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.core.node_rule import node_limit
+from paceline.core.target import Target
 from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
 from paceline.engine.request_handle import RequestHandle
-from paceline.model.cached_lm import CachedLM
+from paceline.engine.settings import MAX_PADDING_RATIO, MAX_SCORED_ROWS
 
-_MOST_SCORED = (
-    512  # rows of a forward that have logits: each takes memory for all tokens of the vocabulary
-)
+
+@dataclass(frozen=True, slots=True)
+class StepGroup:
+    """The requests of one step.
+
+    Attributes:
+        handles: The requests, in the order of their slots.
+        prefill_chunk: Most pending tokens that each of them computes in the step.
+    """
+
+    handles: list[RequestHandle]
+    prefill_chunk: int
+
+    @property
+    def num_pending(self) -> list[int]:
+        """Return the number of pending tokens that the step computes, per request."""
+        return [num_pending(handle, self.prefill_chunk) for handle in self.handles]
+
+    @property
+    def num_drafting(self) -> int:
+        """Return the number of requests whose newest token the step computes."""
+        return sum(handle.request.ends_prefill(self.prefill_chunk) for handle in self.handles)
+
+
+def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
+    """Return the number of pending tokens that the next forward pass computes for a request."""
+    return min(handle.request.pending, prefill_chunk)
 
 
 def select_prompts(
-    prompts: Sequence[RequestHandle], chunk: int, most_rows: int | None = None, packed: bool = False
+    prompts: Sequence[RequestHandle],
+    prefill_chunk: int,
+    max_rows: int | None = None,
+    packed: bool = False,
 ) -> list[RequestHandle]:
-    """Return the prompt whose turn it is, and others beside it in the cache that fit one forward
-    with little padding.
+    """Return the first prompt in order, and prompts in the next slots that share its forward pass.
+
+    A prompt joins if it adds little padding.
 
     Args:
-        prompts: one or more. chunk: most pending tokens a sequence feeds.
-        most_rows: of tokens and padding in one forward; None = any number.
-        packed: there is no padding.
+        prompts: Requests in prefill; at least one.
+        prefill_chunk: Most pending tokens of a request in the forward pass.
+        max_rows: Most rows of the forward pass, padding included; None = no limit.
+        packed: The forward pass has no padding.
     """
     first = min(prompts, key=lambda handle: handle.rank)
-    beside = {handle.request.slot: handle for handle in prompts}
+    by_slot = {handle.request.slot: handle for handle in prompts}
     group = [first]
-    (widest,) = num_fed_tokens(group, chunk)
-    total = widest
-    while (handle := beside.get(group[-1].request.slot + 1)) is not None:
-        (width,) = num_fed_tokens([handle], chunk)
+    widest = total = num_pending(first, prefill_chunk)
+    while (handle := by_slot.get(group[-1].request.slot + 1)) is not None:
+        width = num_pending(handle, prefill_chunk)
         widest, total = max(widest, width), total + width
         rows = total if packed else widest * (len(group) + 1)
         if first.request.scoring or handle.request.scoring:
-            most_rows = _MOST_SCORED if most_rows is None else min(most_rows, _MOST_SCORED)
-        if rows > 1.25 * total or (most_rows is not None and rows > most_rows):
+            max_rows = MAX_SCORED_ROWS if max_rows is None else min(max_rows, MAX_SCORED_ROWS)
+        if rows > MAX_PADDING_RATIO * total or (max_rows is not None and rows > max_rows):
             break
         group.append(handle)
     return group
 
 
-def num_fed_tokens(group: Sequence[RequestHandle], chunk: int) -> list[int]:
-    """Return the pending tokens each of a group feeds in its next forward."""
-    return [min(handle.request.pending, chunk) for handle in group]
-
-
 def group_by_drafter(
-    group: Sequence[RequestHandle], model: CachedLM, max_nodes: int, most_rows: int | None = None
+    group: StepGroup, model: Target, max_nodes: int, max_rows: int | None = None
 ) -> list[DrafterBatch]:
-    """Return the requests of a group by their drafters, each with the largest tree it may have in
-    their common step.
+    """Return the requests of a step by their drafters, with the node limit of each.
 
     Args:
-        max_nodes: most nodes of any tree. most_rows: as for `next_group`.
+        group: The requests of the step.
+        model: The target.
+        max_nodes: Most nodes of any draft tree.
+        max_rows: Most rows of the forward pass, padding included; None = no limit.
     """
-    if most_rows is not None:
-        max_nodes = max(
-            0,
-            min(
-                max_nodes, most_rows // len(group) - max(num_fed_tokens(group, model.prefill_chunk))
-            ),
-        )
-    num_drafting = sum(model.reaches_end(handle.request) for handle in group)
+    size = len(group.handles)
+    if max_rows is not None:
+        max_nodes = max(0, min(max_nodes, max_rows // size - max(group.num_pending)))
+    num_drafting = group.num_drafting
     batches: dict[DrafterState, DrafterBatch] = {}
     limits: dict[DrafterState, int] = {}
-    left: dict[DrafterState, int] = {}  # sequences that may have drafts
-    for handle in group:
-        mine, wanted = handle.drafter_state, handle.request.params.max_nodes
-        if mine not in batches:
-            batches[mine] = DrafterBatch(mine, [], [])
-            limits[mine] = node_limit(mine.drafter.node_rule, num_drafting, max_nodes)
-            left[mine] = (
-                len(group)
-                if mine.stats is None
-                else mine.stats.gate.admits(len(group), model.packs)
+    admitted: dict[DrafterState, int] = {}  # requests that may still get drafts
+    for handle in group.handles:
+        state, requested = handle.drafter_state, handle.request.params.max_nodes
+        if state not in batches:
+            batches[state] = DrafterBatch(state, [], [])
+            limits[state] = node_limit(state.drafter.node_rule, num_drafting, max_nodes)
+            admitted[state] = (
+                size if state.stats is None else state.stats.gate.admits(size, model.packs)
             )
-        limit = limits[mine]
-        if not left[mine] and not mine.drafter.draws(handle.request):
+        limit = limits[state]
+        if not admitted[state] and not state.drafter.draws(handle.request):
             limit = 0
-        left[mine] -= left[mine] > 0 and model.reaches_end(handle.request)
-        batches[mine].requests.append(handle.request)
-        batches[mine].max_nodes.append(limit if wanted is None else min(wanted, limit))
+        admitted[state] -= admitted[state] > 0 and handle.request.ends_prefill(group.prefill_chunk)
+        batches[state].requests.append(handle.request)
+        batches[state].max_nodes.append(limit if requested is None else min(requested, limit))
     return list(batches.values())

@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 
 from paceline.core.argument_checks import is_number
 from paceline.core.request import Request, SamplingParams
+from paceline.core.target import Target
 from paceline.core.tree import IntArray
 from paceline.errors import CapacityError, ConfigError
-from paceline.model.cached_lm import CachedLM
-from paceline.model.rotary import same_rotary_frequencies
 from paceline.util.machine import available_memory
 
 _AHEAD = 512  # positions allocated before they are needed; doubled each time
@@ -41,7 +40,7 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, model: CachedLM, most_rows: int | None, most_kept: int, most_bytes: int | None
+        self, model: Target, most_rows: int | None, most_kept: int, most_bytes: int | None
     ) -> None:
         self._model, self._most_rows = model, most_rows
         self._most_kept, self._most_bytes = most_kept, most_bytes
@@ -166,9 +165,7 @@ class KVCacheManager:
         running = ((one, np.array(one.token_ids[: one.cached], dtype=np.int64)) for one in active)
         for source, tokens in (*self._kept.items(), *running):
             length = _common(tokens, wanted)
-            if length > most and same_rotary_frequencies(
-                source, request, self._model.architecture.switch_lengths
-            ):
+            if length > most and self._model.shares_prefix(source, request):
                 best, most = source, length
         return best, most
 

@@ -52,7 +52,7 @@ class Lifecycle:
         """
         while (handle := self._schedule.waiting.first()) is not None:
             try:
-                if not self._schedule.place(handle):
+                if not self._schedule.admit(handle):
                     return
                 self._begin(handle)
             except BaseException as error:

@@ -1,60 +1,65 @@
-"""Who has a place in the batch, who waits for one, and who takes part in the next step."""
+"""Schedule requests: admission to the batch, preemption, and the requests of the next step."""
 
 from __future__ import annotations
 
 from operator import attrgetter
 
+from paceline.core.target import Target
 from paceline.draft_budget.prefill_chunking import PrefillChunkController
-from paceline.engine.grouping import select_prompts
+from paceline.engine.grouping import StepGroup, select_prompts
 from paceline.engine.kv_cache_manager import KVCacheManager
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.request_queue import RequestQueue
-from paceline.model.cached_lm import CachedLM
 
 
 class Scheduler:
-    """Requests of one engine, waiting and active.
+    """Holds the waiting and active requests of one engine.
 
-    Prompts go first, in forwards of their own. While somebody reads a stream, its steps take turns
-    with forwards that feed only as much of the prompts as does not hold it up for long.
+    Prompts go first, in forward passes without decoding requests. While a stream is open, prompt
+    chunks and decode steps alternate, and the chunks are short enough not to stall the stream.
 
     Args:
-        most: sequences at once; None = any number.
-        most_rows: of tokens and padding in one forward; None = any number.
-        paced: clocks may decide how much of a prompt is fed at once.
+        model: The target.
+        kv_cache: Assigns cache slots.
+        max_batch: Most active requests; None = no limit.
+        max_rows: Most rows of a forward pass, padding included; None = no limit.
+        timed: Measured time may set the size of prefill chunks.
     Attributes:
-        active: in the order in which they got their place.
-        preemptions: requests that had to give theirs back for a while.
+        waiting: Requests without a slot.
+        active: Requests with a slot, in the order of admission.
+        preemptions: Number of requests that lost their slot so far.
     """
 
     def __init__(
         self,
-        model: CachedLM,
-        room: KVCacheManager,
-        most: int | None,
-        most_rows: int | None,
-        paced: bool,
+        model: Target,
+        kv_cache: KVCacheManager,
+        max_batch: int | None,
+        max_rows: int | None,
+        timed: bool,
     ) -> None:
-        self._model, self._room, self._most, self._most_rows = model, room, most, most_rows
+        self._model, self._kv_cache = model, kv_cache
+        self._max_batch, self._max_rows = max_batch, max_rows
         self.waiting = RequestQueue()
         self.active: list[RequestHandle] = []
         self.preemptions = 0
-        self._whole_chunk: int | None = None  # the model's, while it is shortened
-        self._pace = PrefillChunkController(model.prefill_chunk) if paced else None
-        self._feeds_prompts = False  # in the newest group
+        self._chunking = PrefillChunkController(model.prefill_chunk) if timed else None
+        self._in_prefill = False  # the newest group holds prompts
 
-    def place(self, handle: RequestHandle) -> bool:
-        """Give a waiting request its place, also one that somebody of lesser priority has; returns
-        whether there is any.
+    def admit(self, handle: RequestHandle) -> bool:
+        """Give a waiting request a slot; preempts requests of lower priority if needed.
 
+        Returns:
+            False if no slot is free and no active request has a lower priority.
         Raises:
-            CapacityError, MemoryError, RuntimeError: there never will be. It counts as active then.
+            CapacityError, MemoryError, RuntimeError: no slot will ever be large enough. The request
+                counts as active then.
         """
         self.waiting.leave(handle)
         while True:
             others = [other.request for other in self.active]
             self.active.append(handle)
-            if (self._most is None or len(others) < self._most) and self._room.open(
+            if (self._max_batch is None or len(others) < self._max_batch) and self._kv_cache.open(
                 handle.request, others
             ):
                 handle.prefilling = handle.request.pending > 1
@@ -67,59 +72,60 @@ class Scheduler:
             self.preempt(last)
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Send an active request back to wait; it goes on where it was once it has a place
-        again.
-        """
+        """Take the slot of an active request away; it waits and continues later."""
         self.active.remove(handle)
-        self._room.close(handle.request)
+        self._kv_cache.close(handle.request)
         handle.request.cached = 0
         self.preemptions += 1
         self.waiting.join([handle])
 
     def remove(self, handle: RequestHandle) -> None:
-        """Take a request out of where it is, waiting or active."""
+        """Remove a request, waiting or active."""
         if not self.waiting.leave(handle):
             self.active.remove(handle)
 
-    def make_room(self) -> None:
-        """Let the cache grow with the answers; where it must not, those who came last give their
-        place back.
-        """
+    def grow_cache(self) -> None:
+        """Grow the cache with the answers; preempt the newest requests if it may not grow."""
         while (
-            not self._room.grow([handle.request for handle in self.active]) and len(self.active) > 1
+            not self._kv_cache.grow([handle.request for handle in self.active])
+            and len(self.active) > 1
         ):
             self.preempt(max(self.active, key=lambda handle: handle.rank))
 
-    def next_group(self) -> list[RequestHandle]:
-        """Return those who take part in the next step, in the order of their slots; none where
-        nobody is active.
+    def next_group(self) -> StepGroup:
+        """Choose the requests of the next step.
+
+        Returns:
+            The requests in the order of their slots; none if no request is active.
         """
         prompts = [handle for handle in self.active if handle.prefilling]
-        others = [handle for handle in self.active if not handle.prefilling]
-        if self._whole_chunk is not None:
-            self._model.prefill_chunk, self._whole_chunk = self._whole_chunk, None
-        most_rows = self._most_rows
+        decoding = [handle for handle in self.active if not handle.prefilling]
+        chunk, max_rows = self._model.prefill_chunk, self._max_rows
         if (
             prompts
-            and self._pace is not None
-            and any(handle.outcomes is not None for handle in others)
+            and self._chunking is not None
+            and any(handle.outcomes is not None for handle in decoding)
         ):
-            if self._feeds_prompts:
+            if self._in_prefill:
                 prompts = []
             else:
-                self._whole_chunk = self._model.prefill_chunk
-                chunk = self._model.prefill_chunk = min(self._pace.chunk, self._whole_chunk)
-                most_rows = chunk if most_rows is None else min(chunk, most_rows)
-        self._feeds_prompts = bool(prompts)
+                chunk = min(self._chunking.chunk, chunk)
+                max_rows = chunk if max_rows is None else min(chunk, max_rows)
+        self._in_prefill = bool(prompts)
         if prompts:
-            return select_prompts(prompts, self._model.prefill_chunk, most_rows, self._model.packs)
-        self._model.slots.gather([handle.request for handle in others])
-        return sorted(others, key=attrgetter("request.slot"))
+            return StepGroup(select_prompts(prompts, chunk, max_rows, self._model.packs), chunk)
+        self._model.slots.gather([handle.request for handle in decoding])
+        return StepGroup(sorted(decoding, key=attrgetter("request.slot")), chunk)
 
-    def note(self, tokens: int, seconds: float) -> None:
-        """Take in what the step of the newest group took, which fed so many tokens."""
-        if self._pace is not None:
-            if self._feeds_prompts:
-                self._pace.note_prompts(tokens, seconds)
+    def record_step(self, tokens: int, seconds: float) -> None:
+        """Record the time of the newest group's step.
+
+        Args:
+            tokens: Pending tokens that the step computed.
+            seconds: Duration of the step.
+        """
+        if self._chunking is not None:
+            if self._in_prefill:
+                self._chunking.note_prompts(tokens, seconds)
             else:
-                self._pace.note_decode(seconds)
+                self._chunking.note_decode(seconds)

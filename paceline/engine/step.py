@@ -8,12 +8,11 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
+from paceline.core.target import Target
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
 from paceline.engine.state_recording import record_states, recorded_layers
-from paceline.model.cached_lm import CachedLM
-from paceline.model.rotary import cut_at_switch, restart_beyond_switch
 from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.logprobs import score_prompts
 from paceline.verification.tree_rules import check_trees
@@ -24,7 +23,7 @@ Verifier = Callable[[Sequence[Request], Sequence[DraftTree], NodeLogits], list[O
 
 
 def decode_step(
-    model: CachedLM,
+    model: Target,
     drafter: Drafter,
     requests: Sequence[Request],
     max_nodes: list[int],
@@ -51,10 +50,11 @@ def decode_step(
 
 
 def run_step(
-    model: CachedLM,
+    model: Target,
     batches: Sequence[DrafterBatch],
     verify: Verifier = verify_batch,
     draft_budget: DraftBudget | None = None,
+    prefill_chunk: int | None = None,
 ) -> None:
     """Advance the requests of all drafter batches by one forward pass of the target.
 
@@ -67,11 +67,13 @@ def run_step(
         batches: The requests, grouped by drafter.
         verify: Verification rule that chooses the tokens.
         draft_budget: Draft budget that cuts the trees; None = verify them as proposed.
+        prefill_chunk: Most pending tokens of a request; None = `prefill_chunk` of the model.
     """
     start = time.perf_counter()
+    chunk = model.prefill_chunk if prefill_chunk is None else prefill_chunk
     for batch in batches:
         if batch.error is None:
-            _propose(model, batch)
+            _propose(model, batch, chunk)
     batches = [batch for batch in batches if batch.error is None]
     requests = _in_slot_order(batches)
     if not requests:
@@ -79,7 +81,7 @@ def run_step(
     if not any(batch.ready and batch.drafter_state.stats is not None for batch in batches):
         draft_budget = None
     if draft_budget is not None:
-        _cut(draft_budget, model, batches, requests)
+        _cut(draft_budget, model, batches, requests, chunk)
     drafted = {
         request.id: tree
         for batch in batches
@@ -88,37 +90,36 @@ def run_step(
     ready = [row for row, request in enumerate(requests) if request.id in drafted]
     trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
 
-    fed, layers = _forward(model, batches, requests, trees)
-    logits = fed.select(ready) if len(ready) < len(requests) else fed
+    all_logits, layers = _forward(model, batches, requests, trees, chunk)
+    logits = all_logits.select(ready) if len(ready) < len(requests) else all_logits
     top_k = max(batch.drafter_state.drafter.top_k for batch in batches)
     if top_k and ready:
         logits = find_top_tokens(logits, top_k)
     outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
-    # A draft tree may have spoiled these: they run again without it.
-    again = {
+    # NaN logits of a draft node may have spoiled these requests: they run again without a tree.
+    retries = {
         outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids
     }
-    if again:
-        rows = [row for row, outcome in enumerate(outcomes) if outcome.request not in again]
+    if retries:
+        rows = [row for row, outcome in enumerate(outcomes) if outcome.request not in retries]
         outcomes, ready = [outcomes[row] for row in rows], [ready[row] for row in rows]
         logits = logits.select(rows)
-        _leave_out(again, batches)
-    _hand_out(outcomes, batches, logits)
+        _drop_retries(retries, batches)
+    _distribute(outcomes, batches, logits)
     accepted: list[list[int]] = [[]] * len(requests)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
     if layers is not None:
-        record_states(requests, fed, layers, accepted)
+        record_states(requests, all_logits, layers, accepted)
     model.commit(accepted)
-    _take_back(model, again)
+    _rewind(model, retries)
     _append(model, outcomes)
     for batch in batches:
         _observe(batch)
-    if draft_budget is not None and not again:
+    if draft_budget is not None and not retries:
         draft_budget.observe(batches, time.perf_counter() - start)
-    if (switch := model.architecture.restart_length) is not None:
-        for outcome in outcomes:
-            restart_beyond_switch(outcome.request, switch)
+    for outcome in outcomes:
+        model.restart_if_due(outcome.request)
     _end_scored(batches)
 
 
@@ -131,20 +132,22 @@ def _in_slot_order(batches: Sequence[DrafterBatch]) -> list[Request]:
 
 def _cut(
     draft_budget: DraftBudget,
-    model: CachedLM,
+    model: Target,
     batches: Sequence[DrafterBatch],
     requests: Sequence[Request],
+    chunk: int,
 ) -> None:
-    pending = [min(request.pending, model.prefill_chunk) for request in requests]
+    pending = [min(request.pending, chunk) for request in requests]
     rows = sum(pending) if model.packs else len(requests) * max(pending)
     draft_budget.cut(batches, len(requests), rows, model.packs)
 
 
 def _forward(
-    model: CachedLM,
+    model: Target,
     batches: Sequence[DrafterBatch],
     requests: Sequence[Request],
     trees: Sequence[DraftTree],
+    chunk: int,
 ) -> tuple[NodeLogits, tuple[int, ...] | None]:
     """Run the target over the pending tokens and the draft trees.
 
@@ -157,27 +160,27 @@ def _forward(
     )
     layers = recorded_layers(requests) if records_states else None
     if records_states or any(batch.draft_head is not None for batch in batches):
-        logits = model.forward_with_states(requests, trees, layers or (), records_states)
+        logits = model.forward_with_states(requests, trees, layers or (), records_states, chunk)
     else:
-        logits = model.forward_nodes(requests, trees)
+        logits = model.forward_nodes(requests, trees, chunk)
     if any(request.scoring for request in requests):
-        logits = score_prompts(requests, logits, model.prefill_chunk)
+        logits = score_prompts(requests, logits, chunk)
     return logits, layers
 
 
-def _take_back(model: CachedLM, again: Mapping[Request, int]) -> None:
-    """Remove the fed tokens of requests that run again from the cache.
+def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
+    """Drop the tokens of this step from the cache, for requests that run again.
 
     Args:
         model: The target.
-        again: Number of cached tokens before the step, per request.
+        retries: Number of cached tokens before the step, per request.
     """
-    for request, cached in again.items():
+    for request, cached in retries.items():
         model.rewind(request, cached)
         model.clear_behind(request)
 
 
-def _append(model: CachedLM, outcomes: Sequence[Outcome]) -> None:
+def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
     """Append the new tokens to their requests."""
     for outcome in outcomes:
         request = outcome.request
@@ -201,12 +204,12 @@ def _end_scored(batches: Sequence[DrafterBatch]) -> None:
                 batch.outcomes.append(Outcome(request, EMPTY_TREE, [], [], [], logprobs=logprobs))
 
 
-def _propose(model: CachedLM, batch: DrafterBatch) -> None:
+def _propose(model: Target, batch: DrafterBatch, chunk: int) -> None:
     """Let the drafter propose trees for the requests that are ready to decode."""
     ready = [
         (request, 0 if request.without_draft else limit)
         for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
-        if not request.fed_only and model.reaches_end(request)
+        if not request.fed_only and request.ends_prefill(chunk)
     ]
     if not ready:
         return
@@ -216,36 +219,34 @@ def _propose(model: CachedLM, batch: DrafterBatch) -> None:
         with assert_tokens_unchanged(drafter, batch.ready):
             trees = drafter.propose(batch.ready, limits)
         check_trees(drafter, batch.ready, limits, trees, model.vocab_size)
-        if (switch := model.architecture.restart_length) is not None:
-            trees = [
-                cut_at_switch(tree, request, switch)
-                for tree, request in zip(trees, batch.ready, strict=True)
-            ]
-        batch.trees = trees if model.takes_trees else [tree.best_chain() for tree in trees]
+        batch.trees = list(map(model.limit_tree, trees, batch.ready))
     except Exception as error:
         batch.error = error
     batch.draft_seconds = drafter.forward_seconds - before
 
 
-def _leave_out(again: Container[Request], batches: Sequence[DrafterBatch]) -> None:
-    """Remove requests that must run again without a draft tree from the batches.
+def _drop_retries(retries: Container[Request], batches: Sequence[DrafterBatch]) -> None:
+    """Remove requests that run again without a draft tree from the batches.
 
-    The drafters learn nothing from this step.
+    The drafters observe no outcome of this step for them.
     """
     for batch in batches:
-        kept = [
+        finished = [
             (request, tree)
             for request, tree in zip(batch.ready, batch.trees, strict=True)
-            if request not in again
+            if request not in retries
         ]
         for request in batch.ready:
-            if request in again:
+            if request in retries:
                 request.without_draft = True
-        batch.ready, batch.trees = [request for request, _ in kept], [tree for _, tree in kept]
+        batch.ready = [request for request, _ in finished]
+        batch.trees = [tree for _, tree in finished]
         batch.flat, batch.cost = None, 0.0
 
 
-def _hand_out(outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: NodeLogits) -> None:
+def _distribute(
+    outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: NodeLogits
+) -> None:
     """Give every drafter batch its outcomes, with top tokens and head drafts."""
     rows = (
         {outcome.request.id: row for row, outcome in enumerate(outcomes)}

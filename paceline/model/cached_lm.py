@@ -36,6 +36,11 @@ from paceline.model.model_view import ModelView, View
 from paceline.model.padded_batch import PaddedBatch, lay_out
 from paceline.model.ragged_batch import RaggedBatch, pack
 from paceline.model.reduced_vocabulary import is_kept_alone, kept_ids
+from paceline.model.rotary import (
+    cut_at_switch,
+    restart_beyond_switch,
+    same_rotary_frequencies,
+)
 from paceline.model.vocabulary import SharedVocabulary
 
 PREFILL_CHUNK = 512  # pending tokens
@@ -236,11 +241,24 @@ class CachedLM:
         """Sequences that own a slot."""
         return self._cache.taken
 
-    def reaches_end(self, request: Request) -> bool:
-        """Whether the next forward feeds the newest token of `request` (else it is a prefill
-        chunk).
+    def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
+        """Return the part of a draft tree that the model can verify behind the request.
+
+        A model that takes chains only gets the best chain. No node may lie beyond the length at
+        which all tokens get other rotary frequencies.
         """
-        return request.pending <= self.prefill_chunk
+        if (switch := self.architecture.restart_length) is not None:
+            tree = cut_at_switch(tree, request, switch)
+        return tree if self.takes_trees else tree.best_chain()
+
+    def restart_if_due(self, request: Request) -> None:
+        """Drop the cache of a request that has grown beyond a switch of rotary frequencies."""
+        if (switch := self.architecture.restart_length) is not None:
+            restart_beyond_switch(request, switch)
+
+    def shares_prefix(self, request: Request, other: Request) -> bool:
+        """Return True if equal first tokens of two requests have equal keys and values."""
+        return same_rotary_frequencies(request, other, self.architecture.switch_lengths)
 
     def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
         """Run `forward_nodes`.
@@ -252,32 +270,39 @@ class CachedLM:
         return self.forward_nodes(requests, trees).padded()
 
     @in_forward_mode
-    def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
+    def forward_nodes(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        prefill_chunk: int | None = None,
+    ) -> NodeLogits:
         """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of
         every sequence.
 
         Args:
-            requests: open requests with at least one pending token each.
-            trees: one per sequence; empty where `reaches_end` is false.
+            requests: Open requests with at least one pending token each.
+            trees: One per request; empty for a request with more pending tokens than the chunk.
+            prefill_chunk: Most pending tokens of a request; None = `prefill_chunk` of the model.
         Returns:
             the logits after the last fed token of each, and after each node; rows of scored tokens
             come before them.
         """
+        chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
         self._feeder.begin()
         if not self.architecture.takes_masks:
-            return self._forward_rows(trees)
+            return self._forward_rows(trees, chunk)
         self.slots.compact_slots(self._requests)
         counts = [1 + len(tree) for tree in trees]
         if self.packs:
-            packing = pack(requests, trees, self.prefill_chunk, self.min_rows)
+            packing = pack(requests, trees, chunk, self.min_rows)
             with self._reading(packing):
                 flat = self._shared(self._feeder.packed(packing, self._requests))
             self._count(packing.pending, packing.nodes)
             return NodeLogits.from_rows(
                 flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
             )
-        layout = lay_out(requests, trees, self.prefill_chunk, self.min_rows)
+        layout = lay_out(requests, trees, chunk, self.min_rows)
         with self._reading(layout):
             flat = self._shared(self._feeder.padded(layout, self._requests))
         self._count(layout.pending, layout.nodes)
@@ -304,6 +329,7 @@ class CachedLM:
         trees: Sequence[DraftTree],
         layers: tuple[int, ...] = (),
         pending: bool = False,
+        prefill_chunk: int | None = None,
     ) -> NodeLogits:
         """Run `forward_nodes`, and keep what the LM head was fed (after the final norm).
 
@@ -315,7 +341,7 @@ class CachedLM:
                 hides its layers.
         """
         with capture_states(self._model, layers, pending) as fed:
-            logits = self.forward_nodes(requests, trees)
+            logits = self.forward_nodes(requests, trees, prefill_chunk)
         if not fed.head:
             raise UnsupportedModelError(
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that"
@@ -331,11 +357,11 @@ class CachedLM:
             else nullcontext()
         )
 
-    def _forward_rows(self, trees: Sequence[DraftTree]) -> NodeLogits:
+    def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a
         # forward.
         layouts = [
-            lay_out([request], [tree], self.prefill_chunk)
+            lay_out([request], [tree], chunk)
             for request, tree in zip(self._requests, trees, strict=True)
         ]
         rows = [

@@ -155,7 +155,7 @@ def _check(model: CachedLM, shape: str, parents: list[int], accepted: list[int])
     tree_rows, plain_rows = [], []
     try:
         for _ in range(2):
-            while not model.reaches_end(request):
+            while not request.ends_prefill(model.prefill_chunk):
                 model.feed([request])
             tree_rows.append(model.forward([request], [tree])[0].float())
             plain_rows.append(_plain_tree_logits(model, request.token_ids, tree))
@@ -283,7 +283,7 @@ def _compare_rows(
     batch = [first, other]
     for item in batch:
         batched.open(item)
-    while waiting := [item for item in batch if not batched.reaches_end(item)]:
+    while waiting := [item for item in batch if not item.ends_prefill(batched.prefill_chunk)]:
         batched.feed(waiting)
     logits = batched.forward(batch, [tree, EMPTY_TREE])[0]
     for item in batch:

@@ -1,6 +1,7 @@
 """Keep results, such as measurements and proofs, in the cache.
 
-A key holds the facts that a result depends on. If the cache cannot be written, results are kept in memory until the process ends.
+A key holds the facts that a result depends on. If the cache cannot be written, results are kept in
+memory until the process ends.
 """
 
 from __future__ import annotations

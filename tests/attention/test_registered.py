@@ -77,8 +77,8 @@ class Decoding:
         requests = [Request(text, SamplingParams()) for text in texts]
         for request in requests:
             lm.open(request)
-        while not all(lm.reaches_end(request) for request in requests):
-            lm.feed([request for request in requests if not lm.reaches_end(request)])
+        while not all(request.ends_prefill(lm.prefill_chunk) for request in requests):
+            lm.feed([request for request in requests if not request.ends_prefill(lm.prefill_chunk)])
         return lm.forward(requests, trees)
 
     def differing(self) -> int:

@@ -33,7 +33,7 @@ class Alphabet:
         0.0,
         False,
     )
-    architecture, kept_ids = SimpleNamespace(restart_length=None), None
+    prefill_chunk, kept_ids = 512, None
     model = SimpleNamespace(get_output_embeddings=lambda: None)  # it may say all letters
 
     def __init__(self, after: Callable[[str], str]) -> None:
@@ -46,10 +46,17 @@ class Alphabet:
 
     def close(self, request: Request) -> None: ...
 
-    def reaches_end(self, request: Request) -> bool:
-        return True
+    def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
+        return tree
 
-    def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
+    def restart_if_due(self, request: Request) -> None: ...
+
+    def forward_nodes(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        prefill_chunk: int | None = None,
+    ) -> NodeLogits:
         self._requests = list(requests)
         logits = torch.zeros(len(requests), 1 + max(map(len, trees)), 26)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):

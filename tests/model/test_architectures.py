@@ -107,7 +107,7 @@ def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
     late = session.open(19)
     assert late.slot in (1, 2)
     session.lm.prefill_chunk = 4
-    while not session.lm.reaches_end(late):
+    while not late.ends_prefill(session.lm.prefill_chunk):
         session.lm.feed([late])
     session.step([late], [WIDE])
     everyone = sorted([requests[0], requests[2], late], key=lambda request: request.slot)
@@ -247,7 +247,7 @@ def test_prompts_ride_in_chunks_beside_decoding_rows() -> None:
     session.lm.forward([short, long], [EMPTY_TREE, EMPTY_TREE])
     session.lm.commit([[], []])
     short.token_ids += session.tokens(1)
-    while not session.lm.reaches_end(long):
+    while not long.ends_prefill(session.lm.prefill_chunk):
         session.lm.feed([short, long])
         short.token_ids += session.tokens(1)
     session.step([short, long], [BUSHY, WIDE])

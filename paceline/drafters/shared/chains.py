@@ -273,7 +273,9 @@ class ChainDrafter(Drafter):
 
     def _prefill(self, shadows: list[Request]) -> None:
         """Process long prompts in chunks, all but the last chunk."""
-        while late := [shadow for shadow in shadows if not self._draft.reaches_end(shadow)]:
+        while late := [
+            shadow for shadow in shadows if not shadow.ends_prefill(self._draft.prefill_chunk)
+        ]:
             self._draft.feed(late)
 
 

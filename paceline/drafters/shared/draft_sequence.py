@@ -8,7 +8,6 @@ from paceline.core.hidden_state_log import HiddenStateLog
 from paceline.core.request import Request
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import layers_read
-from paceline.model.rotary import restart_beyond_switch
 
 
 @dataclass(slots=True)
@@ -48,5 +47,4 @@ class DraftSequence:
         draft.rewind(self.request, min(common, len(text) - 1))
         mine[common:] = text[common:]
         self.agreed = len(text)
-        if (switch := draft.architecture.restart_length) is not None:
-            restart_beyond_switch(self.request, switch)
+        draft.restart_if_due(self.request)

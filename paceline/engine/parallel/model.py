@@ -81,7 +81,12 @@ class ParallelLM(CachedLM):
             "Start every process with the same --model and --dtype.",
         )
 
-    def forward_nodes(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> NodeLogits:
+    def forward_nodes(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        prefill_chunk: int | None = None,
+    ) -> NodeLogits:
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
         Raises:
@@ -105,7 +110,7 @@ class ParallelLM(CachedLM):
             request.id: both
             for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)
         }
-        return super().forward_nodes(requests, parts)
+        return super().forward_nodes(requests, parts, prefill_chunk)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
         """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each
