@@ -19,7 +19,8 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.cost_curve import LONG_TEXT, SHORT_TEXT, CostCurve, MeasuredCurve
 from paceline.invariance.forward_cost import run_forward
 from paceline.model.cached_lm import CachedLM
-from paceline.util.stopwatch import TIMING, Conditions, Stopwatch, agree, spread_of
+from paceline.util.stopwatch import Conditions, Stopwatch, agree, spread_of
+from paceline.util.timing_settings import TIMING
 
 # Products take rows four or sixteen at a time: where a number fills them up, the next one is
 # measured, too. A slow model gets the first of these only, which are far apart: what a wide tree
@@ -52,7 +53,7 @@ class Check:
     @property
     def confirms(self) -> bool:
         """Whether the curve is close enough to these forwards."""
-        return self.off <= TIMING.most_off
+        return self.off <= TIMING.max_cost_error
 
 
 def measure(
@@ -125,11 +126,11 @@ def _repeat(
     repeats: _Repeats, stopwatch: Stopwatch, apart: CachedLM, texts: list[Request], end: float
 ) -> None:
     """Repeat forwards by turns until the shortest ones of each agree, or there is no time left."""
-    for _ in range(TIMING.most_rounds):
+    for _ in range(TIMING.max_rounds):
         for (text, rows), each in repeats.items():
             if not agree(each):
                 each.append(_timed(stopwatch, apart, texts[text], rows))
-        if min(map(len, repeats.values())) >= TIMING.least_rounds and time.perf_counter() > end:
+        if min(map(len, repeats.values())) >= TIMING.min_rounds and time.perf_counter() > end:
             break
 
 

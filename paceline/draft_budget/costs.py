@@ -21,7 +21,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.files import parse_json
-from paceline.util.stopwatch import TIMING
+from paceline.util.timing_settings import TIMING
 
 VARIABLE = "PACELINE_COST_CURVE"
 _KIND = "cost-v12"  # another number when what is measured or written changes

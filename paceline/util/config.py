@@ -1,6 +1,4 @@
-"""Options: one frozen dataclass per drafter, filled from `name:key=value,...` strings, mappings
-or JSON alike.
-"""
+"""Build option dataclasses from `name:key=value,...` strings, mappings or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from paceline.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
-SpecKey = tuple[str, frozenset[tuple[str, str]]]  # of a spec, to look it up by
+SpecKey = tuple[str, frozenset[tuple[str, str]]]  # name and options, whatever their order
 
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
@@ -22,14 +20,15 @@ _NEEDS_QUOTES = re.compile(r"""[\s,'"]|^$""")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """Split "name:key=value,key=value" into the name and its options, values still text; the name
-    may be "module:Class".
+    """Split "name:key=value,key=value" into the name and its options, as text.
 
-    A value with commas, or with spaces in a list of specs, stands in quotes, single or double:
-    sssd:datastore="my, store".
+    The name may be "module:Class". A value with commas needs single or double quotes, as in
+    sssd:datastore="my, store". So does a value with spaces in a list of drafters.
 
+    Args:
+        spec: The drafter string.
     Raises:
-        ConfigError: no text, an option without `=` or given twice, or a quote that is not closed.
+        ConfigError: `spec` is not text, an option has no `=` or occurs twice, or a quote is open.
     """
     if not isinstance(spec, str):
         raise ConfigError(
@@ -52,8 +51,11 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def cut_outside_quotes(text: str, separator: str) -> list[str]:
-    """Split `text` where the regular expression `separator` matches, but not inside of a value
-    in quotes.
+    """Split text at a separator, but not inside of quoted values.
+
+    Args:
+        text: The text.
+        separator: Regular expression.
     """
     quoted = [match.span() for match in _QUOTED.finditer(text)]
     parts, start = [], 0
@@ -65,8 +67,10 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Return `value` as it can stand in a spec whatever is in it, but for double quotes; as it
-    is where it needs none.
+    """Return a value for a drafter string, in double quotes only if it needs them.
+
+    Args:
+        value: Text without double quotes.
     """
     return f'"{value}"' if _NEEDS_QUOTES.search(value) else value
 
@@ -80,8 +84,9 @@ def _unquoted(value: str, spec: str) -> str:
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """Split "name:options" or "module:Class:options" into the name, "module:Class" included, and
-    the options as they stand.
+    """Split "name:options" or "module:Class:options" into the name and the options.
+
+    The name may be "module:Class"; the options are returned as one text.
     """
     name, _, rest = spec.partition(":")
     second, _, options = rest.partition(":")
@@ -91,11 +96,15 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
-    """Make the options dataclass `cls` from `values`; text is converted to the type of each field.
+    """Build an options dataclass; text is converted to the type of each field.
 
+    Args:
+        cls: The dataclass.
+        values: Values by field name.
+        owner: Name of the options in errors, such as the drafter's name.
     Raises:
-        ConfigError: an unknown key (the close match is named) or a value of the wrong type or
-            range.
+        ConfigError: A key is unknown (the message names the closest match), or a value has the
+            wrong type or range.
     """
     fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
@@ -137,7 +146,7 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
 
 
 def is_truth(text: str) -> bool:
-    """Whether a text stands for true or false."""
+    """Return whether a text is a word for true or false, such as "yes" or "0"."""
     return text.lower() in _TRUE | _FALSE
 
 
@@ -148,21 +157,32 @@ def _names(kinds: list[Any]) -> str:
 def require_range(
     owner: str, name: str, value: float, low: float, high: float | None = None
 ) -> None:
-    """Refuse `value` outside [low, high] (no upper bound when `high` is None).
+    """Raise for a value outside [low, high].
 
+    Args:
+        owner: Name of the options in errors.
+        name: Name of the option.
+        value: The value; NaN is refused.
+        low: Minimum.
+        high: Maximum; None sets none.
     Raises:
-        ConfigError: the value is outside, naming what is allowed.
+        ConfigError: The value is outside; the message names the range.
     """
-    if not (low <= value and (high is None or value <= high)):  # also what is not a number
+    if not (low <= value and (high is None or value <= high)):  # also refuses NaN
         expected = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{owner}: {name}: got {value}; expected {expected}.")
 
 
 def require_count(owner: str, name: str, value: object, low: int) -> None:
-    """Refuse what is no whole number of at least `low`.
+    """Raise for anything but a whole number of at least `low`.
 
+    Args:
+        owner: Name of the options in errors.
+        name: Name of the option.
+        value: The value.
+        low: Minimum.
     Raises:
-        ConfigError: naming what is allowed.
+        ConfigError: The value is something else; the message names what is allowed.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{owner}: {name}: got {value!r}; expected a whole number.")
@@ -170,6 +190,9 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
 
 
 def spec_key(spec: str) -> SpecKey:
-    """Return the same for specs that differ in spaces and the order of options."""
+    """Return a key that is equal for drafter strings of equal meaning.
+
+    Spaces and the order of options do not matter.
+    """
     name, options = parse_spec(spec)
     return name, frozenset(options.items())

@@ -1,5 +1,6 @@
-"""The circumstances under which something was found out about a model on a machine: others need
-a finding of their own.
+"""Identify the environment that measurements of a model are valid in.
+
+A measurement or proof is repeated if the machine, the versions or the model differ.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from transformers import PreTrainedModel
 
 from paceline.util.machine import instruction_flags, processor
 
-# environment variables that choose kernels
-_SETTINGS = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF32")
+_KERNEL_VARIABLES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF32")  # prefixes
 
 
-def environment_key(model: PreTrainedModel, **besides: Any) -> str:
-    """Return a checksum of all that a model's kernels, and with them its bits and its speed, may
-    depend on.
+def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
+    """Return a checksum of everything that a model's results and speed depend on.
 
     Args:
-        besides: what else the finding depends on, as values that JSON can hold.
+        model: The model. Its configuration, parameter shapes and module types count.
+        extra_facts: Further facts that the measurement depends on, as JSON values.
     """
     config = {
         key: value
@@ -34,11 +34,12 @@ def environment_key(model: PreTrainedModel, **besides: Any) -> str:
         if key not in ("_name_or_path", "transformers_version")
     }
     shapes = [
-        (name, list(one.shape), str(one.dtype), one.requires_grad, str(type(one)))
-        for name, one in model.named_parameters()
+        (name, list(weight.shape), str(weight.dtype), weight.requires_grad, str(type(weight)))
+        for name, weight in model.named_parameters()
     ]
     kinds = [
-        (name, type(one).__module__, type(one).__qualname__) for name, one in model.named_modules()
+        (name, type(module).__module__, type(module).__qualname__)
+        for name, module in model.named_modules()
     ]
     device = model.device
     facts = {
@@ -47,7 +48,9 @@ def environment_key(model: PreTrainedModel, **besides: Any) -> str:
         "device": device.type,
         "versions": [torch.__version__, transformers.__version__, torch.__config__.show()],
         "settings": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_KERNEL_VARIABLES)
         },
         "precision": [
             torch.get_float32_matmul_precision(),
@@ -58,7 +61,7 @@ def environment_key(model: PreTrainedModel, **besides: Any) -> str:
         "threads": torch.get_num_threads(),
         "attention": model.config._attn_implementation,
         "model": [model.__class__.__name__, config, shapes, kinds],
-        **besides,
+        **extra_facts,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -1,6 +1,4 @@
-"""Files that appear whole or not at all, output into devices and pipes, and the checksum of what
-JSON files say.
-"""
+"""Write files atomically, append to them, and parse JSON."""
 
 from __future__ import annotations
 
@@ -20,25 +18,27 @@ from paceline.util.text_files import MARK
 
 STANDARD_OUTPUT = Path("-")
 _DESCRIPTORS = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
-_LONGEST_PREFIX = (
-    32  # of the name of a temporary file, so that every name that may be a file's can be written
-)
+# Maximum characters of a temporary file's prefix: a name of the maximum length leaves no room for
+# more.
+_MAX_PREFIX = 32
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Put `content` in the place of what is at `path`; whoever reads there, or a crash, finds the
-    old file or the new one.
+    """Write a file so that readers and crashes find the old content or the new one.
 
-    A link is followed. What is no regular file (a device, a pipe), and the standard streams ("-" is
-    standard output), is written straight: nothing else ever takes its place.
+    A link is followed. Devices, pipes and standard streams are written to directly and never
+    replaced.
 
+    Args:
+        path: Path of the file, or "-" for standard output.
+        content: The bytes.
     Raises:
-        ConfigError: it cannot be written; a regular file that was there stays.
+        ConfigError: The file cannot be written. An existing regular file stays as it was.
     """
     path = Path(path)
-    with _refusals(path):
-        if _is_straight(path):
-            _write_straight(path, content)
+    with _clear_errors(path):
+        if _is_stream(path):
+            _write_to_stream(path, content)
             return
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,30 +57,30 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def append(path: str | Path, content: bytes) -> None:
-    """Write `content` behind what a file holds; devices and standard streams as in
-    `write_atomically`.
+    """Append to a file; devices and standard streams as in `write_atomically`.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: The file cannot be written.
     """
-    with _refusals(path):
-        if _is_straight(Path(path)):
-            _write_straight(Path(path), content)
+    with _clear_errors(path):
+        if _is_stream(Path(path)):
+            _write_to_stream(Path(path), content)
             return
         with open(path, "ab") as file:
             file.write(content)
 
 
 def require_writable(path: str | Path) -> None:
-    """Refuse, before any work, a path at which `write_atomically` could not leave a file; nothing
-    is left behind by asking.
+    """Raise, before any work, for a path that `write_atomically` could not write.
+
+    No file remains after the check.
 
     Raises:
-        ConfigError: there is no such folder, it is a folder, or there is no right to write there.
+        ConfigError: The folder does not exist, the path is a folder, or permissions are missing.
     """
     path = Path(path)
-    with _refusals(path):
-        if _is_straight(path):
+    with _clear_errors(path):
+        if _is_stream(path):
             if _descriptor(path) is None and not os.access(path, os.W_OK):
                 raise PermissionError("it may not be written")
             return
@@ -98,21 +98,21 @@ def require_writable(path: str | Path) -> None:
 
 
 def make_folder(path: str | Path) -> None:
-    """Make a folder, before any work, that files can be written in; one that is there will do.
+    """Create a folder if it does not exist, and check that files can be written in it.
 
     Raises:
-        ConfigError: it cannot be made, or there is no right to write in it.
+        ConfigError: The folder cannot be created, or permissions are missing.
     """
-    with _refusals(path):
+    with _clear_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     require_writable(Path(path) / "result")
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return what JSON of anybody's says, with or without a byte order mark.
+    """Parse untrusted JSON, with or without a byte order mark.
 
     Raises:
-        ValueError: it is none, or nested more deeply than can be read.
+        ValueError: The content is not JSON, or it is nested too deeply.
     """
     try:
         return json.loads(content.removeprefix(MARK) if isinstance(content, str) else content)
@@ -121,16 +121,15 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    """SHA-256 over everything in a JSON document, whatever the order of its keys."""
+    """Return the SHA-256 of a JSON document, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _is_straight(path: Path) -> bool:
-    """Whether a path is no place for a regular file: a standard stream, a device, a pipe; a folder
-    is refused.
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is a standard stream, a device or a pipe.
 
     Raises:
-        OSError: a folder, a circle of links, a name that no file can have.
+        OSError: The path is a folder, a circle of links, or an invalid name.
     """
     if _descriptor(path) is not None:
         return True
@@ -144,8 +143,9 @@ def _is_straight(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The standard stream that a path means, by its name or as the very file that the stream
-    goes to.
+    """Return the standard stream that a path names, as a number; else None.
+
+    A file that a stream is redirected to counts as that stream.
     """
     if str(path) in _DESCRIPTORS:
         return _DESCRIPTORS[str(path)]
@@ -158,7 +158,7 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
-def _write_straight(path: Path, content: bytes) -> None:
+def _write_to_stream(path: Path, content: bytes) -> None:
     number = _descriptor(path)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -171,15 +171,15 @@ def _write_straight(path: Path, content: bytes) -> None:
 
 
 def _temporary(path: Path) -> tuple[int, str]:
-    return tempfile.mkstemp(dir=path.parent, prefix=path.name[:_LONGEST_PREFIX], suffix=".tmp")
+    return tempfile.mkstemp(dir=path.parent, prefix=path.name[:_MAX_PREFIX], suffix=".tmp")
 
 
 @contextmanager
-def _refusals(path: str | Path) -> Iterator[None]:
-    """What the system refuses, in our words."""
+def _clear_errors(path: str | Path) -> Iterator[None]:
+    """Convert system errors to `ConfigError`."""
     try:
         yield
-    except (BrokenPipeError, ConfigError):  # whoever read it has left, or it is said already
+    except (BrokenPipeError, ConfigError):  # the reader has left, or the message is complete
         raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

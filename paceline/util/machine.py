@@ -1,4 +1,4 @@
-"""What the machine has for this process."""
+"""Describe the processor, cores and memory that this process can use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import platform
 from functools import cache
 from pathlib import Path
 
-# Instruction sets by which kernels are chosen, in /proc/cpuinfo's words: x86, then ARM.
-_CHOOSING = (
+# Instruction sets that kernels are selected by, as /proc/cpuinfo names them: x86, then ARM.
+_INSTRUCTION_SETS = (
     *(
         "sse4_2",
         "avx",
@@ -39,13 +39,14 @@ _CHOOSING = (
 
 
 def on_x86() -> bool:
-    """Whether the processor is a 64-bit one of Intel's kind."""
+    """Return whether the processor is a 64-bit x86."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def usable_cores() -> int:
-    """Return the cores this process may run on, at least 1: those it is bound to where the
-    system tells, else all.
+    """Return the number of cores that this process may run on, at least 1.
+
+    If the system does not report an affinity, all cores count.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -53,21 +54,22 @@ def usable_cores() -> int:
 
 
 def processor() -> str:
-    """Return the processor's name."""
+    """Return the name of the processor."""
     return _described("model name") or platform.processor() or platform.machine()
 
 
 def instruction_flags() -> list[str]:
-    """Return the instruction sets of the processor by which kernels are chosen; empty where the
-    system does not say.
+    """Return the instruction sets that kernels are selected by.
+
+    The list is empty if the system does not report them.
     """
-    there = set((_described("flags") or _described("Features")).split())
-    return [name for name in _CHOOSING if name in there]
+    flags = set((_described("flags") or _described("Features")).split())
+    return [name for name in _INSTRUCTION_SETS if name in flags]
 
 
 @cache
 def _described(wanted: str) -> str:
-    """Return the first value of a line of /proc/cpuinfo; "" where there is none."""
+    """Return the first value of a line of /proc/cpuinfo, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -80,7 +82,7 @@ def _described(wanted: str) -> str:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that programs may still take; 0 where the system does not say."""
+    """Return the bytes of free memory; 0 if the system does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

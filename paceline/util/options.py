@@ -1,6 +1,4 @@
-"""Groups of options that configurations share, and configurations that hold such groups, seen as
-one flat list of options.
-"""
+"""Define options that configurations share, and flatten nested configurations."""
 
 from __future__ import annotations
 
@@ -12,33 +10,33 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.util.config import require_range
 
 T = TypeVar("T")
-_MOST_THREADS = 1024  # many thousands make OpenMP crash
-# metadata of an option of single requests, which a whole run does not have
+_MAX_THREADS = 1024  # OpenMP crashes with many thousands
+# Metadata of an option of single requests, which a run has no flag for.
 PER_REQUEST = {"per_request": True}
 BatchInvariant = bool | Literal["auto"]
-InvarianceWord = Literal["auto", "on", "off"]  # the same on a command line
+InvarianceWord = Literal["auto", "on", "off"]  # on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
-_UNLESS_SAID: InvarianceWord = "auto"
-BATCH_INVARIANT = INVARIANCE_WORDS[_UNLESS_SAID]
+_DEFAULT_WORD: InvarianceWord = "auto"
+BATCH_INVARIANT = INVARIANCE_WORDS[_DEFAULT_WORD]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which models, and what they compute with.
+    """Select the target and the draft model, and how they compute.
 
     Attributes:
-        model: directory, hub id or GGUF file of the target; "demo" is the embedded pair, "smollm2"
-            a real model out of a wheel.
-        draft_model: directory, hub id or GGUF file of the draft model; "demo" has one, which needs
-            no naming.
+        model: Directory, hub id or GGUF file of the target. "demo" is the built-in pair of toy
+            models, "smollm2" a real model that a pip package holds.
+        draft_model: Directory, hub id or GGUF file of the draft model. With the target "demo", the
+            default is its built-in draft model.
         dtype: "auto", "float32", "bfloat16" or "float16".
         device: "auto", "cpu", "cuda", "cuda:1", ...
-        threads: CPU threads of torch; default: torch's own choice.
-        batch_invariant: the same bits whatever else is in the forward; "auto": where that costs
-            under 5 %.
+        threads: CPU threads of torch. By default torch chooses.
+        batch_invariant: Make results independent of the other requests in a forward pass, bit for
+            bit. "auto" does so if it costs less than 5 %.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
     model: str = demo.NAME
@@ -46,30 +44,30 @@ class ModelOptions:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
-    batch_invariant: InvarianceWord = _UNLESS_SAID
+    batch_invariant: InvarianceWord = _DEFAULT_WORD
 
     @property
     def invariance(self) -> BatchInvariant:
-        """The option as `LLM` takes it."""
+        """The option in the form that `LLM` expects."""
         return INVARIANCE_WORDS[self.batch_invariant]
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            require_range("models", "threads", self.threads, 1, _MOST_THREADS)
+            require_range("models", "threads", self.threads, 1, _MAX_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Which prompts.
+    """Select prompts from files.
 
     Attributes:
-        prompts: JSONL file of prompts (id, category, turns), repeatable; default: the embedded
-            ones.
-        limit: most prompts of each file; 0 = all.
-        every: only each n-th prompt of a file, counted before the limit.
+        prompts: JSONL file of prompts (id, category, turns); repeatable. By default the built-in
+            prompts.
+        limit: Maximum prompts per file; 0 uses all.
+        every: Use only every n-th prompt of a file; applied before the limit.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: A value is out of range.
     """
 
     prompts: tuple[str, ...] = ()
@@ -83,8 +81,7 @@ class PromptOptions:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration by name; those of its groups stand beside its own, as on
-    a command line.
+    """Return the values of a configuration and its groups by name.
 
     Options of single requests are left out.
     """
@@ -98,10 +95,13 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def refuse_per_request(owner: str, group: Any) -> None:
-    """Refuse options of single requests in what holds for a whole run.
+    """Raise if a run's configuration sets an option of single requests.
 
+    Args:
+        owner: Name of the configuration in errors.
+        group: The group of options.
     Raises:
-        ConfigError: one of them is set.
+        ConfigError: Such an option is set.
     """
     for field in fields(group):
         value = getattr(group, field.name)
@@ -113,11 +113,14 @@ def refuse_per_request(owner: str, group: Any) -> None:
 
 
 def changed(config: T, **values: Any) -> T:
-    """Return a configuration with other values, its own or those of its groups, each by its name
-    alone.
+    """Return a copy of a configuration with other values.
 
+    Args:
+        config: The configuration.
+        values: Values by name; values of its groups need no prefix.
     Raises:
-        ConfigError: no such name (the close match is named), or a value out of range.
+        ConfigError: A name is unknown (the message names the closest match), or a value is out of
+            range.
     """
     names = {field.name for field in fields(config)}  # type: ignore[arg-type]
     for name in values:

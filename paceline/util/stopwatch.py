@@ -1,4 +1,4 @@
-"""How long work on a model takes, and how much other programs disturbed it."""
+"""Time work on a model, and measure how much other programs disturbed it."""
 
 from __future__ import annotations
 
@@ -12,60 +12,19 @@ from typing import Any
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class TimingSettings:
-    """When timings are trusted, checked and replaced.
-
-    Attributes:
-        least_rounds, most_rounds: repeats of a measurement; more than the least while the two
-            shortest ones disagree.
-        agreement: relative difference below which the two shortest repeats agree.
-        quiet_wait: share of the time without a processor, up to which a measurement counts as
-            quiet.
-        quiet_spread: relative distance of the quartiles of repeats, up to which it counts as quiet.
-        check_rows: numbers of rows that a check of a cost curve times, the first 1; check_rounds:
-            repeats of it.
-        check_seconds: most seconds that a check may be expected to take; a slower model is not
-            checked.
-        most_off: relative difference in the cost of rows, up to which a check confirms a curve.
-        first_pause_s: seconds of use until a curve is checked again; each later pause is twice as
-            long.
-        disturbed_pause_s: the same for a curve that was disturbed; its pauses grow up to
-            `first_pause_s`.
-        renewal_seconds: most seconds of a measurement that replaces a curve in use.
-        load_drop: fall of the load average after which disturbed products, or a slow model, are
-            timed again.
-    """
-
-    least_rounds: int = 3
-    most_rounds: int = 9
-    agreement: float = 0.03
-    quiet_wait: float = 0.05
-    quiet_spread: float = 0.1
-    check_rows: tuple[int, ...] = (1, 8, 32)
-    check_rounds: int = 3
-    check_seconds: float = 1.0
-    most_off: float = 0.15
-    first_pause_s: float = 60.0
-    disturbed_pause_s: float = 5.0
-    renewal_seconds: float = 2.0
-    load_drop: float = 0.5
-
-
-TIMING = TimingSettings()
+from paceline.util.timing_settings import TIMING
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The conditions under which something was timed.
+    """Disturbance of a timing by other programs.
 
     Attributes:
-        spread: relative distance of the quartiles of repeats, the median over all that was timed.
-        waited: share of the time in which the work had no processor, 0 to 1; None where it is
+        spread: Relative distance between the quartiles of repeats; the median over all calls.
+        waited: Share of the time in which the work waited for a processor, 0 to 1. None if it is
             unknown, as on an accelerator.
-        load: load average of the machine over the last minute; None where the system has none.
-        made: seconds since the epoch.
+        load: Load average of the machine over the last minute; None if the system has none.
+        made: Time of the measurement, in seconds since the epoch; a key of saved measurements.
     """
 
     spread: float
@@ -75,31 +34,36 @@ class Conditions:
 
     @property
     def quiet(self) -> bool:
-        """Whether the timing can be trusted: nothing disturbed it noticeably."""
+        """True if other programs hardly disturbed the timing."""
         return self.spread <= TIMING.quiet_spread and (self.waited or 0.0) <= TIMING.quiet_wait
 
     @property
     def calmer_now(self) -> bool:
-        """Whether a new timing promises to be quieter: the load has fallen since, or is unknown."""
+        """True if the load has fallen since the timing, or is unknown."""
         now = load_average()
         return now is None or self.load is None or now <= self.load - TIMING.load_drop
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions of what a stopwatch has timed; `spreads` of each kind of work."""
+        """Return the conditions of a stopwatch's timings.
+
+        Args:
+            spreads: Spread of the repeats of each call.
+            stopwatch: The stopwatch.
+        """
         return cls(median(spreads), stopwatch.waited, load_average(), time.time())
 
     @classmethod
-    def read(cls, kept: dict[str, Any]) -> Conditions:
-        """Make it from its attributes again."""
-        return cls(**kept)
+    def read(cls, attributes: dict[str, Any]) -> Conditions:
+        """Return the conditions with saved attributes."""
+        return cls(**attributes)
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Return the clock by which work on a model is timed, in seconds, here and in the same thread.
+    """Return the clock for work on a model in this thread, in seconds.
 
-    One thread on a CPU has a clock of its own, which stands still while another program has the
-    processor: a disturbed call then takes hardly longer than others. Elsewhere the wall-clock
+    One thread on a CPU is timed by its processor time. That clock stands still while another
+    program has the processor, so a disturbed call hardly takes longer. Otherwise the wall clock
     counts.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
@@ -111,13 +75,13 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 class Stopwatch:
-    """Times calls that work on a model, by the clock of `clock_of`.
+    """Time calls that work on a model, by the clock of `clock_of`.
 
     Args:
-        device: of the model.
-        shared: several threads of a CPU that other programs use as well: the processor time of the
-            threads counts, evenly shared. It is right where all of them work all the time, and
-            comparable in any case, which the wall-clock is not there.
+        device: Device of the model.
+        shared: Whether other programs use the processor, too. Several threads are then timed by
+            their mean processor time. It is exact if all of them work all the time. Otherwise it is
+            still comparable, which the wall clock is not.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:
@@ -130,14 +94,14 @@ class Stopwatch:
 
     @classmethod
     def suited(cls, device: torch.device, call: Callable[[], object]) -> Stopwatch:
-        """Return one for a machine that is as busy as during a few calls."""
+        """Return a stopwatch for the machine's current load, judged by a few calls."""
         watch = cls(device)
-        for _ in range(TIMING.least_rounds):
+        for _ in range(TIMING.min_rounds):
             watch.seconds(call)
         return cls(device, shared=(watch.waited or 0.0) > TIMING.quiet_wait)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Return the seconds of one call, which must end only when its result is there."""
+        """Return the seconds of one call; it must return only when its work is done."""
         start, begin = time.perf_counter(), self._clock()
         call()
         taken = self._clock() - begin
@@ -147,19 +111,18 @@ class Stopwatch:
 
     @property
     def waited(self) -> float | None:
-        """The share of the time in which work waited for a processor; None where it is unknown."""
+        """Share of the time in which work waited for a processor; None if unknown."""
         if self._one_thread:
             return max(0.0, 1 - self._counted / self._wall) if self._wall else None
         delay = None if self._delay is None else _queued()
         if delay is None or self._delay is None:
             return None
-        # Of several threads, since the stopwatch was made; those that have ended take their part
-        # with them.
+        # The mean over all threads since the stopwatch was built. Ended threads do not count.
         return max(0.0, delay - self._delay) / (self._threads * (time.perf_counter() - self._begin))
 
 
 def spread_of(repeats: Sequence[float]) -> float:
-    """Return the distance of the quartiles of repeats over the lower one."""
+    """Return the distance between the quartiles of repeats over the lower quartile."""
     if len(repeats) < 2:
         return 0.0
     lower, _, upper = quantiles(repeats, n=4, method="inclusive")
@@ -167,16 +130,17 @@ def spread_of(repeats: Sequence[float]) -> float:
 
 
 def agree(repeats: Sequence[float]) -> bool:
-    """Whether there are enough repeats, since the two shortest are as good as equal."""
-    if len(repeats) < TIMING.least_rounds:
+    """Return whether the two shortest repeats are nearly equal."""
+    if len(repeats) < TIMING.min_rounds:
         return False
     shortest, second = sorted(repeats)[:2]
     return second <= (1 + TIMING.agreement) * shortest
 
 
 def _queued() -> float | None:
-    """Return the seconds that all threads of this process have waited for a processor; None
-    where the system does not say.
+    """Return the seconds that the threads of this process waited for a processor.
+
+    The result is None if the system does not report them.
     """
     try:
         files = [task / "schedstat" for task in Path("/proc/self/task").iterdir()]
@@ -186,7 +150,7 @@ def _queued() -> float | None:
 
 
 def load_average() -> float | None:
-    """Return the load of the machine over the last minute; None where the system does not say."""
+    """Return the machine's load average over the last minute; None if unknown."""
     try:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):

@@ -1,7 +1,7 @@
-"""Threads of a process and of its forked children: a child has none of its parent's threads, so
-pools are made anew there.
+"""Provide thread pools and locks that work in forked children.
 
-Compiled work shares one pool, whose threads wait and cost nothing.
+A forked child has none of its parent's threads, so its pools start again there. Compiled kernels
+share one pool, whose idle threads sleep.
 """
 
 from __future__ import annotations
@@ -19,33 +19,31 @@ from typing import Any, Protocol
 
 from paceline.util.machine import usable_cores
 
-_PAUSE_HARD = (
-    2  # omp_pause_hard: OpenMP frees its threads; the next parallel region starts new ones
-)
+# omp_pause_hard: OpenMP frees its threads, and the next parallel region starts new ones.
+_PAUSE_HARD = 2
 
 
 class Inherited(Protocol):
-    """What a forked child has to set up anew."""
+    """An object that a forked child must reset."""
 
     def become_child(self) -> None:
-        """Forget the threads and locks of the parent; starts no work."""
+        """Drop the threads and locks of the parent; start no work."""
 
 
 _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
-def follow_forks(one: Inherited) -> None:
-    """Call `one.become_child()` in every process that is forked from now on, as long as `one`
-    exists.
-    """
-    _inherited.add(one)
+def follow_forks(owner: Inherited) -> None:
+    """Call `owner.become_child()` in every child that is forked while `owner` exists."""
+    _inherited.add(owner)
 
 
 class Threads:
-    """A thread pool that starts at its first use, and anew in a forked child.
+    """A thread pool that starts at its first use, also in a forked child.
 
     Args:
-        count: most threads. name: prefix of their names.
+        count: Maximum number of threads.
+        name: Prefix of their names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -61,21 +59,21 @@ class Threads:
         return self._executor
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call `work(*arguments)` in a thread of the pool."""
+        """Run `work(*arguments)` in a thread of the pool."""
         return self.executor.submit(work, *arguments)
 
     def shutdown(self) -> None:
-        """End the threads when they have done their work; does not wait for them."""
+        """End the threads after their current work, without waiting for them."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
     def become_child(self) -> None:
-        """Forget the parent's threads."""
+        """Drop the threads of the parent."""
         self._executor = None
 
 
 class ForkableLock:
-    """A lock that is free in a forked child, whatever thread of the parent held it."""
+    """A lock that is free in a forked child, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +91,7 @@ class ForkableLock:
         self._lock.release()
 
     def become_child(self) -> None:
-        """Forget who held it."""
+        """Replace the lock by a free one."""
         self._lock = threading.Lock()
 
 
@@ -101,31 +99,35 @@ _threads = Threads(max(1, usable_cores() - 1), "paceline")
 
 
 def share(work: Callable[..., Any], arguments: tuple[Any, ...], helpers: int) -> None:
-    """Call `work(*arguments)` here and in up to `helpers` threads at once; it takes its tasks from
-    a common counter.
+    """Run `work(*arguments)` in this thread and in helper threads at the same time.
 
-    It must release the interpreter lock, and return when no task is left.
+    Args:
+        work: Function that takes tasks from a shared counter until none is left. It must release
+            the interpreter lock.
+        arguments: Its arguments.
+        helpers: Maximum number of helper threads.
     """
     others = [submit(work, *arguments) for _ in range(helpers)]
     work(*arguments)
     for other in others:
-        if not other.cancel():  # one that has not begun is not needed any more
+        if not other.cancel():  # a helper that has not started is not needed
             other.result()
 
 
 def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Have `work(*arguments)` called in another thread."""
+    """Run `work(*arguments)` in a thread of the shared pool."""
     return _threads.submit(work, *arguments)
 
 
 def _become_child() -> None:
-    for one in list(_inherited):
-        one.become_child()
+    for owner in list(_inherited):
+        owner.become_child()
 
 
 def _release_openmp_threads() -> None:
-    """End the OpenMP threads of the forking thread: in the child, libgomp would wait for them
-    for ever.
+    """End the OpenMP threads of the forking thread.
+
+    In the child, libgomp would wait for them forever.
     """
     with suppress(OSError, AttributeError):  # no /proc, or a libgomp older than OpenMP 5.0
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

@@ -23,7 +23,8 @@ from paceline.draft_budget.costs import Costs
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.util import result_cache, stopwatch
-from paceline.util.stopwatch import TIMING, Conditions, Stopwatch, agree, spread_of
+from paceline.util.stopwatch import Conditions, Stopwatch, agree, spread_of
+from paceline.util.timing_settings import TIMING
 from tests.support.shared import Pair
 
 Forward = Callable[[int], float]
