@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
+from paceline import demo
 from paceline.cli.files import ResultFiles
 from paceline.cli.main import new_app
-from paceline.cli.options import flattened, with_known_types
+from paceline.cli.options import WITHOUT_MODEL, TargetModel, flattened, with_known_types
 from paceline.cli.show import INTERRUPTED
+from paceline.util.options import changed
 from papers.config import PaperConfig
 from papers.lookahead.options import LookaheadConfig
 from papers.ouroboros.options import OuroborosConfig
@@ -22,32 +25,50 @@ app = new_app("python -m papers", "Reproduce the tables and figures of a paper o
 
 @app.command
 def lookahead(
-    *, config: LookaheadConfig = LookaheadConfig(), files: ResultFiles = ResultFiles()
+    model: TargetModel = demo.NAME,
+    /,
+    *,
+    config: Annotated[LookaheadConfig, WITHOUT_MODEL] = LookaheadConfig(),
+    files: ResultFiles = ResultFiles(),
 ) -> int:
     """Reproduce "Break the Sequential Dependency ... Using Lookahead Decoding" (2024)."""
-    return _measure(config, files)
+    return _measure(changed(config, model=model), files)
 
 
 @app.command
 def ouroboros(
-    *, config: OuroborosConfig = OuroborosConfig(), files: ResultFiles = ResultFiles()
+    model: TargetModel = demo.NAME,
+    /,
+    *,
+    config: Annotated[OuroborosConfig, WITHOUT_MODEL] = OuroborosConfig(),
+    files: ResultFiles = ResultFiles(),
 ) -> int:
     """Reproduce "Ouroboros: Generating Longer Drafts Phrase by Phrase" (2024)."""
-    return _measure(config, files)
+    return _measure(changed(config, model=model), files)
 
 
 @app.command(name="specdec_pp")
 def specdec_pp(
-    *, config: SpecDecConfig = SpecDecConfig(), files: ResultFiles = ResultFiles()
+    model: TargetModel = demo.NAME,
+    /,
+    *,
+    config: Annotated[SpecDecConfig, WITHOUT_MODEL] = SpecDecConfig(),
+    files: ResultFiles = ResultFiles(),
 ) -> int:
     """Reproduce "SpecDec++: Boosting ... via Adaptive Candidate Lengths" (2024)."""
-    return _measure(config, files)
+    return _measure(changed(config, model=model), files)
 
 
 @app.command
-def sssd(*, config: SssdConfig = SssdConfig(), files: ResultFiles = ResultFiles()) -> int:
+def sssd(
+    model: TargetModel = demo.NAME,
+    /,
+    *,
+    config: Annotated[SssdConfig, WITHOUT_MODEL] = SssdConfig(),
+    files: ResultFiles = ResultFiles(),
+) -> int:
     """Reproduce "SSSD: Simply-Scalable Speculative Decoding" (2024)."""
-    return _measure(config, files)
+    return _measure(changed(config, model=model), files)
 
 
 def _measure(config: PaperConfig, files: ResultFiles) -> int:

@@ -83,8 +83,10 @@ class PaperConfig:
 
     def command(self) -> str:
         """Return the `python -m papers` command line of this run, without default options."""
-        words = command_words(flat(self), flat(type(self)()), always=("model",))
-        return shlex.join(["python", "-m", "papers", self.paper, *words])
+        values = flat(self)
+        model = values.pop("model")
+        words = command_words(values, flat(type(self)()))
+        return shlex.join(["python", "-m", "papers", self.paper, model, *words])
 
 
 class TimeLimit:

@@ -2,7 +2,7 @@
 drafts, heads.
 
     python scripts/training_prompts.py prompts.jsonl --text ../shared/data/text
-    paceline record -m smollm2 --dtype float32 --prompts prompts.jsonl --out answers.jsonl -n 128
+    paceline record smollm2 --dtype float32 --prompts prompts.jsonl --out answers.jsonl -n 128
     --drafter none --batch 32
 
 They are made of chats under the MIT licence and of the Python standard library (PSF-2.0), in an

@@ -162,14 +162,15 @@ class BenchConfig:
 
         The methods are always included.
         """
-        words = ["paceline", "bench"]
+        words = ["paceline", "bench", self.models.model]
         if self.lookahead_parallel:
             start = ["torchrun", "--nproc-per-node", str(self.lookahead_parallel), "-m"]
             words = [*start, *words, "--lookahead-parallel"]
-        values = {name: value for name, value in flat(self).items() if name != "lookahead_parallel"}
+        values = flat(self)
+        for name in ("model", "lookahead_parallel"):
+            del values[name]
         return shlex.join(
-            words
-            + command_words(values, flat(BenchConfig()), always=("model", "drafters", "baselines"))
+            words + command_words(values, flat(BenchConfig()), always=("drafters", "baselines"))
         )
 
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from paceline import demo
 from paceline.bench.serving.settings import LoadOptions, ServingConfig
 from paceline.bench.settings import ASSISTANT, LOOKUP, PLAIN, BenchConfig
 from paceline.cli.files import ResultFiles
-from paceline.cli.options import ParallelOptions, flattened, split_specs, with_store, without
+from paceline.cli.options import (
+    MethodOptions,
+    ParallelOptions,
+    TargetModel,
+    flattened,
+    split_specs,
+    with_store,
+    without,
+)
 from paceline.cli.parallel import joined_ranks
 from paceline.cli.show import INTERRUPTED
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
-from paceline.util.options import ModelOptions, PromptOptions, flat
+from paceline.util.options import ModelOptions, PromptOptions, changed, flat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.bench import BenchResult
     from paceline.engine.parallel.ranks import Ranks
 
@@ -29,15 +38,30 @@ flattened("Measuring")(BenchConfig)
 flattened("With --serve")(LoadOptions)
 
 
+@flattened("Quantity")
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """Set what a benchmark measures. Default: the speed of single runs.
+
+    Attributes:
+        memory: Measure peak memory instead of time, each method in its own process.
+        serve: Measure a server under load instead; answers are compared with those of plain
+            decoding.
+    """
+
+    memory: bool = False
+    serve: bool = False
+
+
 def bench(
+    model: TargetModel = demo.NAME,
+    /,
     *,
-    drafters: Annotated[list[str] | None, Parameter(name=("--drafter", "--drafters"))] = None,
-    baselines: Annotated[list[str] | None, Parameter(name=("--baseline", "--baselines"))] = None,
-    memory: bool = False,
-    serve: bool = False,
+    methods: MethodOptions = MethodOptions(),
+    quantity: Quantity = Quantity(),
     load: LoadOptions = LoadOptions(),
     config: Annotated[
-        BenchConfig, without("drafters", "baselines", "stop", "lookahead_parallel")
+        BenchConfig, without("model", "drafters", "baselines", "stop", "lookahead_parallel")
     ] = BenchConfig(),
     files: ResultFiles = ResultFiles(),
     parallel: ParallelOptions = ParallelOptions(),
@@ -45,18 +69,10 @@ def bench(
     """Compare drafters with transformers' generate: speed and equality of answers.
 
     The methods take turns prompt by prompt, so that the machine's speed affects all alike.
-
-    Args:
-        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
-            given models allow.
-        baselines: transformers, transformers:prompt_lookup or transformers:assistant; 'none'
-            disables them. Default: all.
-        memory: Measure peak memory instead of time, each method in its own process.
-        serve: Measure a server under load instead; answers are compared with those of plain
-            decoding.
     """
-    if serve:
-        return _serve(config, drafters, load, files)
+    config = changed(config, model=model)
+    if quantity.serve:
+        return _serve(config, methods, load, files)
     if load != LoadOptions():
         raise ConfigError(
             "bench: load options need --serve. Add --serve, or leave the load options out."
@@ -65,18 +81,18 @@ def bench(
         has_draft = config.models.draft_model is not None or _embedded(config.models)
         config = replace(
             config,
-            drafters=chosen_drafters(drafters, config.models),
-            baselines=_baselines(baselines, has_draft),
+            drafters=chosen_drafters(methods.drafters, config.models),
+            baselines=_baselines(methods.baselines, has_draft),
             lookahead_parallel=ranks.size if ranks else 0,
         )
-        if memory:
+        if quantity.memory:
             _print_memory(config)
             return 0
         return 0 if run_and_report(config, files, ranks).complete else INTERRUPTED
 
 
 def _serve(
-    config: BenchConfig, drafters: list[str] | None, load: LoadOptions, files: ResultFiles
+    config: BenchConfig, methods: MethodOptions, load: LoadOptions, files: ResultFiles
 ) -> int:
     """Run the load benchmark, print its table and write the requested files."""
     from paceline.bench.serving import markdown, print_table, run_serving, write_json, write_png
@@ -101,7 +117,7 @@ def _serve(
         ServingConfig(
             config.models,
             config.selection,
-            chosen_drafters(drafters, config.models),
+            chosen_drafters(methods.drafters, config.models),
             load,
             config.sampling.max_new_tokens,
             config.max_nodes,
@@ -135,10 +151,10 @@ def run_and_report(
     return result
 
 
-def chosen_drafters(asked: list[str] | None, models: ModelOptions) -> tuple[str, ...]:
+def chosen_drafters(requested: Sequence[str], models: ModelOptions) -> tuple[str, ...]:
     """Return the requested drafter specs, or by default all that the models allow."""
-    if asked:
-        return tuple(split_specs(asked, available()))
+    if requested:
+        return tuple(split_specs(requested, available()))
     embedded = _embedded(models)
     has_draft = models.draft_model is not None or embedded
     names = [name for name, entry in REGISTRY.items() if has_draft or not entry.needs_draft_model]
@@ -153,10 +169,10 @@ def _embedded(models: ModelOptions) -> bool:
     return models.model == demo.NAME and models.draft_model in (None, demo.NAME)
 
 
-def _baselines(asked: list[str] | None, has_draft: bool) -> tuple[str, ...]:
+def _baselines(requested: Sequence[str], has_draft: bool) -> tuple[str, ...]:
     names = (
-        split_specs(asked, BASELINES)
-        if asked
+        split_specs(requested, BASELINES)
+        if requested
         else [name for name in BASELINES if has_draft or name != ASSISTANT]
     )
     return () if names == ["none"] else tuple(names)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
-from paceline.cli.options import without
+from paceline import demo
+from paceline.cli.loading import build_llm
+from paceline.cli.options import DEFAULT_DRAFTER, WITHOUT_MODEL, TargetModel, without
 from paceline.cli.prompt_input import lines_of, require_standard_input
 from paceline.cli.show import print_error, print_note, print_stream
 from paceline.core.request import SamplingParams
@@ -152,10 +153,12 @@ class Conversation:
 
 
 def chat(
+    model: TargetModel = demo.NAME,
+    /,
     *,
     drafter: str = DEFAULT_DRAFTER,
     system: str | None = None,
-    models: ModelOptions = ModelOptions(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
     sampling: Annotated[ChatSampling, without("ignore_eos")] = ChatSampling(),
 ) -> None:
     """Chat with a model; accepted draft tokens are green on a terminal.
@@ -168,8 +171,9 @@ def chat(
     """
     require_standard_input()
     opening = [{"role": "system", "content": system}] if system else []
-    conversation = Conversation(build_llm(models, drafter, keep_prefixes=1), sampling, opening)
-    print_note(f"{models.model} with {drafter}. /help lists the commands, /quit leaves.")
+    llm = build_llm(replace(models, model=model), drafter, keep_prefixes=1)
+    conversation = Conversation(llm, sampling, opening)
+    print_note(f"{model} with {drafter}. /help lists the commands, /quit leaves.")
     read, on_terminal, running = lines_of(_NAMES), sys.stdin.isatty(), True
     while running:
         try:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
@@ -33,22 +34,28 @@ _SETTINGS = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "KMP_", "CUDA_VISIBLE_
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        Parameter(
+            name="MODEL",
+            help="Model to inspect: directory, hub id or GGUF file; 'demo' and 'smollm2' are"
+            " built-in models. Default: none.",
+        ),
+    ] = None,
+    /,
     *,
-    model: str | None = None,
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
     measure: bool = False,
 ) -> None:
     """Report installed packages, processor features and a model's active features.
 
     Args:
-        model: Model to inspect: directory, hub id, GGUF file, "demo" or "smollm2". Default: none.
         measure: Measure and store the cost of a forward pass again. Needs a model and a quiet
             machine.
     """
     if measure and model is None:
         raise ConfigError(
-            "doctor: --measure needs a model. Add one, as in `paceline doctor --model demo"
-            " --measure`."
+            "doctor: --measure needs a model. Add one, as in `paceline doctor demo --measure`."
         )
     if model is None:
         _print(_installation() | _machine(models.threads))

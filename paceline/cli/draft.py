@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from paceline import demo
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import use_threads
-from paceline.cli.options import flattened, only, without
+from paceline.cli.options import TargetModel, flattened, only, without
 from paceline.cli.show import print_note, table_console
 from paceline.training.draft.settings import DraftTraining
 from paceline.util.config import require_range
@@ -19,9 +19,6 @@ from paceline.util.options import ModelOptions
 
 draft = App(name="draft", help="Train and evaluate a draft model for a target.")
 
-Target = Annotated[
-    str, Parameter(name="TARGET", help="Target: directory, hub id or built-in model name.")
-]
 Recordings = Annotated[
     list[Path],
     Parameter(name=("--recording", "--recordings"), help="Files of `paceline record`; repeatable."),
@@ -31,7 +28,7 @@ flattened("Training")(DraftTraining)
 
 @draft.command
 def train(
-    target: Target,
+    model: TargetModel,
     /,
     *,
     recordings: Recordings,
@@ -57,7 +54,7 @@ def train(
     from paceline.training.draft.train import DraftTrainer
 
     config = shaped_as_start(config)
-    loaded, material, folder = prepare(target, recordings, texts or [], out, config)
+    loaded, material, folder = prepare(model, recordings, texts or [], out, config)
     if folder.finished:
         print_note(
             f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} draft"
@@ -84,9 +81,9 @@ def train(
 
 @draft.command
 def evaluate(
-    target: Target,
+    model: TargetModel,
     draft_folder: Annotated[
-        str, Parameter(name="DRAFT", help="Draft model: directory, hub id or built-in model name.")
+        str, Parameter(name="DRAFT", help="Draft model: directory or hub id; 'demo' is built in.")
     ],
     /,
     *,
@@ -110,7 +107,7 @@ def evaluate(
     from paceline.training.draft.plot import draw_judgement
     from paceline.training.text_chunks import recorded
 
-    loaded = load_model(demo.target_of(target), models.dtype)
+    loaded = load_model(demo.target_of(model), models.dtype)
     answers = recorded(recordings, model_identity(loaded)[0])
     judgement = evaluate(draft_lm(draft_folder), CachedLM(loaded), answers, length)
     print_draft_judgement(judgement, files.console() or table_console())

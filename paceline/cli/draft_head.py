@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from paceline.cli.loading import use_threads
-from paceline.cli.options import flattened, only
+from paceline.cli.options import TargetModel, flattened, only
 from paceline.cli.show import print_note
 from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.util.files import require_writable
@@ -17,9 +17,6 @@ from paceline.util.options import ModelOptions
 
 draft_head = App(name="draft-head", help="Train a hidden-state draft head for the drafter auto.")
 
-Target = Annotated[
-    str, Parameter(name="TARGET", help="Target: directory, hub id or built-in model name.")
-]
 Recordings = Annotated[
     list[Path],
     Parameter(name=("--recording", "--recordings"), help="Files of `paceline record`; repeatable."),
@@ -29,7 +26,7 @@ flattened("Training")(DraftHeadTraining)
 
 @draft_head.command
 def train(
-    target: Target,
+    model: TargetModel,
     /,
     *,
     recordings: Recordings,
@@ -54,7 +51,7 @@ def train(
     from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
 
     material = prepare(
-        target, recordings, texts or [], config, models.dtype, models.device, progress=True
+        model, recordings, texts or [], config, models.dtype, models.device, progress=True
     )
     trainer = DraftHeadTrainer(material.model, material.learnt, material.held_out, config)
     best: list[DraftHeadReport] = []

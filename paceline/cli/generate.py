@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from paceline.cli.answers import CliPrompt, answer_all
-from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
-from paceline.cli.options import ParallelOptions
+from paceline.cli.loading import build_llm
+from paceline.cli.options import (
+    WITHOUT_MODEL,
+    EngineOptions,
+    ParallelOptions,
+    TargetModel,
+    flattened,
+)
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
 from paceline.cli.prompt_input import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
@@ -28,54 +34,74 @@ if TYPE_CHECKING:
 _FIELDS = ("prompt", "text", "turns", "messages")
 
 
+@flattened("Input and output")
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """Set where prompts come from, how they are formatted and where answers are written.
+
+    Attributes:
+        chat: Apply the chat template to each prompt.
+        system: System message; implies --chat. Default: none.
+        file: File of more prompts: JSON lines with prompt, text, turns or messages (and id), or one
+            per text line.
+        output: File for the answers as JSON lines, one per prompt; '-' is standard output. Default:
+            print the text.
+    """
+
+    chat: bool = False
+    system: str | None = None
+    file: Path | None = None
+    output: Path | None = None
+
+    @property
+    def uses_template(self) -> bool:
+        """Return whether plain prompts get the chat template."""
+        return self.chat or self.system is not None
+
+
 def generate(
-    *prompts: Annotated[str, Parameter(name="PROMPTS")],
-    drafter: str = DEFAULT_DRAFTER,
-    chat: bool = False,
-    system: str | None = None,
-    file: Path | None = None,
-    output: Path | None = None,
-    tokenizer: str | None = None,
-    max_length: int | None = None,
-    models: ModelOptions = ModelOptions(),
+    model: TargetModel,
+    /,
+    *prompts: Annotated[str, Parameter(name="PROMPT")],
+    source: PromptInput = PromptInput(),
+    engine: EngineOptions = EngineOptions(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
     sampling: SamplingParams = SamplingParams(),
     parallel: ParallelOptions = ParallelOptions(),
 ) -> int:
     """Answer prompts; one prompt is streamed, several run as a batch.
 
     Args:
-        prompts: Prompts; '-' reads one from standard input. Put '--' before a prompt that looks
-            like an option.
-        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
-        chat: Apply the chat template to each prompt.
-        system: System message; implies --chat.
-        file: File of more prompts: JSON lines with prompt, text, turns or messages (and id), or one
-            per text line.
-        output: File for the answers as JSON lines, one per prompt; '-' is standard output.
-        tokenizer: Tokenizer: directory or hub id. Default: the model's own.
-        max_length: Maximum tokens of prompt and answer. Default: the model's context length.
+        prompts: Prompt to answer; repeatable. '-' reads one from standard input. Put '--' before a
+            prompt that looks like an option.
     """
-    if output is not None:
-        require_writable(output)
-    file_prompts = [] if file is None else read_prompts(file)
+    if source.output is not None:
+        require_writable(source.output)
+    file_prompts = [] if source.file is None else read_prompts(source.file)
     if not prompts and not file_prompts:
         raise ConfigError(
-            "generate: no prompt was given. Add prompts, or a file of prompts with --file."
+            "generate: no prompt was given. Add one after the model, as in `paceline generate MODEL"
+            " PROMPT`, or a file of prompts with --file."
         )
-    chat = chat or system is not None
     with joined_ranks(parallel, models.device) as ranks:
         refuse_standard_input(parallel.lookahead_parallel, prompts)
         texts = [read_prompt() if text == "-" else text for text in prompts]
-        llm = build_llm(models, drafter, ranks, tokenizer=tokenizer, max_length=max_length)
+        llm = build_llm(
+            replace(models, model=model),
+            engine.drafter,
+            ranks,
+            tokenizer=engine.tokenizer,
+            max_length=engine.max_length,
+        )
         entries = [*(CliPrompt(text, None, text) for text in texts), *file_prompts]
-        prepared = [replace(entry, prompt=_prompt(llm, entry, chat, system)) for entry in entries]
-        if len(prepared) == 1 and output is None:
+        prepared = [replace(entry, prompt=_prompt(llm, entry, source)) for entry in entries]
+        if len(prepared) == 1 and source.output is None:
             return (
                 0
                 if print_stream(llm.stream(prepared[0].prompt, sampling)).complete
                 else INTERRUPTED
             )
-        return answer_all(llm, prepared, sampling, output)
+        return answer_all(llm, prepared, sampling, source.output)
 
 
 def read_prompts(path: Path) -> list[CliPrompt]:
@@ -131,15 +157,14 @@ def _record(line: str, where: str) -> CliPrompt:
     )
 
 
-def _prompt(llm: LLM, entry: CliPrompt, chat: bool, system: str | None) -> str | list[int]:
+def _prompt(llm: LLM, entry: CliPrompt, source: PromptInput) -> str | list[int]:
     """Return the input of the model: text or token ids with the chat template applied."""
-    if isinstance(entry.prompt, str) and not chat:
+    if isinstance(entry.prompt, str) and not source.uses_template:
         return entry.prompt
     messages = (
         [{"role": "user", "content": entry.prompt}]
         if isinstance(entry.prompt, str)
         else entry.prompt
     )
-    return llm.chat_prompt(
-        [*([{"role": "system", "content": system}] if system else []), *messages]
-    )
+    opening = [{"role": "system", "content": source.system}] if source.system else []
+    return llm.chat_prompt([*opening, *messages])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,12 @@ from cyclopts import App, Parameter
 from paceline import demo
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import use_threads
-from paceline.cli.options import flattened, only, without
+from paceline.cli.options import WITHOUT_MODEL, TargetModel, flattened, only, without
 from paceline.cli.show import print_note, table_console
 from paceline.training.acceptance_head.settings import RecordConfig, TrainConfig
 from paceline.util.config import require_range
 from paceline.util.files import make_folder
-from paceline.util.options import ModelOptions
+from paceline.util.options import ModelOptions, changed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,9 +49,11 @@ class TrainOptions(TrainConfig):
 
 @head.command
 def record(
+    model: TargetModel = demo.NAME,
+    /,
     *,
     config: Annotated[
-        RecordConfig, without("repetition_penalty", "stop", "ignore_eos")
+        RecordConfig, without("model", "repetition_penalty", "stop", "ignore_eos")
     ] = RecordConfig(),
 ) -> None:
     """Record the target's answers with the acceptance probability of each draft token.
@@ -59,6 +61,7 @@ def record(
     Use the sampling settings that decoding will use. Recording can be interrupted at any time; the
     same command resumes it.
     """
+    config = changed(config, model=model)
     use_threads(config.models.threads)
     from paceline.report.prompts import cut_note
     from paceline.training.acceptance_head.record import record as record_answers
@@ -127,11 +130,12 @@ def evaluate(
 
 @head.command
 def calibrate(
+    model: TargetModel,
     head_folder: HeadFolder,
     /,
     *recordings: Recordings,
     limit: int = 0,
-    models: ModelOptions = ModelOptions(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> None:
     """Measure the cost of each threshold by decoding and store it in the head's card.
 
@@ -141,6 +145,7 @@ def calibrate(
         limit: Maximum prompts per recording. Default: 0, all.
     """
     require_range("head calibrate", "limit", limit, 0)
+    models = replace(models, model=model)
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
     from paceline.model.loading import load_draft, load_model

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.util.options import ModelOptions
 
-DEFAULT_DRAFTER = "auto"
-
 
 def use_threads(count: int | None) -> None:
     """Set the number of CPU threads of torch; None keeps torch's own choice."""

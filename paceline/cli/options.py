@@ -20,7 +20,30 @@ from paceline.util.config import cut_outside_quotes, in_quotes, require_range, s
 from paceline.util.options import ModelOptions, PromptOptions
 
 T = TypeVar("T")
-_SHORT = {"model": "-m", "draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
+DEFAULT_DRAFTER = "auto"
+# Titles of option groups in the order of the help.
+_TITLES = (
+    "Methods",
+    "Quantity",
+    "Simulation",
+    "Device",
+    "Workload",
+    "Address and keys",
+    "Limits",
+    "Input and output",
+    "Writing",
+    "Recording",
+    "Training",
+    "Engine",
+    "Models",
+    "Prompts",
+    "Sampling",
+    "Measuring",
+    "With --serve",
+    "Files",
+    "Parallel run",
+)
+_SHORT = {"draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
 
 
 def _short_name(field: FieldInfo, taken: frozenset[str]) -> str | None:
@@ -31,13 +54,13 @@ def _shown_default(value: Any) -> str | None:
     return None if value in ((), "", None) or value is False else str(value)
 
 
-# of every option
+# for every option
 DEFAULTS = Parameter(short_alias=_short_name, negative=(), show_default=_shown_default)
 
 
 def flattened(title: str) -> Parameter:
     """Return a parameter that shows the fields of a class as options under a title."""
-    return Parameter(name="*", group=Group.create_ordered(title))
+    return Parameter(name="*", group=Group(title, sort_key=_TITLES.index(title)))
 
 
 def with_known_types(group: type[T]) -> type[T]:
@@ -63,6 +86,51 @@ def _hide_per_request(group: type) -> None:
         if field.metadata.get("per_request"):
             field.type = hints[field.name]  # the module of a subclass may not import the type
             group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
+
+
+# The target model is the first argument of a command, and no option.
+TargetModel = Annotated[
+    str,
+    Parameter(
+        name="MODEL",
+        help="Target model: directory, hub id or GGUF file; 'demo' and 'smollm2' are built-in"
+        " models.",
+    ),
+]
+WITHOUT_MODEL = without("model")
+
+
+@flattened("Engine")
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Set how the engine decodes.
+
+    Attributes:
+        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
+        tokenizer: Tokenizer: directory or hub id. Default: the model's own.
+        max_length: Maximum tokens of prompt and answer. Default: the model's context length.
+    """
+
+    drafter: str = DEFAULT_DRAFTER
+    tokenizer: str | None = None
+    max_length: int | None = None
+
+
+@flattened("Methods")
+@dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """Set which methods a benchmark compares.
+
+    Attributes:
+        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
+            given models allow.
+        baselines: transformers, transformers:prompt_lookup, transformers:assistant or
+            transformers:generate_batch; repeatable, or separated by spaces or commas; 'none'
+            disables them. Default: the first two, and the third if there is a draft model.
+    """
+
+    drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()
+    baselines: Annotated[tuple[str, ...], Parameter(name=("--baseline", "--baselines"))] = ()
 
 
 flattened("Models")(ModelOptions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
-from paceline.cli.options import without
+from paceline.cli.options import flattened, without
 from paceline.cli.show import table_console
 from paceline.errors import ConfigError
 from paceline.plan.hardware import HARDWARE, MEASURED, find_hardware
@@ -20,72 +21,97 @@ if TYPE_CHECKING:
     from paceline.plan.planning import Plan
 
 
+@flattened("Device")
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """Set the device of a plan and the number formats that it computes with.
+
+    Attributes:
+        dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto is the
+            config's.
+        weight_bits: Bits per weight of the layers, if quantised; at least 1; the arithmetic keeps
+            the dtype. Default: not quantised.
+        tensor_parallel: Number of devices that share every matrix; at least 1.
+        threads: CPU threads of torch, for 'measured'; 1 to 1024. Default: torch's own choice.
+    """
+
+    hardware: Annotated[
+        str,
+        Parameter(help=f"Device: {', '.join(HARDWARE)}; or '{MEASURED}': this machine, timed."),
+    ]
+    dtype: str = "auto"
+    weight_bits: int | None = None
+    tensor_parallel: int = 1
+    threads: int | None = None
+
+
+@flattened("Workload")
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Set the requests of a plan.
+
+    Attributes:
+        batch: Requests per forward pass; at least 1.
+        context: Cached tokens per request; at least 0.
+        tokens_per_forward: 'chat', 'maths' or 'code' (measured with sssd), or a file: {"nodes":
+            tokens, ...} or the output of `paceline replay --json` with one drafter.
+    """
+
+    batch: int = 1
+    context: int = 512
+    tokens_per_forward: str = "chat"
+
+
 def plan(
     model: Annotated[
         str,
         Parameter(
-            name="MODEL", help="Model: directory, config.json or GGUF file; 'demo' or 'smollm2'."
+            name="MODEL",
+            help="Target model: directory, config.json or GGUF file; 'demo' and 'smollm2' are"
+            " built-in models.",
         ),
     ],
     /,
     *,
-    hardware: Annotated[
-        str, Parameter(help=f"Device: {', '.join(HARDWARE)}; '{MEASURED}' measures this machine.")
-    ],
-    batch: int = 1,
-    context: int = 512,
-    tokens_per_forward: str = "chat",
-    dtype: str = "auto",
-    weight_bits: int | None = None,
-    tensor_parallel: int = 1,
-    threads: int | None = None,
+    device: DeviceOptions,
+    workload: Workload = Workload(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
     """Estimate the cost and gain of draft trees of every size and show the best size.
 
     Costs follow the roofline model, or are measured on this machine.
-
-    Args:
-        batch: Requests per forward pass.
-        context: Cached tokens per request.
-        tokens_per_forward: 'chat', 'maths' or 'code' (measured with sssd), or a file: {"nodes":
-            tokens, ...} or the output of `paceline replay --json` with one drafter.
-        dtype: Data type of activations and cache. Default: "auto", the config's.
-        weight_bits: Bits per weight of the layers, if quantised; the arithmetic keeps the dtype.
-        tensor_parallel: Number of devices that share every matrix.
-        threads: CPU threads of torch, for 'measured'. Default: torch's own choice.
     """
     from paceline.plan.acceptance import read_acceptance
     from paceline.plan.report import draw_plan, print_plan, write_plan
 
-    acceptance = read_acceptance(tokens_per_forward)
-    if hardware == MEASURED:
-        if weight_bits is not None or tensor_parallel != 1:
+    acceptance = read_acceptance(workload.tokens_per_forward)
+    if device.hardware == MEASURED:
+        if device.weight_bits is not None or device.tensor_parallel != 1:
             raise ConfigError(
-                "plan: weight_bits and tensor_parallel need a named device. Choose another"
+                "plan: --weight-bits and --tensor-parallel need a named device. Choose another"
                 " --hardware than 'measured'."
             )
-        result = _measured(
-            ModelOptions(model, dtype=dtype, threads=threads), acceptance, batch, context
-        )
+        models = ModelOptions(model, dtype=device.dtype, threads=device.threads)
+        result = _measured(models, acceptance, workload)
     else:
         from paceline.plan.config import read_card
         from paceline.plan.named import plan_named
 
-        device = find_hardware(hardware)
+        hardware = find_hardware(device.hardware)
         result = plan_named(
-            read_card(model, dtype, weight_bits),
-            device,
+            read_card(model, device.dtype, device.weight_bits),
+            hardware,
             acceptance,
-            batch,
-            context,
-            tensor_parallel,
+            workload.batch,
+            workload.context,
+            device.tensor_parallel,
         )
     print_plan(result, table_console())
     files.write(partial(write_plan, result), partial(draw_plan, result), lambda picture: "")
 
 
-def _measured(models: ModelOptions, acceptance: Acceptance, batch: int, context: int) -> Plan:
+def _measured(models: ModelOptions, acceptance: Acceptance, workload: Workload) -> Plan:
     from paceline.plan.measured import plan_measured
 
-    return plan_measured(build_llm(models, "none").model, models.model, acceptance, batch, context)
+    model = build_llm(models, "none").model
+    return plan_measured(model, models.model, acceptance, workload.batch, workload.context)

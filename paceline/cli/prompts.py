@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from paceline import demo
 from paceline.cli.loading import build_llm
+from paceline.cli.options import WITHOUT_MODEL, TargetModel, flattened
 from paceline.cli.show import print_note
 from paceline.core.request import SamplingParams
 from paceline.util.config import require_range
@@ -17,16 +20,33 @@ if TYPE_CHECKING:
     from paceline.replay.made_up import MadeUp
 
 
+@flattened("Sampling")
+@dataclass(frozen=True, slots=True)
+class PromptSampling:
+    """Set how prompts are sampled.
+
+    Attributes:
+        max_new_tokens: Maximum tokens per prompt; at least 1; longer ones are discarded.
+        temperature: Sampling temperature; above 0.
+        top_p: Nucleus sampling; above 0 and at most 1; 1 disables it.
+        seed: Random seed; text number n uses seed + n.
+    """
+
+    max_new_tokens: int = 96
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
 def prompts(
+    model: TargetModel = demo.NAME,
+    /,
     *,
     out: Path = Path("prompts.jsonl"),
     count: int = 1000,
-    max_new_tokens: int = 96,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    seed: int = 0,
     batch: int = 32,
-    models: ModelOptions = ModelOptions(),
+    sampling: PromptSampling = PromptSampling(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> None:
     """Generate user prompts with a chat model, as input of `paceline record`.
 
@@ -35,21 +55,15 @@ def prompts(
 
     Args:
         out: File for the prompts, JSON lines.
-        count: Number of different prompts to generate.
-        max_new_tokens: Maximum tokens per prompt; longer ones are discarded.
-        temperature: Sampling temperature; above 0.
-        top_p: Nucleus sampling; from 0 to 1, 1 disables it.
-        seed: Random seed; text number n uses seed + n.
+        count: Number of different prompts to generate; at least 1.
         batch: Number of texts generated together; at least 1.
     """
     require_writable(out)
     require_range("prompts", "batch", batch, 1)
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
-    )
+    params = SamplingParams(**asdict(sampling))
     from paceline.replay.made_up import MadeUp, make_up
 
-    llm = build_llm(models, "none", max_batch=batch)
+    llm = build_llm(replace(models, model=model), "none", max_batch=batch)
     generated = MadeUp([], 0)
     try:
         for generated_so_far in make_up(llm, count, params, batch, progress=True):

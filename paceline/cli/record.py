@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+from paceline import demo
 from paceline.cli.loading import build_llm
+from paceline.cli.options import WITHOUT_MODEL, TargetModel
 from paceline.cli.show import print_note
 from paceline.core.request import SamplingParams
 from paceline.util.config import require_range
@@ -12,12 +16,14 @@ from paceline.util.options import ModelOptions, PromptOptions
 
 
 def record(
+    model: TargetModel = demo.NAME,
+    /,
     *,
     out: Path = Path("answers.jsonl"),
     drafter: str = "prompt_lookup",
     batch: int = 8,
     top: int = 0,
-    models: ModelOptions = ModelOptions(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
     selection: PromptOptions = PromptOptions(),
     sampling: SamplingParams = SamplingParams(),
 ) -> None:
@@ -39,7 +45,7 @@ def record(
     from paceline.report.prompts import cut_note, load_prompts
 
     prompts = load_prompts(selection.prompts, selection.limit, selection.every)
-    llm = build_llm(models, drafter, max_batch=batch)
+    llm = build_llm(replace(models, model=model), drafter, max_batch=batch)
     questions = encode_prompts(prompts, llm, sampling.max_new_tokens)
     try:
         result = record_answers(
@@ -47,7 +53,7 @@ def record(
             llm,
             questions,
             sampling,
-            RecordOptions(batch, models.model, drafter, top),
+            RecordOptions(batch, model, drafter, top),
             progress=True,
         )
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import load_tokenizer
-from paceline.cli.options import split_specs, with_store, without
+from paceline.cli.options import flattened, split_specs, with_store, without
 from paceline.cli.show import INTERRUPTED, print_note
 from paceline.drafters import available, create, entry
 from paceline.errors import ConfigError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import Trace
 
+_DEFAULT_DRAFTERS = ("prompt_lookup", "sssd")
 Traces = Annotated[
     Path,
     Parameter(
@@ -40,13 +42,28 @@ TraceTokenizer = Annotated[
 ]
 
 
+@flattened("Simulation")
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """Set which drafters are simulated, and with which sizes.
+
+    Attributes:
+        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default:
+            prompt_lookup and sssd.
+        nodes: Draft tokens per tree, separated by commas; at least 1.
+        batch: Requests per step, separated by commas; at least 1.
+    """
+
+    drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()
+    nodes: str = "8,16,32"
+    batch: str = "1"
+
+
 def replay(
     *traces: Traces,
-    drafters: Annotated[list[str] | None, Parameter(name="--drafters")] = None,
+    simulation: SimulationOptions = SimulationOptions(),
     datastore: str | None = None,
     tokenizer: TraceTokenizer = None,
-    nodes: str = "8,16,32",
-    batch: str = "1",
     limit: int | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> int:
@@ -55,10 +72,7 @@ def replay(
     The table shows accepted tokens, draft tokens and microseconds per step.
 
     Args:
-        drafters: Drafter specs, separated by spaces or commas. Default: prompt_lookup, sssd.
         datastore: Folder of a datastore, for drafters that name none; 'demo' is the built-in one.
-        nodes: Tree sizes, separated by commas.
-        batch: Batch sizes, separated by commas.
         limit: Maximum answers per file; at least 1. Default: all.
     """
     if limit is not None and limit < 1:
@@ -66,17 +80,14 @@ def replay(
             f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers."
         )
     answers, loaded = read(traces, tokenizer, limit)
-    specs = [
-        with_store(spec, datastore)
-        for spec in split_specs(drafters or ["prompt_lookup,sssd"], available())
-    ]
+    names = split_specs(simulation.drafters or _DEFAULT_DRAFTERS, available())
+    specs = [with_store(spec, datastore) for spec in names]
     from paceline.replay.report import draw_replays, print_replays, write_replays
     from paceline.replay.traces import read_told
 
     top_tokens = {path.stem: read_told(path, limit) for path in traces}
-    rows, complete = _rows(
-        answers, top_tokens, specs, loaded, _numbers("nodes", nodes), _numbers("batch", batch)
-    )
+    sizes = list(product(_numbers("nodes", simulation.nodes), _numbers("batch", simulation.batch)))
+    rows, complete = _rows(answers, top_tokens, specs, loaded, sizes)
     if not complete:
         print_note(f"interrupted; {len(rows)} replays were finished")
     if not rows:
@@ -105,10 +116,13 @@ def _rows(
     top_tokens: dict[str, list[TopTokens] | None],
     specs: list[str],
     tokenizer: Any,
-    nodes: list[int],
-    batch: list[int],
+    sizes: list[tuple[int, int]],
 ) -> tuple[list[ReplayRow], bool]:
-    """Return the replays, and False if Ctrl-C ended them early."""
+    """Return the replays, and False if Ctrl-C ended them early.
+
+    Args:
+        sizes: Pairs of nodes per tree and requests per step.
+    """
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import replay as run
 
@@ -121,10 +135,10 @@ def _rows(
                 run(
                     _drafter(spec, tokenizer),
                     answers[name][:1],
-                    nodes[0],
+                    sizes[0][0],
                     top_tokens=first_tokens and first_tokens[:1],
                 )
-                for (name, traces), size, batch_size in product(answers.items(), nodes, batch):
+                for (name, traces), (size, batch_size) in product(answers.items(), sizes):
                     status.update(f"{name}, {spec}, {size} nodes, batch {batch_size}")
                     # pia and updated datastores keep what they saw
                     fresh = _drafter(spec, tokenizer)

@@ -11,10 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from paceline.cli.loading import DEFAULT_DRAFTER, build_llm
-from paceline.cli.options import flattened, only
+from paceline.cli.loading import build_llm
+from paceline.cli.options import (
+    WITHOUT_MODEL,
+    EngineOptions,
+    TargetModel,
+    flattened,
+    with_known_types,
+)
 from paceline.cli.show import print_note
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
@@ -26,6 +30,8 @@ from paceline.util.text_files import read_text
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from paceline.llm import LLM
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 _KEYS = "PACELINE_API_KEYS"
@@ -60,36 +66,35 @@ class ListenOptions:
         require_range("serve", "port", self.port, 0, 65535)
 
 
+@flattened("Engine")
+@with_known_types
+@dataclass(frozen=True, slots=True)
+class ServerEngine(EngineOptions):
+    """Set how the server's engine decodes and how much memory its cache takes.
+
+    Attributes:
+        cache_gib: Maximum size of the KV cache, in GiB; requests wait for free space. Default: most
+            of the available memory.
+        keep_prefixes: Number of finished requests whose KV cache is reused by prompts with the same
+            prefix; 0 disables it.
+    """
+
+    cache_gib: float | None = None
+    keep_prefixes: int = 32
+
+
 def serve(
-    model: Annotated[
-        str,
-        Parameter(name="MODEL", help="Model: directory, hub id or GGUF file; 'demo' or 'smollm2'."),
-    ],
+    model: TargetModel,
     /,
     *,
-    drafter: str = DEFAULT_DRAFTER,
-    tokenizer: str | None = None,
-    max_length: int | None = None,
-    cache_gib: float | None = None,
-    keep_prefixes: int = 32,
-    door: ListenOptions = ListenOptions(),
+    engine: ServerEngine = ServerEngine(),
+    listen_on: ListenOptions = ListenOptions(),
     settings: Settings = Settings(),
-    models: Annotated[
-        ModelOptions, only("draft_model", "dtype", "device", "threads", "batch_invariant")
-    ] = ModelOptions(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> int:
     """Serve a model over an OpenAI-compatible HTTP API.
 
     Ctrl-C or SIGTERM stops the server after the open requests; a second signal stops it at once.
-
-    Args:
-        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
-        tokenizer: Tokenizer: directory or hub id. Default: the model's own.
-        max_length: Maximum tokens of prompt and answer. Default: the model's context length.
-        cache_gib: Maximum size of the KV cache, in GiB; requests wait for free space. Default: most
-            of the available memory.
-        keep_prefixes: Number of finished requests whose KV cache is reused by prompts with the same
-            prefix.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -97,23 +102,12 @@ def serve(
             f"serve: the packages {', '.join(missing)} are not installed. Run: pip install"
             " 'paceline[serve]'."
         )
-    keys = _keys(door)
-    listener = _listen(door.host, door.port)
+    keys = _keys(listen_on)
+    listener = _listen(listen_on.host, listen_on.port)
     try:
         from paceline.serve.app import create_app
 
-        llm = build_llm(
-            replace(models, model=model),
-            drafter,
-            tokenizer=tokenizer,
-            max_length=max_length,
-            max_batch=settings.max_batch,
-            cache_gib=cache_gib,
-            keep_prefixes=keep_prefixes,
-            on_drafter_error="plain",
-        )
-        # compile before the first request
-        llm.generate([[0, 0]], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True))
+        llm = _warm_llm(replace(models, model=model), engine, settings.max_batch)
         named_settings = (
             settings if settings.served_name else replace(settings, served_name=(model,))
         )
@@ -123,10 +117,26 @@ def serve(
         print_note(
             f"batch invariance is {'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}"
         )
-        print_note(f"{model} with {drafter} at http://{address}:{port}/v1; Ctrl-C stops it")
+        print_note(f"{model} with {engine.drafter} at http://{address}:{port}/v1; Ctrl-C stops it")
         return _run(app, listener)
     finally:
         listener.close()
+
+
+def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
+    """Build the server's engine and answer once, so that it is compiled before requests come."""
+    llm = build_llm(
+        models,
+        engine.drafter,
+        tokenizer=engine.tokenizer,
+        max_length=engine.max_length,
+        max_batch=max_batch,
+        cache_gib=engine.cache_gib,
+        keep_prefixes=engine.keep_prefixes,
+        on_drafter_error="plain",
+    )
+    llm.generate([[0, 0]], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True))
+    return llm
 
 
 def _run(app: FastAPI, listener: socket.socket) -> int:
@@ -159,27 +169,28 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _keys(door: ListenOptions) -> list[str]:
+def _keys(listen_on: ListenOptions) -> list[str]:
     """Return the API keys of all sources.
 
     Raises:
         ConfigError: The key file cannot be read or has no key, or a key is empty.
     """
     keys = [
-        *door.api_key,
+        *listen_on.api_key,
         *filter(None, (key.strip() for key in os.environ.get(_KEYS, "").split(","))),
     ]
-    if door.api_key_file is not None:
+    if listen_on.api_key_file is not None:
         try:
-            lines = read_text(door.api_key_file).split("\n")
+            lines = read_text(listen_on.api_key_file).split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"api_key_file: cannot read {str(door.api_key_file)!r}: {error}. Check the path."
+                f"api_key_file: cannot read {str(listen_on.api_key_file)!r}: {error}. Check the"
+                " path."
             ) from error
         file_keys = [line.strip() for line in lines if line.strip()]
         if not file_keys:
             raise ConfigError(
-                f"api_key_file: {str(door.api_key_file)!r} holds no key. Add one per line."
+                f"api_key_file: {str(listen_on.api_key_file)!r} holds no key. Add one per line."
             )
         keys += file_keys
     if not all(keys):

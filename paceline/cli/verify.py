@@ -10,23 +10,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
+from paceline import demo
 from paceline.bench.settings import BenchConfig
 from paceline.cli.bench import chosen_drafters
 from paceline.cli.files import ResultFiles
-from paceline.cli.options import without
+from paceline.cli.options import MethodOptions, TargetModel, without
 from paceline.cli.show import INTERRUPTED, err, out, print_note
 from paceline.errors import ConfigError
 from paceline.report.prompts import cut_note
 from paceline.util.files import STANDARD_OUTPUT, write_atomically
+from paceline.util.options import changed
 
 if TYPE_CHECKING:
     from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult
 
 _UNUSED_OPTIONS = (
+    "model",
     "drafters",
     "baselines",
     "stop",
@@ -41,8 +43,10 @@ _UNUSED_OPTIONS = (
 
 
 def verify(
+    model: TargetModel = demo.NAME,
+    /,
     *,
-    drafters: Annotated[list[str] | None, Parameter(name=("--drafter", "--drafters"))] = None,
+    methods: Annotated[MethodOptions, without("baselines")] = MethodOptions(),
     batch: list[str] | None = None,
     prefill_chunk: list[str] | None = None,
     files: Annotated[ResultFiles, without("png", "markdown")] = ResultFiles(),
@@ -58,15 +62,15 @@ def verify(
     seed + n. If interrupted, the command reports what is finished.
 
     Args:
-        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
-            given models allow.
         batch: Maximum prompts answered together; repeatable, or separated by spaces or commas.
             Default: 1.
         prefill_chunk: Maximum prompt tokens per forward pass; repeatable, or separated by commas.
             Default: 512.
     """
     batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
-    config = replace(config, drafters=chosen_drafters(drafters, config.models), baselines=())
+    config = changed(config, model=model)
+    drafters = chosen_drafters(methods.drafters, config.models)
+    config = replace(config, drafters=drafters, baselines=())
     from paceline.bench.verify import run_verify
 
     console = err if files.json == STANDARD_OUTPUT else out

@@ -140,7 +140,7 @@ def test_the_command_repeats_the_run() -> None:
         drafters=("none", "draft_model:max_draft_tokens=4"), baselines=(), sampling=sampling
     )
     assert config.command() == (
-        "paceline bench --model demo --drafter none --drafter draft_model:max_draft_tokens=4"
+        "paceline bench demo --drafter none --drafter draft_model:max_draft_tokens=4"
         " --baseline none --max-new-tokens 64 --ignore-eos"
     )
 

@@ -286,7 +286,7 @@ def test_on_the_command_line_over_http(tmp_path: Path) -> None:
     assert result.soak.answers > 2
     assert result.soak.left_open == 0
     assert all(row.equal == row.compared for row in result.figures())
-    assert result.config.command().startswith("paceline bench --serve --model demo")
+    assert result.config.command().startswith("paceline bench demo --serve")
     for extra in (["--batch", "2"], ["--temperature", "1"]):
         with pytest.raises(ConfigError, match=f"--serve does not take {extra[0]}"):
             call("bench", "--serve", *extra)

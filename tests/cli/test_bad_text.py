@@ -81,7 +81,7 @@ def test_variables_of_a_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("words", [["generate", "-"], ["chat"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["generate", "demo", "-"], ["chat"]], ids=" ".join)
 def test_standard_input(
     words: list[str],
     closed: bool,

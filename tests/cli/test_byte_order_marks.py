@@ -121,7 +121,6 @@ def test_recorded_answers(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     status, _ = call(
         "record",
-        "-m",
         "demo",
         "--prompts",
         tmp_path / "p.jsonl",

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.util.stopwatch import Conditions
 from tests.support.cli import call
 
-MODEL = ("doctor", "-m", demo.NAME, "--threads", "1", "--dtype", "float32")
+MODEL = ("doctor", demo.NAME, "--threads", "1", "--dtype", "float32")
 
 
 def costs_in(said: str) -> str:

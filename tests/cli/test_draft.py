@@ -17,7 +17,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded") / "answers.jsonl"
     call(
         "record",
-        "-m",
         "demo",
         "--dtype",
         "float32",

@@ -89,7 +89,7 @@ def test_files_in_and_json_lines_out(tmp_path: Path) -> None:
         "--tokenizer",
         "demo",
     ]
-    assert call("generate", "Zero.", "--file", tmp_path / "p.jsonl", *words) == (0, "")
+    assert call("generate", "demo", "Zero.", "--file", tmp_path / "p.jsonl", *words) == (0, "")
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["prompt"] for one in found] == ["Zero.", "One.", "Two.", "Three.", "Five."]
     assert [one["id"] for one in found] == [None, "7", None, None, None]
@@ -98,7 +98,10 @@ def test_files_in_and_json_lines_out(tmp_path: Path) -> None:
         len(one["token_ids"]) <= 4 and one["finish_reason"] in ("length", "stop") for one in found
     )
     assert [one.text for one in read_prompts(tmp_path / "p.txt")] == ["- Six", "Seven\x85"]
-    assert call("generate", "--file", tmp_path / "p.txt", "--system", "- be kind", *words)[0] == 0
+    assert (
+        call("generate", "demo", "--file", tmp_path / "p.txt", "--system", "- be kind", *words)[0]
+        == 0
+    )
     assert len(out.read_text().splitlines()) == 2  # written anew
 
 
@@ -117,7 +120,7 @@ def test_lines_that_are_no_prompt_are_named(line: str, tmp_path: Path) -> None:
 def test_nothing_to_answer_or_to_write_to_is_said_at_once(tmp_path: Path) -> None:
     for words in ((), ("--file", tmp_path / "none"), ("x", "--output", "no/such/folder/file")):
         with pytest.raises(ConfigError):
-            call("generate", *words)
+            call("generate", "demo", *words)
 
 
 def test_an_interruption_keeps_what_is_finished(
@@ -181,8 +184,8 @@ def test_words_that_no_option_is_called_like_are_values(
         generate, "refuse_standard_input", lambda parallel, prompts: seen.append(prompts)
     )
     with pytest.raises(ConfigError, match="seen"):
-        run(["generate", text, "--stop", text if text != "-n" else "x"])
+        run(["generate", "demo", text, "--stop", text if text != "-n" else "x"])
     assert seen[0] == (text,)
     with pytest.raises(ConfigError, match="seen"):
-        run(["generate", "x", "--stop=-x", "--", "--help"])
+        run(["generate", "demo", "x", "--stop=-x", "--", "--help"])
     assert ("x", "--help") in seen

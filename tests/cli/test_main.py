@@ -28,6 +28,7 @@ def test_generate_gives_the_same_text_with_every_drafter() -> None:
     for drafter in ("none", "prompt_lookup:max_draft_tokens=4", "draft_model:max_draft_tokens=3"):
         done = paceline(
             "generate",
+            "demo",
             "def add(a, b):",
             "--chat",
             "-n",
@@ -45,7 +46,7 @@ def test_generate_gives_the_same_text_with_every_drafter() -> None:
 
 
 def test_generate_reads_standard_input_and_batches() -> None:
-    done = paceline("generate", "-", "Count to three.", "-n", "8", stdin="The first prompt")
+    done = paceline("generate", "demo", "-", "Count to three.", "-n", "8", stdin="The first prompt")
     assert done.returncode == 0, done.stderr
     assert "The first prompt" in done.stdout
     assert done.stderr.count("tokens/s") == 2
@@ -60,31 +61,31 @@ def test_chat_answers_and_leaves() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["generate", "x", "--drafter", "promt_lookup"], "Did you mean 'prompt_lookup'?"),
+        (["generate", "demo", "x", "--drafter", "promt_lookup"], "Did you mean 'prompt_lookup'?"),
         (
-            ["generate", "x", "--drafter", "prompt_lookup:max_draft_token=3"],
+            ["generate", "demo", "x", "--drafter", "prompt_lookup:max_draft_token=3"],
             "Did you mean 'max_draft_tokens'?",
         ),
-        (["generate", "x", "-t", "-1"], "temperature: got -1.0"),
-        (["generate", "x", "--top-p", "2"], "top_p: got 2.0"),
-        (["generate", "x", "-n", "-1"], "max_new_tokens: got -1"),
-        (["generate", ""], "prompt 0: got no token; expected at least one"),
-        (["generate", "x", "-m", "no/such/folder"], "cannot load"),
+        (["generate", "demo", "x", "-t", "-1"], "temperature: got -1.0"),
+        (["generate", "demo", "x", "--top-p", "2"], "top_p: got 2.0"),
+        (["generate", "demo", "x", "-n", "-1"], "max_new_tokens: got -1"),
+        (["generate", "demo", ""], "prompt 0: got no token; expected at least one"),
+        (["generate", "no/such/folder", "x"], "cannot load"),
         (
-            ["generate", "x", "-m", str(demo.TARGET), "--drafter", "draft_model"],
+            ["generate", str(demo.TARGET), "x", "--drafter", "draft_model"],
             "needs a draft model",
         ),
         (["serve"], "serve: MODEL is missing. Add it; see paceline serve --help."),
         (["draft", "train", "demo"], "draft train: --recording is missing. Add it"),
         (
-            ["generate", "x", "--stop", "-x"],
+            ["generate", "demo", "x", "--stop", "-x"],
             "--stop requires an argument. A value that begins with '-' is written --option=VALUE.",
         ),
         (["genrate", "x"], 'Did you mean "generate"?'),
-        (["generate", "x", "--max-new-token", "3"], "Did you mean --max-new-tokens?"),
-        (["generate", "x", "-n", "many"], "-n: got 'many'; expected int"),
-        (["generate", "x", "--top-k", "2.5"], "--top-k: got '2.5'; expected int"),
-        (["generate", "x", "--process-timeout", "0"], "process_timeout: got 0"),
+        (["generate", "demo", "x", "--max-new-token", "3"], "Did you mean --max-new-tokens?"),
+        (["generate", "demo", "x", "-n", "many"], "-n: got 'many'; expected int"),
+        (["generate", "demo", "x", "--top-k", "2.5"], "--top-k: got '2.5'; expected int"),
+        (["generate", "demo", "x", "--process-timeout", "0"], "process_timeout: got 0"),
         (["bench", "--batch", "0"], "batch: got 0"),
         (["bench", "--cost-scale", "big"], "WIDTHxLAYERS"),
         (["bench", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
@@ -150,6 +151,7 @@ def test_ctrl_c_ends_generate_quietly() -> None:
             "-m",
             "paceline",
             "generate",
+            "demo",
             "Once",
             "-n",
             "1900",

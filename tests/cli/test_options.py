@@ -69,7 +69,7 @@ for words in {[[], *COMMANDS]!r}:
 assert run(["drafters"]) == 0
 for words in (
     ["genrate"],
-    ["generate", "x", "-t", "-1"],
+    ["generate", "demo", "x", "-t", "-1"],
     ["bench", "--json", "no/such/folder"],
     ["replay", "x", "--limit", "0"],
 ):
@@ -109,13 +109,13 @@ def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "arguments", "option"),
     [
-        (["generate"], ["one", "two"], ["-n", "3"]),
+        (["generate"], ["demo", "one", "two"], ["-n", "3"]),
         (["replay"], ["one.jsonl", "two.jsonl"], ["--nodes", "4"]),
         (["datastore", "build"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
         (["datastore", "add"], ["store", "one.jsonl", "two.jsonl"], ["--tokenizer", "demo"]),
         (["head", "train"], ["one", "two"], ["--out", "head"]),
         (["head", "evaluate"], ["head", "one", "two"], ["--threads", "1"]),
-        (["head", "calibrate"], ["head", "one", "two"], ["--limit", "1"]),
+        (["head", "calibrate"], ["demo", "head", "one", "two"], ["--limit", "1"]),
     ],
 )
 def test_an_option_may_stand_anywhere_among_the_arguments(
@@ -152,8 +152,9 @@ def test_a_command_with_another_default_states_that_one_only() -> None:
     assert flat(ChatSampling()) == {**flat(SamplingParams()), "max_new_tokens": 256}
     _, bound, _ = app.parse_args(["chat", "-t", "0.5"])
     assert bound.kwargs["sampling"] == ChatSampling(temperature=0.5)
-    _, bound, _ = app.parse_args(["generate", "x", "-m", "a", "-d", "b"])
-    assert bound.kwargs["models"] == ModelOptions("a", "b")
+    _, bound, _ = app.parse_args(["generate", "a", "x", "-d", "b"])
+    assert bound.kwargs["models"] == ModelOptions(draft_model="b")
+    assert [*bound.args] == ["a", "x"]
 
 
 def test_a_closed_pipe_is_silent() -> None:

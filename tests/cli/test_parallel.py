@@ -22,7 +22,7 @@ WINDOW = "lookahead:window=15,ngram=5,guesses=15,budget=false"
 
 
 def generate(*words: str) -> tuple[str, ...]:
-    return "generate", "def fib(n):", "--ignore-eos", "--lookahead-parallel", *words
+    return "generate", "demo", "def fib(n):", "--ignore-eos", "--lookahead-parallel", *words
 
 
 def test_rank_0_speaks_for_all(
@@ -50,7 +50,7 @@ def test_rank_0_speaks_for_all(
             "drafts nothing that processes could compute apart",
         ),
         (generate("--drafter", WINDOW, "-t", "-1"), "temperature: got -1.0"),
-        (("generate", "-", "--lookahead-parallel"), "only one of the processes could"),
+        (("generate", "demo", "-", "--lookahead-parallel"), "only one of the processes could"),
         (
             ("bench", "--drafter", "none", "--lookahead-parallel"),
             "none of the drafters none has a window",

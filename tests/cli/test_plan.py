@@ -67,7 +67,7 @@ def test_this_machine(tmp_path: Path) -> None:
         ),
         (
             ("demo", "--hardware", "measured", "--tensor-parallel", "2"),
-            "weight_bits and tensor_parallel need a named device",
+            "--weight-bits and --tensor-parallel need a named device",
         ),
         (("nowhere", "--hardware", "h100"), "there is no config.json at 'nowhere'"),
     ],

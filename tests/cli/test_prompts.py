@@ -33,7 +33,7 @@ def last(made: Iterator[MadeUp]) -> MadeUp:
 
 def test_the_file_is_one_of_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "prompts.jsonl"
-    assert call("prompts", "-m", "demo", "--count", "5", "--out", str(out), "--batch", "8")[0] == 0
+    assert call("prompts", "demo", "--count", "5", "--out", str(out), "--batch", "8")[0] == 0
     prompts = load_prompts([out])
     assert len({one.text for one in prompts}) == len({one.id for one in prompts}) == 5
     assert {one.category for one in prompts} == {"made-up"}
@@ -83,7 +83,7 @@ def test_ctrl_c_keeps_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "prompts.jsonl"
-    words = ("prompts", "-m", "demo", "--count", "100", "--batch", "12", "--out", str(out))
+    words = ("prompts", "demo", "--count", "100", "--batch", "12", "--out", str(out))
     for batches in (1, 0):
         interrupt(monkeypatch, batches + 1)
         with pytest.raises(KeyboardInterrupt):

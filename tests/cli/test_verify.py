@@ -235,7 +235,7 @@ def test_doctor_without_a_model() -> None:
 
 
 def test_doctor_on_a_model() -> None:
-    status, said = call("doctor", "-m", demo.NAME, "--threads", "1", "--dtype", "float32")
+    status, said = call("doctor", demo.NAME, "--threads", "1", "--dtype", "float32")
     assert status == 0
     assert "LlamaForCausalLM" in said
     assert "float32 on cpu" in said

@@ -21,125 +21,125 @@ generat hi                                              -> generate
 -x                                                      -> -x
 --                                                      -> .
 '' hi                                                   -> .
-generate                                                -> no prompt
+generate demo                                           -> no prompt
 generate --foo                                          -> Unknown option: ..foo
-generate hi --temperature                               -> temperature
-generate hi --drafter                                   -> drafter
-generate hi -n                                          -> .
-generate hi -n -3                                       -> max_new_tokens: got -3
-generate hi -n 1.5                                      -> 1.5
-generate hi -n 1e3                                      -> 1e3
-generate hi -n many                                     -> many
-generate hi -n ''                                       -> got ''
-generate hi --temperature -1                            -> temperature: got -1
-generate hi --temperature nan                           -> temperature: got nan
-generate hi --temperature inf                           -> temperature: got inf
-generate hi --temperature hot                           -> hot
-generate hi --top-k -1                                  -> top_k: got -1
-generate hi --top-k 2.5                                 -> 2.5
-generate hi --top-p 0                                   -> top_p: got 0
-generate hi --top-p 1.1                                 -> top_p: got 1.1
-generate hi --top-p nan                                 -> top_p: got nan
-generate hi --min-p 2                                   -> min_p: got 2
-generate hi --min-p -0.1                                -> min_p: got -0.1
-generate hi --repetition-penalty 0                      -> repetition_penalty: got 0
-generate hi --repetition-penalty -1                     -> repetition_penalty: got -1
-generate hi --seed x                                    -> x
-generate hi --seed 0.5                                  -> 0.5
-generate hi --stop ''                                   -> stop
-generate hi --stop                                      -> stop
-generate hi --stop -x -> written --option=VALUE
-generate hi --ignore-eos=perhaps                        -> perhaps
-generate hi --no-ignore-eos                             -> no-ignore-eos
-generate hi --speculation none                          -> speculation
-generate hi --max-nodes 3                               -> max-nodes
-generate hi --max-length 1                              -> max_length: got 1
-generate hi --max-length -5                             -> max_length: got -5
-generate hi --max-length x                              -> x
-generate 'a much longer prompt than that' --max-length 3 -> longer|tokens
-generate hi --drafter ''                                -> drafter
-generate hi --drafter nothing                           -> nothing
-generate hi --drafter nonne                             -> Did you mean 'none'
-generate hi --drafter prompt_lookup:length              -> key=value
-generate hi --drafter prompt_lookup:max_draft_tokens= -> max_draft_tokens
-generate hi --drafter prompt_lookup:max_draft_tokens=x -> max_draft_tokens
-generate hi --drafter prompt_lookup:max_draft_tokens=0 -> max_draft_tokens
-generate hi --drafter prompt_lookup:max_draft_tokens=1.5 -> max_draft_tokens
-generate hi --drafter prompt_lookup:max_draft_token=3 -> Did you mean 'max_draft_tokens'
-generate hi --drafter prompt_lookup:max_draft_tokens=3,max_draft_tokens=4   -> twice
-generate hi --drafter prompt_lookup:budget=maybe        -> budget
-generate hi --drafter prompt_lookup:max_ngram=1,min_ngram=2 -> max_ngram
-generate hi --drafter jacobi:block=0                    -> block
-generate hi --drafter lookahead:ngram=1                 -> ngram
-generate hi --drafter lookahead:window=0                -> window
-generate hi --drafter pia:max_nodes=-1                  -> max_nodes
-generate hi --drafter rest                              -> datastore
-generate hi --drafter rest:datastore=                   -> datastore
-generate hi --drafter rest:datastore=/missing           -> /missing
-generate hi --drafter sssd:datastore=@tiny              -> no store|not a store|manifest
-generate hi --drafter sssd:fusion=cold                  -> fusion
-generate hi --drafter sssd:max_nodes=0                  -> max_nodes
-generate hi --drafter sssd:update_datastore=true        -> datastore
-generate hi --drafter sssd:update_datastore=true,datastore=demo -> datastore
-generate hi --drafter "sssd:datastore='x"               -> quote
-generate hi --drafter draft_model:max_draft_tokens=0    -> max_draft_tokens
-generate hi --drafter draft_model:verification=hope     -> verification
-generate hi --drafter specdec_pp:head=/missing          -> /missing
-generate hi --drafter specdec_pp:head=@store            -> .
-generate hi --drafter ouroboros:gamma=0                 -> gamma
-generate hi --drafter ouroboros:pool_file=@answers.jsonl -> pool
-generate hi --drafter ouroboros:pool_file=/missing/x/y  -> missing
-generate hi --drafter token_recycling:tree=large        -> tree
-generate hi --drafter os:path                           -> os:path
-generate hi --drafter os:getcwd                         -> os:getcwd
-generate hi --drafter no.module:Class                   -> no.module
-generate hi --drafter none:x=1                          -> no option
-generate hi --drafter none:auto                         -> .
-generate hi -m /missing                                 -> no such folder
-generate hi -m ./missing.gguf                           -> no such file
-generate hi -m ''                                       -> no such
-generate hi -m @prompts.jsonl                           -> prompts.jsonl
-generate hi -m @store                                   -> store
-generate hi -m /dev/null                                -> /dev/null
-generate hi -m some/model-that-is-not-here              -> some/model-that-is-not-here
-generate hi -m @tiny                                    -> tokenizer
-generate hi -m @tiny --chat                             -> tokenizer
-generate hi -m demo -d /missing --drafter draft_model   -> /missing
-generate hi -m @target --drafter draft_model            -> draft model
-generate hi -m @target -d @tiny --drafter draft_model   -> vocabulary
-generate hi -m @target --drafter sssd:datastore=@store --tokenizer @tiny.gguf -> tokenizer
-generate hi --tokenizer /missing                        -> /missing
-generate hi --tokenizer @tiny                           -> tokenizer
-generate hi --tokenizer ''                              -> tokenizer
-generate hi --device cuda                               -> device: got 'cuda'
-generate hi --device cuda:7                             -> device: got 'cuda:7'
-generate hi --device mps                                -> device: got 'mps'
-generate hi --device meta                               -> device: got 'meta'
-generate hi --device ''                                 -> device
-generate hi --device gpu                                -> device: got 'gpu'
-generate hi --device cpu:x                              -> device
-generate hi --dtype float8                              -> float8
-generate hi --dtype int8                                -> int8
-generate hi --dtype ''                                  -> dtype
-generate hi --threads 0                                 -> threads: got 0
-generate hi --threads 100000                            -> threads: got 100000
-generate hi --threads two                               -> two
-generate hi --batch-invariant maybe                     -> maybe
-generate hi --file /missing                             -> /missing
-generate hi --file @store                               -> Is a directory
-generate hi --file @prompts.jsonl --output /missing/x   -> /missing
-generate hi --output @store                             -> folder
-generate hi --output ''                                 -> .
-generate --file @tiny.gguf                              -> tiny.gguf, line 1
-generate --file @answers.jsonl                          -> answers.jsonl, line 1
-generate --file /dev/null                               -> no prompt
-generate hi --lookahead-parallel                        -> torchrun
-generate hi --process-timeout 0                         -> process_timeout
+generate demo hi --temperature                          -> temperature
+generate demo hi --drafter                              -> drafter
+generate demo hi -n                                     -> .
+generate demo hi -n -3                                  -> max_new_tokens: got -3
+generate demo hi -n 1.5                                 -> 1.5
+generate demo hi -n 1e3                                 -> 1e3
+generate demo hi -n many                                -> many
+generate demo hi -n ''                                  -> got ''
+generate demo hi --temperature -1                       -> temperature: got -1
+generate demo hi --temperature nan                      -> temperature: got nan
+generate demo hi --temperature inf                      -> temperature: got inf
+generate demo hi --temperature hot                      -> hot
+generate demo hi --top-k -1                             -> top_k: got -1
+generate demo hi --top-k 2.5                            -> 2.5
+generate demo hi --top-p 0                              -> top_p: got 0
+generate demo hi --top-p 1.1                            -> top_p: got 1.1
+generate demo hi --top-p nan                            -> top_p: got nan
+generate demo hi --min-p 2                              -> min_p: got 2
+generate demo hi --min-p -0.1                           -> min_p: got -0.1
+generate demo hi --repetition-penalty 0                 -> repetition_penalty: got 0
+generate demo hi --repetition-penalty -1                -> repetition_penalty: got -1
+generate demo hi --seed x                               -> x
+generate demo hi --seed 0.5                             -> 0.5
+generate demo hi --stop ''                              -> stop
+generate demo hi --stop                                 -> stop
+generate demo hi --stop -x -> written --option=VALUE
+generate demo hi --ignore-eos=perhaps                   -> perhaps
+generate demo hi --no-ignore-eos                        -> no-ignore-eos
+generate demo hi --speculation none                     -> speculation
+generate demo hi --max-nodes 3                          -> max-nodes
+generate demo hi --max-length 1                         -> max_length: got 1
+generate demo hi --max-length -5                        -> max_length: got -5
+generate demo hi --max-length x                         -> x
+generate demo 'a much longer prompt than that' --max-length 3 -> longer|tokens
+generate demo hi --drafter ''                           -> drafter
+generate demo hi --drafter nothing                      -> nothing
+generate demo hi --drafter nonne                        -> Did you mean 'none'
+generate demo hi --drafter prompt_lookup:length         -> key=value
+generate demo hi --drafter prompt_lookup:max_draft_tokens= -> max_draft_tokens
+generate demo hi --drafter prompt_lookup:max_draft_tokens=x -> max_draft_tokens
+generate demo hi --drafter prompt_lookup:max_draft_tokens=0 -> max_draft_tokens
+generate demo hi --drafter prompt_lookup:max_draft_tokens=1.5 -> max_draft_tokens
+generate demo hi --drafter prompt_lookup:max_draft_token=3 -> Did you mean 'max_draft_tokens'
+generate demo hi --drafter prompt_lookup:max_draft_tokens=3,max_draft_tokens=4 -> twice
+generate demo hi --drafter prompt_lookup:budget=maybe   -> budget
+generate demo hi --drafter prompt_lookup:max_ngram=1,min_ngram=2 -> max_ngram
+generate demo hi --drafter jacobi:block=0               -> block
+generate demo hi --drafter lookahead:ngram=1            -> ngram
+generate demo hi --drafter lookahead:window=0           -> window
+generate demo hi --drafter pia:max_nodes=-1             -> max_nodes
+generate demo hi --drafter rest                         -> datastore
+generate demo hi --drafter rest:datastore=              -> datastore
+generate demo hi --drafter rest:datastore=/missing      -> /missing
+generate demo hi --drafter sssd:datastore=@tiny         -> no store|not a store|manifest
+generate demo hi --drafter sssd:fusion=cold             -> fusion
+generate demo hi --drafter sssd:max_nodes=0             -> max_nodes
+generate demo hi --drafter sssd:update_datastore=true   -> datastore
+generate demo hi --drafter sssd:update_datastore=true,datastore=demo -> datastore
+generate demo hi --drafter "sssd:datastore='x"          -> quote
+generate demo hi --drafter draft_model:max_draft_tokens=0 -> max_draft_tokens
+generate demo hi --drafter draft_model:verification=hope -> verification
+generate demo hi --drafter specdec_pp:head=/missing     -> /missing
+generate demo hi --drafter specdec_pp:head=@store       -> .
+generate demo hi --drafter ouroboros:gamma=0            -> gamma
+generate demo hi --drafter ouroboros:pool_file=@answers.jsonl -> pool
+generate demo hi --drafter ouroboros:pool_file=/missing/x/y -> missing
+generate demo hi --drafter token_recycling:tree=large   -> tree
+generate demo hi --drafter os:path                      -> os:path
+generate demo hi --drafter os:getcwd                    -> os:getcwd
+generate demo hi --drafter no.module:Class              -> no.module
+generate demo hi --drafter none:x=1                     -> no option
+generate demo hi --drafter none:auto                    -> .
+generate /missing hi                                    -> no such folder
+generate ./missing.gguf hi                              -> no such file
+generate '' hi                                          -> no such
+generate @prompts.jsonl hi                              -> prompts.jsonl
+generate @store hi                                      -> store
+generate /dev/null hi                                   -> /dev/null
+generate some/model-that-is-not-here hi                 -> some/model-that-is-not-here
+generate @tiny hi                                       -> tokenizer
+generate @tiny hi --chat                                -> tokenizer
+generate demo hi -d /missing --drafter draft_model      -> /missing
+generate @target hi --drafter draft_model               -> draft model
+generate @target hi -d @tiny --drafter draft_model      -> vocabulary
+generate @target hi --drafter sssd:datastore=@store --tokenizer @tiny.gguf    -> tokenizer
+generate demo hi --tokenizer /missing                   -> /missing
+generate demo hi --tokenizer @tiny                      -> tokenizer
+generate demo hi --tokenizer ''                         -> tokenizer
+generate demo hi --device cuda                          -> device: got 'cuda'
+generate demo hi --device cuda:7                        -> device: got 'cuda:7'
+generate demo hi --device mps                           -> device: got 'mps'
+generate demo hi --device meta                          -> device: got 'meta'
+generate demo hi --device ''                            -> device
+generate demo hi --device gpu                           -> device: got 'gpu'
+generate demo hi --device cpu:x                         -> device
+generate demo hi --dtype float8                         -> float8
+generate demo hi --dtype int8                           -> int8
+generate demo hi --dtype ''                             -> dtype
+generate demo hi --threads 0                            -> threads: got 0
+generate demo hi --threads 100000                       -> threads: got 100000
+generate demo hi --threads two                          -> two
+generate demo hi --batch-invariant maybe                -> maybe
+generate demo hi --file /missing                        -> /missing
+generate demo hi --file @store                          -> Is a directory
+generate demo hi --file @prompts.jsonl --output /missing/x -> /missing
+generate demo hi --output @store                        -> folder
+generate demo hi --output ''                            -> .
+generate demo --file @tiny.gguf                         -> tiny.gguf, line 1
+generate demo --file @answers.jsonl                     -> answers.jsonl, line 1
+generate demo --file /dev/null                          -> no prompt
+generate demo hi --lookahead-parallel                   -> torchrun
+generate demo hi --process-timeout 0                    -> process_timeout
 chat --foo                                              -> Unknown option
-chat hello                                              -> hello
+chat demo hello                                         -> hello
 chat -n -1                                              -> max_new_tokens
 chat --drafter nothing                                  -> nothing
-chat -m @tiny                                           -> template|tokenizer
+chat @tiny                                              -> template|tokenizer
 chat --ignore-eos                                       -> ignore-eos
 bench --foo                                             -> Unknown option
 bench --drafter nothing                                 -> nothing
@@ -168,7 +168,7 @@ bench --json @store                                     -> folder
 bench --json - --markdown -                             -> only one result
 bench --png /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space left
 bench --json /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space left
-bench --drafter specdec_pp -m @target                   -> draft model
+bench @target --drafter specdec_pp                      -> draft model
 bench -n 100000 --limit 1 --drafter none                -> context
 bench --memory --lookahead-parallel                     -> torchrun
 record --out /missing/x/y.jsonl --limit 0 -n -1         -> max_new_tokens
@@ -180,7 +180,7 @@ record --top 65 --limit 1 -n 2                          -> top: got 65
 record --top -1 --limit 1 -n 2                          -> top: got -1
 record --limit 1 -n 1000000                             -> max_new_tokens: got 1000000
 record --prompts /missing                               -> /missing
-record -m @tiny --limit 1 -n 2                          -> tokenizer
+record @tiny --limit 1 -n 2                             -> tokenizer
 replay                                                  -> TRACES
 replay /missing                                         -> /missing
 replay @store                                           -> .
@@ -232,7 +232,7 @@ head record --keep 1                                    -> keep
 head record --keep nan                                  -> keep
 head record --mixtures 0                                -> mixtures
 head record --out @documents.txt --limit 1 -n 2         -> documents.txt
-head record -m @target --limit 1 -n 2                   -> draft
+head record @target --limit 1 -n 2                      -> draft
 head record --answers /missing                          -> /missing
 head record --answers @prompts.jsonl                    -> prompts.jsonl
 head train                                              -> RECORDINGS|out
@@ -251,18 +251,18 @@ head evaluate                                           -> HEAD|RECORDINGS
 head evaluate /missing @recording                       -> .
 head evaluate @head /missing                            -> /missing
 head evaluate @head @recording -d @tiny                 -> .
-head calibrate @head /missing                           -> /missing
-head calibrate @head @recording --limit -1              -> limit
+head calibrate demo @head /missing                      -> /missing
+head calibrate demo @head @recording --limit -1         -> limit
 drafters extra                                          -> extra
 cache clear everything                                  -> everything
 verify --drafter nothing                                -> nothing
 verify --batch 0                                        -> batch
 verify --json /missing/x                                -> /missing
 verify --drafter rest:datastore=/missing --limit 1 -n 2 -> /missing
-doctor --model /missing                                 -> /missing
-doctor --model @store                                   -> store
+doctor /missing                                         -> /missing
+doctor @store                                           -> store
 doctor --threads 0                                      -> threads
-doctor --device cuda --model demo                       -> cuda
+doctor demo --device cuda                               -> cuda
 plan                                                    -> MODEL|hardware
 plan demo                                               -> hardware
 plan demo --hardware abacus                             -> abacus

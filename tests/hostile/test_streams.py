@@ -36,7 +36,7 @@ TEXTS: dict[str, str] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_from_standard_input(name: str, tmp_path: Path, plain: Any) -> None:
-    ended = run(["generate", "-", "-n", "8", *DRAFTED], tmp_path, TEXTS[name].encode())
+    ended = run(["generate", "demo", "-", "-n", "8", *DRAFTED], tmp_path, TEXTS[name].encode())
     ended.check_told()
     assert (ended.status, ended.out) == (0, plain(TEXTS[name]).text.encode()), ended
 
@@ -45,7 +45,7 @@ def test_texts_from_standard_input(name: str, tmp_path: Path, plain: Any) -> Non
     "prompt", ["-5 degrees", "-> x", "--", "-x", "--foo", "--help", "- item", "-n"]
 )
 def test_prompts_that_look_like_options(prompt: str, tmp_path: Path, plain: Any) -> None:
-    ended = run(["generate", "-n", "8", *DRAFTED, "--", prompt], tmp_path)
+    ended = run(["generate", "demo", "-n", "8", *DRAFTED, "--", prompt], tmp_path)
     assert (ended.status, ended.out) == (0, plain(prompt).text.encode()), ended
 
 
@@ -54,7 +54,7 @@ def test_prompts_that_look_like_options(prompt: str, tmp_path: Path, plain: Any)
 )
 def test_stop_strings_that_begin_with_a_dash(words: str, tmp_path: Path, plain: Any) -> None:
     text = "3 - 2 -x-- -> 1, "
-    ended = run(["generate", text, "-n", "24", *DRAFTED, *shlex.split(words)], tmp_path)
+    ended = run(["generate", "demo", text, "-n", "24", *DRAFTED, *shlex.split(words)], tmp_path)
     stop = shlex.split(words)[-1].removeprefix("--stop=")
     assert (ended.status, ended.out) == (
         0,
@@ -74,7 +74,7 @@ def test_stop_strings_that_begin_with_a_dash(words: str, tmp_path: Path, plain: 
     ],
 )
 def test_standard_input_that_is_no_prompt(content: Any, words: str, tmp_path: Path) -> None:
-    run(["generate", "-", "-n", "8", *PLAIN], tmp_path, content).check_refused(words)
+    run(["generate", "demo", "-", "-n", "8", *PLAIN], tmp_path, content).check_refused(words)
 
 
 CHATS: dict[str, bytes] = {
@@ -214,7 +214,9 @@ def test_a_recording_that_is_ended_goes_on(
 
 def test_a_reader_that_leaves_in_the_middle_of_a_batch(tmp_path: Path) -> None:
     ended: Ended = run(
-        ["generate", "a", "b", "c", "-n", "4", *PLAIN, "--output", "-"], tmp_path, stdout=LEFT
+        ["generate", "demo", "a", "b", "c", "-n", "4", *PLAIN, "--output", "-"],
+        tmp_path,
+        stdout=LEFT,
     )
     ended.check_told()
     assert ended.status == 141, ended

@@ -87,9 +87,8 @@ def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder
     assert (
         call(
             "generate",
-            "abc",
-            "--model",
             path,
+            "abc",
             "--draft-model",
             path,
             "--drafter",

@@ -122,7 +122,7 @@ def test_a_config_is_checked() -> None:
         ignore_eos=True,
     )
     assert config.command() == (
-        "python -m papers lookahead --model some/model --prompts 'a b.jsonl' --prompts c.jsonl"
+        "python -m papers lookahead some/model --prompts 'a b.jsonl' --prompts c.jsonl"
         " --max-new-tokens 32 --ignore-eos"
     )
 

@@ -346,11 +346,7 @@ def test_a_datastore_goes_with_this_paper_and_its_target_only(
         with pytest.raises(SystemExit, match="2"):
             run_command([command, "--datastore", "folder"], program)
         assert "Unknown option: --datastore" in capsys.readouterr().err
-    assert (
-        configure("sssd", datastore="a")
-        .command()
-        .endswith("papers sssd --model demo --datastore a")
-    )
+    assert configure("sssd", datastore="a").command().endswith("papers sssd demo --datastore a")
     strange = {"target": pair.target, "tokenizer": byte_tokenizer(), "progress": False}
     with pytest.raises(DatastoreError, match="there is no store"):
         run_paper(configure("sssd", model="tiny", datastore=str(tmp_path / "none")), **strange)

@@ -148,5 +148,7 @@ class ServingConfig:
 
     def command(self) -> str:
         """Return the `paceline bench` command line of this run, without default options."""
-        words = command_words(flat(self), flat(ServingConfig()), always=("model", "drafters"))
-        return shlex.join(["paceline", "bench", "--serve", *words])
+        values = flat(self)
+        model = values.pop("model")
+        words = command_words(values, flat(ServingConfig()), always=("drafters",))
+        return shlex.join(["paceline", "bench", model, "--serve", *words])

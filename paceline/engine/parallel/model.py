@@ -78,7 +78,7 @@ class ParallelLM(CachedLM):
         ranks.agree(
             "model weights",
             weight_sums(model),
-            "Start every process with the same --model and --dtype.",
+            "Start every process with the same model and --dtype.",
         )
 
     def forward_nodes(

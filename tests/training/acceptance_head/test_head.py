@@ -208,7 +208,7 @@ def test_the_commands(recorded: Path, tmp_path: Path) -> None:
             "a test",
         ],
         ["evaluate", folder, str(recorded), "--json", result],
-        ["calibrate", folder, str(recorded), "--limit", "1", "--dtype", "float32"],
+        ["calibrate", "demo", folder, str(recorded), "--limit", "1", "--dtype", "float32"],
     )
     trained, judged, measured = (call("head", *words) for words in calls)
     assert [status for status, _ in (trained, judged, measured)] == [0, 0, 0]

@@ -198,7 +198,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     recorded, out = tmp_path / "answers.jsonl", tmp_path / "draft_head.safetensors"
     call(
         "record",
-        "-m",
         "demo",
         "--dtype",
         "float32",
