@@ -1,6 +1,6 @@
-"""Which tensors compiled code can read in place.
+"""Tell which tensors compiled code can read by their address.
 
-They are of torch's own class, and their numbers lie in memory as dtype, shape and strides say.
+Such a tensor has torch's own class, and its memory is laid out by dtype, shape and strides.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# a subclass, as of quantised weights, has its numbers anywhere
+# Subclasses, such as quantised weights, may store their values in any layout.
 PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether the address of a tensor is where its numbers are.
+    """Return whether a tensor's values are at its address.
 
     Args:
-        tensor: anything; None is not plain.
+        tensor: Any object; None is not plain.
     """
     return (
         type(tensor) in PLAIN
@@ -28,5 +28,5 @@ def is_plain(tensor: Any) -> bool:
         and not tensor.is_neg()
         and not tensor.is_conj()
         and tensor.untyped_storage().nbytes()
-        >= tensor.numel() * tensor.element_size()  # a sharded one may be freed
+        >= tensor.numel() * tensor.element_size()  # the memory of a sharded tensor may be freed
     )

@@ -1,21 +1,24 @@
-"""A place where clients can come."""
+"""Open the listening socket of the server."""
 
 from __future__ import annotations
 
 import socket
 
-_BACKLOG = 2048  # connections that may wait to be taken
+_BACKLOG = 2048  # maximum connections that wait to be accepted
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there; port 0 = any that is free.
+    """Return a listening socket.
 
+    Args:
+        host: Host name or address.
+        port: Port; 0 takes any free one.
     Raises:
-        OSError: the address cannot be had.
+        OSError: The address is not available.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    # Else the second packet of an answer waits 40 ms. asyncio sets it where a socket names its
-    # protocol only.
+    # Without the option, the second packet of an answer waits 40 ms. asyncio sets it only for
+    # sockets that name their protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -1,4 +1,4 @@
-"""Conversations: the one check of messages, and their way through a chat template."""
+"""Check chat messages, and render them with a chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.text.tokens import require_text
 
 Message = dict[str, Any]
 
-_MARK = "QUESTION"  # stands for a question while a template is read
+_MARK = "QUESTION"  # placeholder question that shows how a template writes contents
 _CALLS = ("tool_calls", "function_call")
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 
@@ -21,14 +21,14 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
     """Return messages as plain dictionaries, after checking them.
 
     A message has a role and a content: a string, or a list of text parts. The content of an
-    assistant's message with tool calls may be null. Fields that are null are left out; all other
-    fields are kept as they are.
+    assistant's message with tool calls may be null. Null fields are removed; other fields are
+    unchanged.
 
     Args:
-        messages: the caller's messages, as JSON or Python code has them.
-        where: name of the messages in errors.
+        messages: The caller's messages, from JSON or Python code.
+        where: Name of the messages in errors.
     Raises:
-        ConfigError: something else; the message names the field and the index.
+        ConfigError: A message is invalid; the error names the field and the index.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise ConfigError(
@@ -39,7 +39,7 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a checked message: its content, or the texts of its parts, joined."""
+    """Return the text of a checked message; texts of several parts are joined."""
     content = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
@@ -52,21 +52,21 @@ def chat_ids(
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
 ) -> list[int]:
-    """Return the token ids of a conversation, ready for the answer.
+    """Return the token ids of a conversation as a prompt.
 
     Args:
-        tokenizer: its chat template writes the conversation; None is refused.
-        messages: see `checked_messages`.
-        where: name of the messages in errors.
-        chat_template_kwargs: variables of the template, by its author's names, such as
-            enable_thinking. The two options below may be among them.
-        add_generation_prompt: the template opens the assistant's answer. Default: true, but false
-            with `continue_final_message`.
-        continue_final_message: the prompt ends with the final message, the assistant's, so that
-            the answer continues it. Default: false.
+        tokenizer: Tokenizer with a chat template; None is refused.
+        messages: See `checked_messages`.
+        where: Name of the messages in errors.
+        chat_template_kwargs: Variables of the template, such as enable_thinking. The two options
+            below may be among them.
+        add_generation_prompt: Open the assistant's answer at the end of the prompt. Default: true,
+            but false with `continue_final_message`.
+        continue_final_message: End the prompt with the assistant's final message, so that the
+            answer continues it. Default: false.
     Raises:
-        ConfigError: messages that cannot be used, no chat template, a variable that is another
-            argument of transformers, or a template that refuses the conversation.
+        ConfigError: The messages are invalid, there is no chat template, a variable is another
+            argument of transformers, or the template refuses the conversation.
     """
     checked = checked_messages(messages, where)
     if not getattr(tokenizer, "chat_template", None):
@@ -75,32 +75,34 @@ def chat_ids(
             " generate with a plain prompt."
         )
     endings = (add_generation_prompt, continue_final_message)
-    asked = {name: one for name, one in zip(_ENDINGS, endings, strict=True) if one is not None}
-    options = _options(checked, chat_template_kwargs, asked)
+    given = {
+        name: value for name, value in zip(_ENDINGS, endings, strict=True) if value is not None
+    }
+    options = _options(checked, chat_template_kwargs, given)
     ids = _templated(tokenizer, checked, where, return_dict=False, **options)
     return [int(token) for token in ids]
 
 
 def chat_text(tokenizer: Any, messages: Any, where: str) -> str:
-    """Return a conversation as text, through the tokenizer's chat template.
+    """Return a conversation as text, rendered by the tokenizer's chat template.
 
     Raises:
-        ConfigError: as `chat_ids`.
+        ConfigError: As `chat_ids`.
     """
     return str(_templated(tokenizer, checked_messages(messages, where), where, tokenize=False))
 
 
 def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
-    """Return what a chat template writes before a first question and after it.
+    """Return the texts that a chat template writes before and after a first question.
 
     Raises:
-        ConfigError: as `chat_ids`; or the template leaves the question out.
+        ConfigError: As `chat_ids`, or the template leaves the question out.
     """
-    before, found, after = chat_text(tokenizer, [_question(_MARK)], where).partition(_MARK)
-    if not found:
+    before, mark, after = chat_text(tokenizer, [_question(_MARK)], where).partition(_MARK)
+    if not mark:
         raise ConfigError(
-            f"{where}: got a chat template that leaves out what a user says; expected one that has"
-            " it."
+            f"{where}: got a chat template that leaves out the user's message; expected one that"
+            " writes it."
         )
     return before, after
 
@@ -162,7 +164,7 @@ def _shown(value: Any) -> str:
 def _options(
     messages: list[Message], given: Mapping[str, Any] | None, endings: Mapping[str, bool]
 ) -> dict[str, Any]:
-    """Return the arguments of `apply_chat_template` that a caller decides."""
+    """Return the arguments for `apply_chat_template` that the caller can set."""
     if not isinstance(given, Mapping | None):
         raise ConfigError(
             f"chat_template_kwargs: got {_shown(given)}; expected a mapping of names to values."
@@ -212,10 +214,10 @@ def _question(content: str | list[dict[str, str]]) -> Message:
 
 
 def _for_template(tokenizer: Any, messages: list[Message]) -> list[Message]:
-    """Return messages with contents of the kind that the tokenizer's chat template reads.
+    """Return messages with contents in the form that the chat template supports.
 
-    Nearly all templates read strings. Those of some models that also take images read lists of
-    parts alone: of a string, they write nothing.
+    Nearly all templates support strings. The templates of some models for images and text support
+    only lists of parts, and write nothing for a string.
     """
     if _reads(tokenizer, _MARK) or not _reads(tokenizer, _parts_of(_MARK)):
         return [{**message, "content": text_of(message)} for message in messages]
@@ -231,12 +233,10 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 
 
 def _reads(tokenizer: Any, content: str | list[dict[str, str]]) -> bool:
-    """Return whether the template writes the text of this content, and not the Python list
-    around it.
-    """
+    """Return whether the template writes the text of a content, without Python syntax."""
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))
-    except Exception:  # a template is a program of its author's, and may fail in any way
+    except Exception:  # a template is an arbitrary program, and may fail in any way
         return False
     return _MARK in text and "'type'" not in text
 
@@ -244,7 +244,7 @@ def _reads(tokenizer: Any, content: str | list[dict[str, str]]) -> bool:
 def _templated(tokenizer: Any, messages: list[Message], where: str, **options: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(_for_template(tokenizer, messages), **options)
-    except Exception as error:  # a template is a program of its author's, and may fail in any way
+    except Exception as error:  # a template is an arbitrary program, and may fail in any way
         raise ConfigError(
             f"{where}: got {error} ({type(error).__name__}) from the chat template; expected one"
             " that takes this conversation. Change the messages, or leave the template out (a"

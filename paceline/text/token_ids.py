@@ -1,4 +1,4 @@
-"""What a tokenizer's ids mean, and whether two tokenizers agree. Nothing here needs torch."""
+"""Map token ids to tokens, and compare tokenizers; without torch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# rows, but no more than tokens; of a vocabulary: 102,400 rows for 100,015 tokens
-_MOST_PADDING, _PADDING_SHARE = (1024, 32)
+# Maximum padding of an embedding: this many rows, but no more than there are tokens, or one row per
+# this many tokens. Example: 102,400 rows for 100,015 tokens.
+_MAX_PADDING, _TOKENS_PER_PADDING = (1024, 32)
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Whether `rows` rows of an embedding may be those of a tokenizer with `tokens` tokens, and
-    padding.
+    """Return whether an embedding may belong to a tokenizer, apart from padding.
+
+    Args:
+        rows: Rows of the embedding.
+        tokens: Tokens of the tokenizer.
     """
-    return tokens <= rows <= tokens + max(min(_MOST_PADDING, tokens), tokens // _PADDING_SHARE)
+    padding = max(min(_MAX_PADDING, tokens), tokens // _TOKENS_PER_PADDING)
+    return tokens <= rows <= tokens + padding
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """What a tokenizer's ids mean.
+    """The vocabulary of a tokenizer.
 
     Attributes:
-        tokens: by id. added: ids of tokens that are not of the model (special ones), which families
-            rename.
+        tokens: Tokens by id.
+        added: Ids of added tokens, such as special ones, which model families rename.
     """
 
     tokens: Mapping[int, str]
@@ -31,7 +36,7 @@ class TokenIds:
 
 
 def token_ids_of(tokenizer: Any) -> TokenIds | None:
-    """Return what a tokenizer's ids mean; None where it does not show that."""
+    """Return the vocabulary of a tokenizer; None if it does not expose one."""
     vocabulary = getattr(tokenizer, "get_vocab", None)
     if vocabulary is None:
         return None
@@ -41,20 +46,25 @@ def token_ids_of(tokenizer: Any) -> TokenIds | None:
 
 
 def size(ids: TokenIds) -> int:
-    """Return one more than the largest id."""
+    """Return the largest id plus one."""
     return 1 + max(ids.tokens)
 
 
-def difference(ours: TokenIds, theirs: TokenIds) -> tuple[str, str] | None:
-    """Return what an id means in two tokenizers that are not the same, in words; None where they
-    agree.
+def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
+    """Return the first id with different tokens, in words; None if there is none.
 
-    Ids that only one of them has, as added tokens behind the other's, are no difference, and
-    neither are names of added tokens.
+    Ids of only one tokenizer, such as added tokens, are no difference. Names of added tokens may
+    differ, too.
+
+    Args:
+        first: A vocabulary.
+        second: Another vocabulary.
+    Returns:
+        A phrase with the id and its token in `first`, and its token in `second`.
     """
-    ignored = ours.added | theirs.added
-    for number, token in sorted(ours.tokens.items()):
-        other = theirs.tokens.get(number, token)
+    ignored = first.added | second.added
+    for number, token in sorted(first.tokens.items()):
+        other = second.tokens.get(number, token)
         if other != token and number not in ignored:
             return f"id {number} is {token!r}", f"{other!r}"
     return None

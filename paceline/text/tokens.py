@@ -1,4 +1,4 @@
-"""Texts into token ids: the one place that knows what a tokenizer cannot take."""
+"""Encode text as token ids, after checking that it is valid Unicode."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from paceline.errors import ConfigError
 
 
 def is_text(text: object) -> bool:
-    """Whether it is a string that can be written as UTF-8: half a surrogate pair, or a byte that
-    was none, cannot.
+    """Return whether an object is a string that UTF-8 can encode.
+
+    Strings with lone surrogates, for example from invalid bytes, are not.
     """
     if not isinstance(text, str):
         return False
@@ -21,10 +22,13 @@ def is_text(text: object) -> bool:
 
 
 def require_text(where: str, text: str) -> str:
-    """Return `text`, if it is one.
+    """Return a text that UTF-8 can encode.
 
+    Args:
+        where: Name of the text in errors.
+        text: The text.
     Raises:
-        ConfigError: it has a lone surrogate; `where` names it.
+        ConfigError: The text has a lone surrogate.
     """
     if not is_text(text):
         raise ConfigError(
@@ -35,20 +39,27 @@ def require_text(where: str, text: str) -> str:
 
 
 def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
-    """Return the token ids of a text, special tokens of the tokenizer's included.
+    """Return the token ids of a text, with the tokenizer's special tokens.
 
+    Args:
+        tokenizer: The tokenizer.
+        text: The text.
+        where: Name of the text in errors.
     Raises:
-        ConfigError: it is no text; `where` names it.
+        ConfigError: The text has a lone surrogate.
     """
     return [int(token) for token in tokenizer(require_text(where, text))["input_ids"]]
 
 
 def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
-    """Return the ways a word is spelled in tokens: as it begins a text, and as it stands behind a
-    space.
+    """Return the token sequences of a word: at the start of a text and after a space.
 
+    Args:
+        tokenizer: The tokenizer.
+        word: The word.
+        where: Name of the word in errors.
     Raises:
-        ConfigError: it is no text, or has no tokens; `where` names it.
+        ConfigError: The word has a lone surrogate, or no tokens.
     """
     bare = require_text(where, word).lstrip()
     ways = {

@@ -72,7 +72,7 @@ def test_what_cannot_be_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
     refused("batch: got 0", batch=0)
     refused("none of 8 texts ended within 1 tokens", replace(SAMPLED, max_new_tokens=1))
     monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ 'only this' }}")
-    refused("leaves out what a user says")
+    refused("leaves out the user's message")
     monkeypatch.setattr(llm.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
     refused("nothing before the first user message")
     monkeypatch.setattr(llm.tokenizer, "chat_template", None)
