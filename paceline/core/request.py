@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from paceline.core import argument_checks
 from paceline.core.argument_checks import is_int, is_number, require
 from paceline.errors import ConfigError
-from paceline.text.stop_strings import StopStrings
-from paceline.util.options import PER_REQUEST
 
 if TYPE_CHECKING:
     from paceline.core.hidden_state_log import HiddenStateLog
     from paceline.core.processors import Processed
+    from paceline.text.stop_strings import StopStrings
+
+# Field metadata of options that a single request has and a run over many requests has not.
+PER_REQUEST = {"per_request": True}
 
 _ids = itertools.count()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from paceline.draft_budget.acceptance_calibration import (
     new_calibration,
 )
 from paceline.draft_budget.drafting_backoff import DraftingBackoff
-from paceline.draft_head.guessing import DraftHead
+
+if TYPE_CHECKING:
+    from paceline.draft_head.guessing import DraftHead
 
 
 @dataclass(eq=False, slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.target import Target
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
 from paceline.engine.state_recording import record_states, recorded_layers
 from paceline.sampling.top_tokens import find_top_tokens
@@ -18,6 +18,9 @@ from paceline.verification.logprobs import score_prompts
 from paceline.verification.tree_rules import check_trees
 from paceline.verification.verify import verify as verify_batch
 from paceline.verification.verify import with_top_tokens
+
+if TYPE_CHECKING:
+    from paceline.draft_budget.budget import DraftBudget
 
 Verifier = Callable[[Sequence[Request], Sequence[DraftTree], NodeLogits], list[Outcome]]
 

@@ -11,8 +11,6 @@ from paceline.util.config import require_range
 
 T = TypeVar("T")
 _MAX_THREADS = 1024  # OpenMP crashes with many thousands
-# Metadata of an option of single requests, which a run has no flag for.
-PER_REQUEST = {"per_request": True}
 BatchInvariant = bool | Literal["auto"]
 InvarianceWord = Literal["auto", "on", "off"]  # on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
