@@ -38,9 +38,9 @@ def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     forward = llm.model.forward_nodes
 
-    def counted(requests: Any, trees: Any) -> NodeLogits:
+    def counted(requests: Any, *args: Any) -> NodeLogits:
         rows.append(len(requests))
-        return forward(requests, trees)
+        return forward(requests, *args)
 
     monkeypatch.setattr(llm.model, "forward_nodes", counted)
     return rows
@@ -80,10 +80,10 @@ def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.Monkey
     """Each forward waits until the loop has had another turn."""
     forward, ticked, in_time = llm.model.forward_nodes, threading.Event(), list[bool]()
 
-    def slow(requests: Any, trees: Any) -> NodeLogits:
+    def slow(*args: Any) -> NodeLogits:
         ticked.clear()
         in_time.append(ticked.wait(60))
-        return forward(requests, trees)
+        return forward(*args)
 
     monkeypatch.setattr(llm.model, "forward_nodes", slow)
 

@@ -121,10 +121,10 @@ def inside_a_step(llm: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch) 
     """Another thread is in the middle of a forward."""
     inside, leave, forward = threading.Event(), threading.Event(), llm.model.forward_nodes
 
-    def held(requests: Any, trees: Any) -> NodeLogits:
+    def held(*args: Any) -> NodeLogits:
         inside.set()
         leave.wait()
-        return forward(requests, trees)
+        return forward(*args)
 
     monkeypatch.setattr(llm.model, "forward_nodes", held)
     thread = threading.Thread(target=lambda: llm.generate([prompt], SHORT))

@@ -201,7 +201,7 @@ def test_what_is_replaced_in_the_model_is_followed(pair: Pair) -> None:
 def test_a_view_shares_what_it_can_and_records_nothing_twice(pair: Pair) -> None:
     model = copy.deepcopy(pair.target)
     lm = CachedLM(model)
-    view = lm._feeder.view
+    view = lm._runner.view
     assert view.module.model.layers[0].mlp.up_proj is model.model.layers[0].mlp.up_proj
     assert {id(one) for one in view.module.parameters()} == {id(one) for one in model.parameters()}
     assert (

@@ -2,15 +2,16 @@
 batch-invariant.
 """
 
-from paceline.attention.forward import BY_POSITION, tree_attention
+from paceline.attention.forward import BY_POSITION, BY_SDPA, AttentionState
 from paceline.attention.registered import why_not_by_position
 from paceline.attention.sdpa import takes_tree_attention
 from paceline.core.attention_metadata import AttentionMetadata
 
 __all__ = [
     "BY_POSITION",
+    "BY_SDPA",
     "AttentionMetadata",
+    "AttentionState",
     "takes_tree_attention",
-    "tree_attention",
     "why_not_by_position",
 ]

@@ -1,60 +1,42 @@
-"""Which of our attention functions a forward uses, and what it is told beside the mask; never
-left behind.
+"""Values that our attention functions read beside their arguments, in every forward pass.
+
+A view of a model (`paceline.model.model_view`) owns one `AttentionState` and gives it to its
+modules. The attention functions find it in the module that calls them.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from transformers import PretrainedConfig
+from torch import nn
 
 from paceline.core.attention_metadata import AttentionMetadata
 
 BY_SDPA, BY_POSITION = "paceline_sdpa", "paceline"  # names in transformers' table
 
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """What our attention functions are told about the forward under way; see `tree_attention`."""
-
-    causal: int = 0
-    order: AttentionMetadata | None = None
+STATE = "paceline_state"
+"""Attribute of a view's modules that holds the state of the view."""
 
 
-_ELSEWHERE = Forward()
-_under_way = threading.local()
+@dataclass(slots=True)
+class AttentionState:
+    """Attention inputs of one forward pass.
 
-
-def current_forward() -> Forward:
-    """The forward this thread is in; one without causal columns and without an order where it is
-    none of ours.
+    Attributes:
+        num_causal: Number of leading columns that see exactly themselves and the columns before
+            them, while the cache is empty: a prompt. Default 0.
+        metadata: Keys of each row by position; None for keys in the order of their cache
+            positions.
     """
-    forward: Forward = getattr(_under_way, "forward", _ELSEWHERE)
-    return forward
+
+    num_causal: int = 0
+    metadata: AttentionMetadata | None = None
 
 
-@contextmanager
-def tree_attention(
-    config: PretrainedConfig, causal: int = 0, order: AttentionMetadata | None = None
-) -> Iterator[None]:
-    """For the forward inside, let a model with this (text) config use one of our attention
-    functions.
+_NO_STATE = AttentionState()
 
-    Args:
-        config: one that no other thread reads, see `paceline.model.model_view`.
-        causal: the first so many columns see exactly themselves and the columns before them, and
-            nothing is cached: a prompt.
-        order: the keys by position; with it attention is by position, batch-invariant, else by
-            SDPA.
-    """
-    before = config._attn_implementation
-    _under_way.forward = Forward(causal, order)
-    config._attn_implementation = BY_SDPA if order is None else BY_POSITION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        _under_way.forward = _ELSEWHERE
+
+def attention_state(module: nn.Module) -> AttentionState:
+    """Return the state of the view that a module belongs to; the default outside of any view."""
+    state: AttentionState = vars(module).get(STATE, _NO_STATE)
+    return state

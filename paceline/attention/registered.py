@@ -1,6 +1,6 @@
 """Attention by position under the name "paceline" in transformers' table.
 
-Our own forwards use it with the order of their keys (`tree_attention`). It may be used without us:
+Our own forwards use it with the order of their keys (`AttentionState`). It may be used without us:
 with `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` `model.generate`
 attends in the same order of sums, whatever the batch, its padding, the cache and the chunks of the
 prompt.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from paceline.attention.forward import BY_POSITION, current_forward
+from paceline.attention.forward import BY_POSITION, attention_state
 from paceline.core.attention_metadata import AttentionMetadata
 from paceline.cpu.attention.invariant import KINDS, attention_by_position
 from paceline.cpu.plain_tensors import PLAIN
@@ -80,9 +80,11 @@ def _attend(
             f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own"
             " attention implementation."
         )
-    order = current_forward().order or AttentionMetadata.of_places(query.shape[0], key.shape[2])
+    metadata = attention_state(module).metadata
+    if metadata is None:
+        metadata = AttentionMetadata.of_places(query.shape[0], key.shape[2])
     return _kernel_for(query.device.type)(
-        query, key, value, attention_mask, order, scaling, softcap, s_aux
+        query, key, value, attention_mask, metadata, scaling, softcap, s_aux
     ), None
 
 

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from paceline.attention.forward import BY_SDPA, current_forward
+from paceline.attention.forward import BY_SDPA, attention_state
 
 _UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
@@ -58,7 +58,7 @@ def _attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return result
-    causal = current_forward().causal
+    causal = attention_state(module).num_causal
     parts = []
     if causal:
         front = query[:, :, :causal], key[:, :, :causal], value[:, :, :causal]

@@ -110,6 +110,7 @@ class Target(Protocol):
         requests: Sequence[Request],
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
     ) -> NodeLogits:
         """Run one forward pass over the pending tokens and the draft trees of the requests."""
 
@@ -120,6 +121,7 @@ class Target(Protocol):
         layers: tuple[int, ...] = (),
         pending: bool = False,
         prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
     ) -> NodeLogits:
         """Run `forward_nodes` and capture the hidden states that the LM head reads."""
 

@@ -31,6 +31,7 @@ def decode_step(
     requests: Sequence[Request],
     max_nodes: list[int],
     verify: Verifier = verify_batch,
+    reduced_logits: bool = False,
 ) -> list[Outcome]:
     """Advance every request by one forward pass of the target, all with one drafter.
 
@@ -42,11 +43,13 @@ def decode_step(
         requests: The requests to advance.
         max_nodes: Per request, the largest tree that may be verified.
         verify: Verification rule that chooses the tokens.
+        reduced_logits: True if it chooses from logits of a reduced vocabulary alone, see
+            `CachedLM.forward_nodes`; default False.
     Raises:
         DrafterError: the drafter broke its contract.
     """
     batch = DrafterBatch(DrafterState(drafter, None), list(requests), max_nodes)
-    run_step(model, [batch], verify)
+    run_step(model, [batch], verify, reduced_logits=reduced_logits)
     if batch.error is not None:
         raise batch.error
     return batch.outcomes
@@ -58,6 +61,7 @@ def run_step(
     verify: Verifier = verify_batch,
     draft_budget: DraftBudget | None = None,
     prefill_chunk: int | None = None,
+    reduced_logits: bool = False,
 ) -> None:
     """Advance the requests of all drafter batches by one forward pass of the target.
 
@@ -71,6 +75,7 @@ def run_step(
         verify: Verification rule that chooses the tokens.
         draft_budget: Draft budget that cuts the trees; None = verify them as proposed.
         prefill_chunk: Most pending tokens of a request; None = `prefill_chunk` of the model.
+        reduced_logits: As in `decode_step`.
     """
     start = time.perf_counter()
     chunk = model.prefill_chunk if prefill_chunk is None else prefill_chunk
@@ -93,7 +98,7 @@ def run_step(
     ready = [row for row, request in enumerate(requests) if request.id in drafted]
     trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
 
-    all_logits, layers = _forward(model, batches, requests, trees, chunk)
+    all_logits, layers = _forward(model, batches, requests, trees, chunk, reduced_logits)
     logits = all_logits.select(ready) if len(ready) < len(requests) else all_logits
     top_k = max(batch.drafter_state.drafter.top_k for batch in batches)
     if top_k and ready:
@@ -151,6 +156,7 @@ def _forward(
     requests: Sequence[Request],
     trees: Sequence[DraftTree],
     chunk: int,
+    reduced_logits: bool,
 ) -> tuple[NodeLogits, tuple[int, ...] | None]:
     """Run the target over the pending tokens and the draft trees.
 
@@ -163,9 +169,11 @@ def _forward(
     )
     layers = recorded_layers(requests) if records_states else None
     if records_states or any(batch.draft_head is not None for batch in batches):
-        logits = model.forward_with_states(requests, trees, layers or (), records_states, chunk)
+        logits = model.forward_with_states(
+            requests, trees, layers or (), records_states, chunk, reduced_logits
+        )
     else:
-        logits = model.forward_nodes(requests, trees, chunk)
+        logits = model.forward_nodes(requests, trees, chunk, reduced_logits)
     if any(request.scoring for request in requests):
         logits = score_prompts(requests, logits, chunk)
     return logits, layers

@@ -66,28 +66,29 @@ def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enou
 def padding_cost(modules: Sequence[RowModule], least: int) -> Cost:
     """Return the time of all products of a forward with `least` rows, over that with one."""
     compared: list[_Compared] = [
-        (one.times, one.caller(least), one.caller(1)) for one in modules if one.is_product
+        (one.times, one.original.caller(least), one.original.caller(1))
+        for one in modules
+        if one.is_product
     ]
     return _product_cost(compared, modules[0].like.device)
 
 
-def pieces_cost(modules: Sequence[RowModule], products: Products) -> Cost:
+def pieces_cost(modules: Sequence[RowModule]) -> Cost:
     """Return the time of all products of an answer in pieces of a fixed number of rows, over that
     without.
 
     The answer has a prompt of 256 tokens and 64 steps.
-    """
 
-    def in_pieces(call: Callable[[], object]) -> None:
-        with products.in_force():
-            call()
+    Args:
+        modules: Modules of a view whose products have a fixed number of rows.
+    """
 
     compared: list[_Compared] = []
     for one in modules:
         if one.is_product:
             for times, count in zip((1, _ANSWER[0]), (_ANSWER[1], 1), strict=True):
-                call = one.caller(count)
-                compared.append((one.times * times, partial(in_pieces, call), call))
+                calls = one.caller(count), one.original.caller(count)
+                compared.append((one.times * times, *calls))
     return _product_cost(compared, modules[0].like.device)
 
 

@@ -32,6 +32,7 @@ from paceline.invariance.row_classes import (
 from paceline.invariance.row_modules import RowModule, survey
 from paceline.model.architecture import Architecture
 from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.model_view import ModelView
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
 from paceline.model.self_check import check_tree_forward, count_differing_rows
@@ -276,13 +277,11 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
         products: with which it is used.
     """
     begin = time.perf_counter()
-    with products.in_force():
-        modules, unknown = survey(model)
+    modules, unknown = survey(ModelView(model, products).module)
     findings: list[ProbeResult] = []
     for one in modules:
         try:
-            with products.in_force():
-                findings.append(_find(one))
+            findings.append(_find(one))
         except Exception as error:  # a layer of another library raises what it likes
             unknown = (
                 f"{one.name}, a {type(one.module).__name__}, cannot be tried alone:"
@@ -306,11 +305,7 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
         measured = forward_cost(model, best.least, products, COST_ALLOWED)
         whole, conditions = measured.ratio, measured.conditions
         if products.fixed or best.least > 1:
-            measured = (
-                pieces_cost(modules, products)
-                if products.fixed
-                else padding_cost(modules, best.least)
-            )
+            measured = pieces_cost(modules) if products.fixed else padding_cost(modules, best.least)
             cost, conditions = measured.ratio, _worst(conditions, measured.conditions)
     seconds = time.perf_counter() - begin
     own = bool(products.modules) and not products.fixed

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.cpu.linear.own import StandIn
+from paceline.cpu.linear.own import ForwardOverride
 from paceline.invariance.row_classes import RowFunction
 
 _TOKENS = 13  # of the forward that is watched; a number that is unlikely to be a size
@@ -60,6 +60,13 @@ class RowModule:
         """The weight of a product, [out, in]."""
         weight: Tensor = self.module.get_parameter("weight").detach()
         return weight.T if isinstance(self.module, Conv1D) else weight
+
+    @property
+    def original(self) -> RowModule:
+        """The same kind of module as the model has it, outside of any view."""
+        override = vars(self.module).get("forward")
+        module = override.module if isinstance(override, ForwardOverride) else self.module
+        return replace(self, module=module)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -128,7 +135,7 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     twin: nn.Module = module.__class__.__new__(module.__class__)
     own = vars(twin)
     own.update(vars(module), _parameters={**module._parameters, **tensors})
-    if isinstance(own.get("forward"), StandIn):  # while products are in force
+    if isinstance(own.get("forward"), ForwardOverride):
         own["forward"] = own["forward"].of(twin)
     return twin
 

@@ -10,7 +10,6 @@ the LM head runs on one slice (`PaddedBatch`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -29,13 +28,13 @@ from paceline.kv_cache.slots import Slots
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.fed import capture_states
 from paceline.model.eagle.gather import states_to_read
-from paceline.model.eagle.modules import reading, uses_target_states
+from paceline.model.eagle.modules import uses_target_states
 from paceline.model.forward_mode import in_forward_mode, mode_of
 from paceline.model.model_runner import ModelRunner
 from paceline.model.model_view import ModelView, View
 from paceline.model.padded_batch import PaddedBatch, lay_out
 from paceline.model.ragged_batch import RaggedBatch, pack
-from paceline.model.reduced_vocabulary import is_kept_alone, kept_ids
+from paceline.model.reduced_vocabulary import kept_ids
 from paceline.model.rotary import (
     cut_at_switch,
     restart_beyond_switch,
@@ -78,7 +77,7 @@ class CachedLM:
         batch_invariant: bool = False,
         min_rows: int = 1,
         products: Products | None = None,
-        view: Callable[[PreTrainedModel], View] = ModelView,
+        view: Callable[[PreTrainedModel, Products], View] = ModelView,
         chains: bool = False,
     ) -> None:
         self.architecture = Architecture.from_model(model, batch_invariant, chains)
@@ -87,8 +86,8 @@ class CachedLM:
         self.products = fastest(model) if products is None else products
         self._model, self._view, self.chains = model, view, chains
         self._cache = SlotCache(self.architecture.layers)
-        self._feeder = ModelRunner(
-            view(model), self.device, self.architecture, self._cache, self.products
+        self._runner = ModelRunner(
+            view(model, self.products), self.device, self.architecture, self._cache, self.products
         )
         self.mode = mode_of(model)
         self.uses_target_states = uses_target_states(model)
@@ -106,7 +105,7 @@ class CachedLM:
     @property
     def forward_seconds(self) -> float:
         """Wall-clock spent in the model so far (the device is not synchronised for it)."""
-        return self._feeder.seconds
+        return self._runner.seconds
 
     @property
     def vocab_size(self) -> int:
@@ -132,7 +131,7 @@ class CachedLM:
                 f" while it serves one with {self._vocabulary.target_rows}; expected targets with"
                 " the same. Load the draft model again for this one."
             )
-        self._vocabulary = self._feeder.vocabulary = vocabulary
+        self._vocabulary = self._runner.vocabulary = vocabulary
         kept = kept_ids(self._model)
         self.kept_ids = None if kept is None else kept[kept < vocabulary.common]
 
@@ -146,7 +145,7 @@ class CachedLM:
         """Whether the model's modules have been replaced, as by an adapter, since a sequence was
         opened last.
         """
-        return self._feeder.view.stale
+        return self._runner.view.stale
 
     @property
     def takes_trees(self) -> bool:
@@ -216,7 +215,7 @@ class CachedLM:
         """
         self.check_length(request)
         if self.stale:
-            self._feeder.view = self._view(self._model)
+            self._runner.view = self._view(self._model, self.products)
         if place_of is None:
             self.slots.take(request)
         else:
@@ -260,14 +259,21 @@ class CachedLM:
         """Return True if equal first tokens of two requests have equal keys and values."""
         return same_rotary_frequencies(request, other, self.architecture.switch_lengths)
 
-    def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
+    def forward(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        reduced_logits: bool = False,
+    ) -> Tensor:
         """Run `forward_nodes`.
 
+        Args:
+            requests, trees, reduced_logits: As there.
         Returns:
             logits [batch, 1 + width, vocab]: after the last fed token, then after each node; rows
             beyond a tree are padding.
         """
-        return self.forward_nodes(requests, trees).padded()
+        return self.forward_nodes(requests, trees, reduced_logits=reduced_logits).padded()
 
     @in_forward_mode
     def forward_nodes(
@@ -275,6 +281,7 @@ class CachedLM:
         requests: Sequence[Request],
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
     ) -> NodeLogits:
         """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of
         every sequence.
@@ -283,43 +290,51 @@ class CachedLM:
             requests: Open requests with at least one pending token each.
             trees: One per request; empty for a request with more pending tokens than the chunk.
             prefill_chunk: Most pending tokens of a request; None = `prefill_chunk` of the model.
+            reduced_logits: True for logits of a reduced vocabulary alone, in the order of
+                `kept_ids`; without a reduced vocabulary, of all tokens. Default False.
         Returns:
             the logits after the last fed token of each, and after each node; rows of scored tokens
             come before them.
         """
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
-        self._feeder.begin()
+        self._runner.begin()
+        self._runner.view.state.reduced_logits = reduced_logits
         if not self.architecture.takes_masks:
             return self._forward_rows(trees, chunk)
         self.slots.compact_slots(self._requests)
         counts = [1 + len(tree) for tree in trees]
         if self.packs:
             packing = pack(requests, trees, chunk, self.min_rows)
-            with self._reading(packing):
-                flat = self._shared(self._feeder.packed(packing, self._requests))
+            self._read_target_states(packing)
+            flat = self._shared(self._runner.packed(packing, self._requests))
             self._count(packing.pending, packing.nodes)
             return NodeLogits.from_rows(
                 flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
             )
         layout = lay_out(requests, trees, chunk, self.min_rows)
-        with self._reading(layout):
-            flat = self._shared(self._feeder.padded(layout, self._requests))
+        self._read_target_states(layout)
+        flat = self._shared(self._runner.padded(layout, self._requests))
         self._count(layout.pending, layout.nodes)
         return NodeLogits.from_padded(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
 
     def forward_with_hidden(
-        self, requests: Sequence[Request], trees: Sequence[DraftTree]
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        reduced_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Run `forward`, and return what the LM head was fed as well.
 
+        Args:
+            requests, trees, reduced_logits: As in `forward_nodes`.
         Returns:
             logits [batch, 1 + width, vocab], and the hidden states they are made of (after the
             final norm), [batch, 1 + width, hidden].
         Raises:
             UnsupportedModelError: as `forward_with_states`.
         """
-        logits = self.forward_with_states(requests, trees)
+        logits = self.forward_with_states(requests, trees, reduced_logits=reduced_logits)
         assert logits.states is not None, "asked for"
         return logits.padded(), replace(logits, flat=logits.states[:, 0]).padded()
 
@@ -330,10 +345,12 @@ class CachedLM:
         layers: tuple[int, ...] = (),
         pending: bool = False,
         prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
     ) -> NodeLogits:
         """Run `forward_nodes`, and keep what the LM head was fed (after the final norm).
 
         Args:
+            requests, trees, reduced_logits: As in `forward_nodes`.
             layers: of the decoder, whose inputs are wanted as well. pending: the same is wanted of
                 all pending tokens.
         Raises:
@@ -341,21 +358,18 @@ class CachedLM:
                 hides its layers.
         """
         with capture_states(self._model, layers, pending) as fed:
-            logits = self.forward_nodes(requests, trees, prefill_chunk)
+            logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits)
         if not fed.head:
             raise UnsupportedModelError(
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that"
                 " its hidden states cannot be read; choose a drafter without an acceptance head."
             )
-        feeder = self._feeder
-        return fed.with_states(logits, feeder.picks, feeder.asked, feeder.pending)
+        runner = self._runner
+        return fed.with_states(logits, runner.picks, runner.asked, runner.pending)
 
-    def _reading(self, laid_out: PaddedBatch | RaggedBatch) -> AbstractContextManager[None]:
-        return (
-            reading(states_to_read(self._requests, laid_out))
-            if self.uses_target_states
-            else nullcontext()
-        )
+    def _read_target_states(self, batch: PaddedBatch | RaggedBatch) -> None:
+        if self.uses_target_states:
+            self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
         # Positions are slots in these models (ALiBi): rows of different length cannot share a
@@ -365,7 +379,7 @@ class CachedLM:
             for request, tree in zip(self._requests, trees, strict=True)
         ]
         rows = [
-            self._feeder.padded(layout, [request])
+            self._runner.padded(layout, [request])
             for layout, request in zip(layouts, self._requests, strict=True)
         ]
         self._count(
@@ -383,7 +397,7 @@ class CachedLM:
         """
         if self._vocabulary is None:
             return flat
-        kept = self.kept_ids if is_kept_alone() else None
+        kept = self.kept_ids if self._runner.view.state.reduced_logits else None
         return self._vocabulary.logits(flat, None if kept is None else len(kept))
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:

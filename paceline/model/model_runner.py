@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.attention import AttentionMetadata, tree_attention
+from paceline.attention import BY_POSITION, BY_SDPA, AttentionMetadata
 from paceline.core.request import Request
 from paceline.core.tree import IntArray
 from paceline.cpu.linear.own import Products
@@ -55,6 +55,7 @@ class ModelRunner:
         self.vocabulary: SharedVocabulary | None = None
         self._architecture, self._cache, self._products = architecture, cache, products
         self._device = device
+        self._implementation = view.config._attn_implementation  # of forwards without a mask
 
     def begin(self) -> None:
         """Forget what is known of the last forward."""
@@ -64,8 +65,9 @@ class ModelRunner:
 
     def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
         """Return logits [rows * num_logit_columns, vocab] of a padded batch."""
-        if self.view.text_lengths is not None:
-            self.view.text_lengths.set(requests, layout.positions)
+        state = self.view.state
+        if state.text_lengths is not None:
+            state.text_lengths.set(requests, layout.positions)
         columns, keep, front = (
             layout.token_ids.shape[1],
             layout.num_logit_columns,
@@ -85,15 +87,16 @@ class ModelRunner:
         self.pending.append(
             [(row, front - fed, front - 1) for row, fed in enumerate(layout.pending.tolist())]
         )
-        with self._attention(layout, mask is not None):
-            return self._call(
-                layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns)
-            )
+        self._set_attention(layout, mask is not None)
+        return self._call(
+            layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns)
+        )
 
     def packed(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
         """Return logits [asked, vocab] of sequences as they are packed."""
-        if self.view.text_lengths is not None:
-            self.view.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
+        state = self.view.state
+        if state.text_lengths is not None:
+            state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
         all_asked = self._architecture.takes_logits_to_keep  # the head gets no others
         sequences, asked = (
             len(packing.cached),
@@ -113,10 +116,11 @@ class ModelRunner:
         self.pending.append(
             [(0, start, start + count - 1) for start, count in zip(starts, fed, strict=False)]
         )
-        with tree_attention(self.view.config, order=packing.attention_metadata(marks)):
-            return self._call(
-                packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
-            )
+        self._use(BY_POSITION)
+        state.metadata = packing.attention_metadata(marks)
+        return self._call(
+            packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
+        )
 
     def _call(
         self, token_ids: IntArray, positions: IntArray, mask: Masks, asked: IntArray
@@ -144,21 +148,31 @@ class ModelRunner:
             # not a slice of every sequence.
             inputs["logits_to_keep"] = torch.from_numpy(asked).to(device, non_blocking=True)
         start = time.perf_counter()
-        helpers = self._products.helpers(token_ids.size) if arch.by_position else 0
-        with self._products.in_force(helpers):
+        with self._products.thread_team(token_ids.size) if arch.by_position else nullcontext():
             logits: Tensor = self.view.module(**inputs).logits
         self.seconds += time.perf_counter() - start
         return self.picks[-1](logits)
 
-    def _attention(self, layout: PaddedBatch, masked: bool) -> AbstractContextManager[None]:
-        arch, config = self._architecture, self.view.config
+    def _set_attention(self, layout: PaddedBatch, masked: bool) -> None:
+        """Choose the attention function of a forward over rows, and fill its state.
+
+        Args:
+            layout: The rows.
+            masked: True if the forward gets a mask.
+        """
+        arch, state = self._architecture, self.view.state
+        state.num_causal, state.metadata = 0, None
         if arch.by_position:
-            order = AttentionMetadata.of(
+            self._use(BY_POSITION)
+            state.metadata = AttentionMetadata.of(
                 layout.cached, layout.cache_positions, layout.positions, layout.padding
             )
-            return tree_attention(config, order=order)
-        if not masked or not arch.tree_attention:
-            return nullcontext()
-        return tree_attention(
-            config, layout.causal if arch.layer_kinds == ("full_attention",) else 0
-        )
+        elif arch.tree_attention:
+            self._use(BY_SDPA if masked else self._implementation)
+            if masked and arch.layer_kinds == ("full_attention",):
+                state.num_causal = layout.causal
+
+    def _use(self, implementation: str) -> None:
+        config = self.view.config
+        if config._attn_implementation != implementation:
+            config._attn_implementation = implementation

@@ -1,130 +1,203 @@
-"""A model as one of our forwards sees it: the same weights and hooks, with a configuration of its
-own.
+"""A view of a model: copies of its modules that our forwards call, with the same weights and hooks.
 
 transformers' models look up their attention in `config` at every call. We choose ours per forward,
-and others may run the same model meanwhile, in other threads or behind another engine; so every
-`CachedLM` has a configuration of its own to choose in.
+and others may run the same model meanwhile, in other threads or behind another engine. So every
+`CachedLM` has a view of its own, with its own configuration, products and forward state. The user's
+model stays as it is.
 """
 
 from __future__ import annotations
 
 import copy
+import types
 from functools import partial
-from types import MethodType
 from typing import Any, Protocol
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from paceline.attention.forward import STATE
+from paceline.cpu.linear.own import Products
 from paceline.model.forward_arguments import cache_argument
+from paceline.model.forward_state import ForwardState, StateReader
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
 
 _Children = dict[str, nn.Module | None]
+# Packages whose modules keep their attributes once they are built. Those of other packages, as of
+# adapters, may be switched at any time, and state readers are attached to a target.
+_STEADY = ("torch", "transformers")
 
 
 class View(Protocol):
-    """What our forwards need to know of a model."""
+    """Interface of a view, as the model runner uses it."""
 
     @property
     def module(self) -> Any:
-        """To be called in the place of the model."""
+        """Callable that takes the arguments of the model's forward."""
 
     @property
     def config(self) -> PretrainedConfig:
-        """Its (text) configuration."""
+        """Configuration of the (text) model."""
+
+    @property
+    def state(self) -> ForwardState:
+        """Forward state that the modules of the view read."""
 
     @property
     def cache_argument(self) -> str:
-        """The name under which `module` takes the KV cache."""
+        """Name under which `module` takes the KV cache."""
 
     @property
     def stale(self) -> bool:
-        """Whether it does not show the model as it is any more."""
-
-    @property
-    def text_lengths(self) -> TextLengths | None:
-        """To be set before every forward of a model whose rotary frequencies depend on them;
-        None for all other models.
-        """
+        """True if the model has changed since the view was built."""
 
 
 class ModelView:
-    """Modules that hold a configuration, and those around them, once more; all others are the
-    model's own.
+    """Copies of the modules that our forwards need changed, and of the modules around them.
 
-    A copied module shares its parameters, buffers and hooks with the original. Compiled forwards
-    are not taken over: graphs are recorded for the caller's inputs, and ours have a new shape at
-    every step.
+    Copied are modules with a configuration, modules that read the forward state, and modules whose
+    products are not torch's. All others are the model's own. A copied module shares its parameters,
+    buffers and hooks with the original. Compiled forwards are not taken over: graphs are recorded
+    for the caller's inputs, and ours have a new shape at every step.
 
+    Args:
+        model: The model to view.
+        products: Products of its forwards; default torch's.
     Attributes:
-        module: to be called in the place of the model.
-        config: its (text) configuration; changes to it are seen by nobody else.
-        cache_argument: the name under which `module` takes the KV cache.
-        text_lengths: see `View`.
+        module: Copy of the model.
+        config: Its (text) configuration; changes to it are seen by nobody else.
+        state: Forward state of the copies.
+        cache_argument: Name under which `module` takes the KV cache.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._watched: list[tuple[_Children, list[nn.Module | None]]] = []
-        self.text_lengths: TextLengths | None = None
-        self.module: PreTrainedModel = self._seen(model, {}, {})
+    def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
+        self._copier = ModuleCopier(products or Products())
+        self.state = self._copier.state
+        self.module: PreTrainedModel = self._copier.copy_of(model)
         self.config: PretrainedConfig = self.module.config.get_text_config(decoder=True)
         self.cache_argument = cache_argument(model)
 
     @property
     def stale(self) -> bool:
-        """Whether modules of the model have been replaced since, for example by an adapter."""
-        return any([*children.values()] != then for children, then in self._watched)
+        """True if modules of the model have been replaced since, for example by an adapter."""
+        return self._copier.stale
 
-    def _seen(self, module: Any, copies: dict[int, Any], configs: dict[int, Any]) -> Any:
-        """Return a copy of a module, or the module itself where nothing in it holds a
-        configuration.
 
-        Args:
-            copies, configs: made so far, by the id of the original: what is one object in the model
-                is one here.
-        """
-        if id(module) in copies:
-            return copies[id(module)]
-        children: _Children = module._modules
-        now = [*children.values()]
-        seen = [None if child is None else self._seen(child, copies, configs) for child in now]
-        held = vars(module).get("config")
-        if seen == now and not isinstance(held, PretrainedConfig):
-            return module
-        self._watched.append((children, now))
-        twin = copies[id(module)] = module.__class__.__new__(module.__class__)
-        own = vars(twin)
-        own.update(
-            vars(module), _modules=dict(zip(children, seen, strict=True)), _compiled_call_impl=None
+class ModuleCopier:
+    """Copies modules for one view.
+
+    Args:
+        products: Products of the view's forwards.
+    Attributes:
+        state: Forward state of the copies.
+    """
+
+    def __init__(self, products: Products) -> None:
+        self._products = products
+        self.state = ForwardState(linear=products.linear)
+        # By the id of the original: what is one object in the model is one in the view.
+        self._copies: dict[int, Any] = {}
+        self._configs: dict[int, Any] = {}
+        self._configured: set[int] = set()  # ids of originals with a configuration inside
+        self._watched: list[tuple[_Children, list[nn.Module | None]]] = []
+        self._overridden: list[dict[str, Any]] = []  # attributes of originals
+
+    @property
+    def stale(self) -> bool:
+        """True if a child of a copied module, or the `forward` of one, has been replaced since."""
+        return any([*children.values()] != then for children, then in self._watched) or any(
+            "forward" in attributes for attributes in self._overridden
         )
-        if isinstance(held, PretrainedConfig):
-            own["config"] = copy.deepcopy(held, configs)
+
+    def copy_of(self, module: Any) -> Any:
+        """Return a copy of a module; the module itself if nothing in it has to be copied."""
+        if id(module) in self._copies:
+            return self._copies[id(module)]
+        children: _Children = module._modules
+        originals = [*children.values()]
+        copies = [None if child is None else self.copy_of(child) for child in originals]
+        config, override = vars(module).get("config"), self._products.override(module)
+        if isinstance(config, PretrainedConfig) or any(
+            id(child) in self._configured for child in originals
+        ):
+            self._configured.add(id(module))
+        elif copies == originals and override is None and not isinstance(module, StateReader):
+            return module
+        self._watched.append((children, originals))
+        if override is not None:
+            self._overridden.append(vars(module))
+        steady = override is not None or id(module) in self._configured or _is_steady(module)
+        twin = _copy(module) if steady else _live_copy(module)
+        self._copies[id(module)] = twin
+        attributes = vars(twin)
+        attributes.update(_modules=dict(zip(children, copies, strict=True)))
+        attributes.update({"_compiled_call_impl": None, STATE: self.state})
+        if isinstance(config, PretrainedConfig):
+            attributes["config"] = copy.deepcopy(config, self._configs)
         if isinstance(twin, PreTrainedModel):
             # What records outputs sits in the hooks, which are shared: installed twice, it would
             # record twice.
-            own["_output_capturing_hooks_installed"] = True
-        for name in (
-            "forward",
-            "_old_forward",
-        ):  # accelerate gives modules a forward of their own, and keeps the first
-            if name in own:
-                own[name] = _rebound(own[name], module, twin)
+            attributes["_output_capturing_hooks_installed"] = True
+        # accelerate gives modules a forward of their own, and keeps the first
+        for name in ("forward", "_old_forward"):
+            if name in vars(module):
+                attributes[name] = _rebound(vars(module)[name], module, twin)
+        if override is not None:
+            attributes["forward"] = override
+        elif "_orig_mod" in children:  # of a module that torch.compile returned
+            attributes["forward"] = attributes["_modules"]["_orig_mod"]
         if is_length_dependent(twin):
-            self.text_lengths = self.text_lengths or TextLengths()
-            use_token_frequencies(twin, self.text_lengths)
+            self.state.text_lengths = self.state.text_lengths or TextLengths()
+            use_token_frequencies(twin, self.state.text_lengths)
         return twin
 
 
 def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
     """Return what a module calls as its forward, for its copy and not compiled."""
     function = getattr(function, "_torchdynamo_orig_callable", function)
-    if isinstance(function, MethodType) and _is(function.__self__, module):
-        return MethodType(function.__func__, twin)
+    if isinstance(function, types.MethodType) and _is(function.__self__, module):
+        return types.MethodType(function.__func__, twin)
     if isinstance(function, partial) and function.args and _is(function.args[0], module):
         return partial(function.func, twin, *function.args[1:], **function.keywords)
     return function
 
 
-def _is(one: Any, module: nn.Module) -> bool:
+def _is(candidate: Any, module: nn.Module) -> bool:
     # the model itself may come as a weak reference
-    return isinstance(one, nn.Module) and vars(one) is vars(module)
+    return isinstance(candidate, nn.Module) and vars(candidate) is vars(module)
+
+
+def _is_steady(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] in _STEADY
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    twin: nn.Module = module.__class__.__new__(module.__class__)
+    vars(twin).update(vars(module))
+    return twin
+
+
+# Attributes that torch itself reads at every call; all but the flag are objects that never change.
+_SHARED = tuple(name for name in vars(nn.Module()) if name != "training")
+
+
+def _live_copy(module: nn.Module) -> nn.Module:
+    """Return a copy whose attributes are those of the original at any time.
+
+    Reads fall back to the original and writes go to it, so that an adapter can be switched.
+    """
+    kind, attributes = type(module), vars(module)
+
+    def read(self: nn.Module, name: str) -> Any:
+        if name in attributes:
+            return attributes[name]
+        return kind.__getattr__(self, name)
+
+    def write(self: nn.Module, name: str, value: Any) -> None:
+        setattr(module, name, value)
+
+    live: Any = types.new_class(kind.__name__, (kind,))
+    live.__getattr__, live.__setattr__ = read, write
+    twin: nn.Module = live.__new__(live)
+    vars(twin).update({name: attributes[name] for name in _SHARED if name in attributes})
+    return twin

@@ -10,9 +10,7 @@ whole vocabulary; who does not know the file uses all of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +22,13 @@ from transformers import PreTrainedModel
 
 from paceline.cpu.linear.own import is_plain_product
 from paceline.errors import ConfigError
+from paceline.model.forward_state import StateReader
 from paceline.util.files import digest_of, parse_json, write_atomically
 
 FILE = "kept_tokens.json"
 _KIND, _VERSION, _CHECK = "paceline kept tokens", 1, "check"
 # of the lowest number: its exponential is 0, and yet a mask over all others leaves a distribution
 OUT_OF_REACH = 0.25
-_alone = ContextVar("kept tokens alone", default=False)
-
-
-@contextmanager
-def kept_alone(alone: bool = True) -> Iterator[None]:
-    """Within it, heads that keep some tokens return logits of these alone, [..., kept], in the
-    order of `kept_ids`, or of all.
-    """
-    token = _alone.set(alone)
-    try:
-        yield
-    finally:
-        _alone.reset(token)
-
-
-def is_kept_alone() -> bool:
-    """Whether heads that keep some tokens return logits of these alone."""
-    return _alone.get()
 
 
 def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
@@ -56,7 +37,7 @@ def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
     return None if kept is None else kept.cpu().numpy()
 
 
-class ReducedLMHead(torch.nn.Module):
+class ReducedLMHead(StateReader):
     """An LM head over the kept tokens; the logits of the others are so low that their probability
     is 0.
 
@@ -84,19 +65,16 @@ class ReducedLMHead(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocab] of hidden states [..., hidden]."""
-        return spread(
-            torch.nn.functional.linear(hidden, self.kept, self.added),
-            self.token_ids,
-            len(self.weight),
-        )
+        logits = torch.nn.functional.linear(hidden, self.kept, self.added)
+        if self.state.reduced_logits:
+            return logits
+        return spread(logits, self.token_ids, len(self.weight))
 
 
 def spread(said: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
     """Return logits [..., vocab] of those of the kept tokens, [..., kept]: the probability of
     all others is 0.
     """
-    if is_kept_alone():
-        return said
     logits = said.new_full(
         (*said.shape[:-1], vocab_size), torch.finfo(said.dtype).min * OUT_OF_REACH
     )

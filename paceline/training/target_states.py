@@ -8,11 +8,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.layers import decoder_layers, decoder_of, inputs_of
+from paceline.model.model_view import ModelView
 from paceline.report.progress import progress_bar
 from paceline.training.text_chunks import TextChunk
 
@@ -36,7 +38,7 @@ def read_states(
     threads = torch.get_num_threads() if model.device.type == "cpu" else 1
     # a number of each thread
     pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))
-    read = partial(_states_of, model, layers)
+    read = partial(_states_of, ModelView(model.model, model.products).module, layers)
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("reading", total=sum(map(len, stretches)))
         try:
@@ -52,14 +54,10 @@ def read_states(
             pool.shutdown(cancel_futures=True)  # who is interrupted does not wait for all
 
 
-def _states_of(model: CachedLM, layers: tuple[int, ...], stretch: TextChunk) -> Tensor:
-    with (
-        torch.no_grad(),
-        model.products.in_force(0),
-        inputs_of(decoder_layers(model.model, layers)) as below,
-    ):
+def _states_of(model: PreTrainedModel, layers: tuple[int, ...], stretch: TextChunk) -> Tensor:
+    with torch.no_grad(), inputs_of(decoder_layers(model, layers)) as below:
         ids = torch.from_numpy(stretch.token_ids).long()[None].to(model.device)
-        last: Tensor = decoder_of(model.model)(input_ids=ids, use_cache=False).last_hidden_state
+        last: Tensor = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     return torch.stack([last[0], *(one[0] for (one,) in below)], dim=1).cpu()
 
 

@@ -4,7 +4,6 @@ never left behind.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,8 +12,11 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from paceline import LLM, SamplingParams
-from paceline.attention import takes_tree_attention, tree_attention
+from paceline import LLM, DraftTree, SamplingParams
+from paceline.attention import AttentionState, takes_tree_attention
+from paceline.attention.forward import STATE
+from paceline.core.request import Request
+from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
 
 NAME = "paceline_sdpa"
@@ -37,9 +39,8 @@ def test_equal_to_transformers(groups: int, columns: int, cached: int, causal: i
     module = nn.Module()
     setattr(module, "num_key_value_groups", groups)  # noqa: B010 (mypy wants modules there)
     attend = AttentionInterface()[NAME]
-    config = make("llama", "sdpa").config
-    with tree_attention(config, causal):
-        ours, weights = attend(module, query, key, value, mask, scaling=0.3)
+    vars(module)[STATE] = AttentionState(causal)
+    ours, weights = attend(module, query, key, value, mask, scaling=0.3)
     theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
     assert weights is None
     assert ours.shape == (2, columns, 4, 8)
@@ -71,11 +72,19 @@ def test_used_in_masked_forwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not widths
 
 
-def test_the_models_own_implementation_comes_back() -> None:
+def test_the_implementation_is_chosen_in_the_view() -> None:
     model = make("llama", "sdpa")
     assert takes_tree_attention(model)
     assert not takes_tree_attention(make("llama", "eager"))
-    with suppress(RuntimeError), tree_attention(model.config):
-        assert model.config._attn_implementation == NAME
-        raise RuntimeError
-    assert model.config._attn_implementation == "sdpa"
+    lm = CachedLM(model)
+    request, tree = Request([5, 6, 7], SamplingParams()), DraftTree([8, 9], [-1, -1])
+    lm.open(request)
+    for _ in range(2):
+        lm.forward([request], [tree])
+        assert lm._runner.view.config._attn_implementation == NAME
+        assert model.config._attn_implementation == "sdpa"
+        lm.commit([[]])
+        request.token_ids.append(8)
+        lm.feed([request])  # a single token behind a text needs no mask
+        assert lm._runner.view.config._attn_implementation == "sdpa"
+        request.token_ids.append(9)

@@ -57,9 +57,9 @@ def test_several_are_in_the_model_at_a_time_and_none_afterwards(
     together: list[int] = []
     honest = CachedLM.forward_nodes
 
-    def watched(self: CachedLM, requests: Any, trees: Any) -> Any:
+    def watched(self: CachedLM, requests: Any, *args: Any) -> Any:
         together.append(len(requests))
-        return honest(self, requests, trees)
+        return honest(self, requests, *args)
 
     monkeypatch.setattr(CachedLM, "forward_nodes", watched)
     going = answered(llm, PROMPTS, PARAMS)

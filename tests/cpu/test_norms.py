@@ -16,6 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from paceline.cpu.linear import own
 from paceline.cpu.linear.norms import norm, own_norms
 from paceline.cpu.linear.own import Products
+from paceline.model.model_view import ModelView
 from tests.support.models import make
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -141,7 +142,7 @@ def test_those_that_compute_something_else_are_left_alone(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma"])
-def test_in_force_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_come_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(make(name))
     products = Products.ours(model)
     norms = [one for one in model.modules() if type(one).__name__.endswith("RMSNorm")]
@@ -154,19 +155,16 @@ def test_in_force_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch) 
         return norm(*args)
 
     monkeypatch.setattr(own, "norm", watched)
-    ids = torch.tensor([[3, 4, 5]])
+    ids, viewed = torch.tensor([[3, 4, 5]]), ModelView(model, products).module
     with torch.inference_mode():
         expected = model(ids).logits
-        with products.in_force():
-            assert torch.allclose(model(ids).logits, expected, atol=1e-4)
+        assert torch.allclose(viewed(ids).logits, expected, atol=1e-4)
         assert len(calls) == len(products.norms)
         model(ids)
-        with Products(products.modules).in_force():  # somebody else's, without
-            model(ids)
+        ModelView(model, Products(products.modules)).module(ids)  # somebody else's, without
     assert len(calls) == len(products.norms)
     assert not any("forward" in vars(one) for one in norms)
-    with products.in_force():
-        assert model(ids).logits.requires_grad
+    assert viewed(ids).logits.requires_grad
     assert len(calls) == len(products.norms)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from paceline.invariance import invariance
 from paceline.invariance.forward_cost import Cost
 from paceline.invariance.invariance import COST_ALLOWED, resolve_batch_invariance, search
 from paceline.model.cached_lm import CachedLM
+from paceline.model.model_view import ModelView
 from paceline.model.self_check import count_differing_rows
 from paceline.util import stopwatch
 from paceline.util.stopwatch import Conditions
@@ -118,7 +118,7 @@ def test_shapes_are_kept() -> None:
     )
 
 
-def test_in_force_in_this_thread_only_and_never_left_behind() -> None:
+def test_other_forwards_of_the_model_keep_torchs_products() -> None:
     model = make("llama")
     products = Products(replaceable(model))
     assert products.modules
@@ -129,19 +129,27 @@ def test_in_force_in_this_thread_only_and_never_left_behind() -> None:
         calls.append(threading.current_thread().name)
         return whole(*args)
 
-    ids = torch.tensor([[3, 4, 5]])
+    ids, viewed = torch.tensor([[3, 4, 5]]), ModelView(model, products).module
+
+    def in_the_middle() -> None:
+        other = threading.Thread(target=lambda: model(ids), name="other")
+        other.start()
+        other.join()
+        model(ids)
+
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(own, "product", watched)
         expected = model(ids).logits
         assert not calls
-        with suppress(RuntimeError), products.in_force():
-            assert replaceable(model) == products.modules
-            other = threading.Thread(target=lambda: model(ids), name="other")
-            other.start()
-            other.join()
-            assert not calls
-            found = model(ids).logits
-            raise RuntimeError
+        assert replaceable(model) == products.modules
+        whole_forward = viewed.model.layers[1].forward
+
+        def forward(*args: Any, **named: Any) -> Any:
+            in_the_middle()
+            return whole_forward(*args, **named)
+
+        patch.setitem(vars(viewed.model.layers[1]), "forward", forward)
+        found = viewed(ids).logits
         assert len(calls) == len(products.modules)
         model(ids)
     assert len(calls) == len(products.modules)
@@ -154,19 +162,20 @@ def test_only_so_many_rows_and_never_where_gradients_are_wanted() -> None:
     modules = replaceable(model)
     weight = modules[0].weight
     few, many = (numbers(count, weight.shape[1], dtype=torch.float32) for count in (2, 5))
-    with Products(modules, 1, 4).in_force():
-        with torch.inference_mode():
-            assert torch.equal(modules[0](few), product(few, weight, None))
-            assert torch.equal(modules[0](many), torch.nn.functional.linear(many, weight))
-        assert modules[0](few).requires_grad == weight.requires_grad
+    override: Any = Products(modules, 1, 4).override(modules[0])
+    with torch.inference_mode():
+        assert torch.equal(override(few), product(few, weight, None))
+        assert torch.equal(override(many), torch.nn.functional.linear(many, weight))
+    assert override(few).requires_grad == weight.requires_grad
 
 
 def test_a_forward_of_its_own_is_left_to_a_module() -> None:
     model = make("llama")
-    first = replaceable(model)[0]
+    products, first = Products(replaceable(model)), replaceable(model)[0]
     vars(first)["forward"] = lambda rows: rows
     try:
         assert first not in replaceable(model)
+        assert products.override(first) is None
     finally:
         del vars(first)["forward"]
 
@@ -285,13 +294,3 @@ def test_products_that_cost_too_much_are_for_want_of_others(
     found = resolve_batch_invariance(pair.target, True)
     assert found.proof is not None
     assert found.proof.own_products == (found.proof.cost > 90)
-
-
-def test_one_model_inside_the_forward_of_another() -> None:
-    """As where a draft is judged while its target reads: what was in force before is so again."""
-    outer, inner = (Products.ours(copy.deepcopy(make("llama", "sdpa"))) for _ in range(2))
-    with outer.in_force():
-        with inner.in_force():
-            assert own._under_way.products is inner
-        assert own._under_way.products is outer
-    assert not own._under_way.products.modules

@@ -56,6 +56,7 @@ class Alphabet:
         requests: Sequence[Request],
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
     ) -> NodeLogits:
         self._requests = list(requests)
         logits = torch.zeros(len(requests), 1 + max(map(len, trees)), 26)
@@ -68,7 +69,9 @@ class Alphabet:
                 logits[row, node, ord(self._after(text)) - 65] = 20.0
         return NodeLogits.from_padded(logits, [1 + len(tree) for tree in trees])
 
-    def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
+    def forward(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], reduced_logits: bool = False
+    ) -> Tensor:
         return self.forward_nodes(requests, trees).padded()
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:

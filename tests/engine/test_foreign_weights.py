@@ -26,6 +26,7 @@ from paceline.invariance.invariance import resolve_batch_invariance, search
 from paceline.invariance.row_modules import survey
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import model_identity
+from paceline.model.model_view import ModelView
 from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens
 from paceline.util.environment_key import environment_key
@@ -164,15 +165,15 @@ def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
     products = Products(replaceable(model))
     down = model.model.layers[1].mlp.down_proj
     assert down in products.modules
+    viewed = ModelView(model, products).module
     down.weight = nn.Parameter(Packed.of(down.weight.detach()), requires_grad=False)
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         expected = model(ids).logits
-        with products.in_force():
-            assert torch.allclose(model(ids).logits, expected, atol=1e-4)
+        assert torch.allclose(viewed(ids).logits, expected, atol=1e-4)
     vars(down)["_parameters"] = WritingThrough({"bias": None})
-    with torch.no_grad(), products.in_force(), pytest.raises(AttributeError, match="weight"):
-        model(ids)
+    with torch.no_grad(), pytest.raises(AttributeError, match="weight"):
+        viewed(ids)
 
 
 def test_norms_of_foreign_weights_are_theirs() -> None:
@@ -259,10 +260,12 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
         "product",
         lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias),  # type: ignore[func-returns-value]
     )
-    (product, *_) = [one for one in survey(model)[0] if one.is_product]
+    (product, *_) = [one for one in survey(ModelView(model, ours).module)[0] if one.is_product]
     weight = torch.randn_like(product.matrix)
-    with ours.in_force():
-        made = product.function(weight)(torch.ones(5, 64))
+    tried.clear()
+    made = product.function(weight)(torch.ones(5, 64))
+    assert tried == [id(weight)]
+    product.original.function(weight)(torch.ones(5, 64))
     assert tried == [id(weight)]
     assert torch.allclose(made, torch.ones(5, 64) @ weight.T, atol=1e-4)
 

@@ -90,13 +90,11 @@ def test_they_share_their_forwards(pair: Pair, llm: LLM) -> None:
     steps: list[int] = []
     forward = llm.model.forward_nodes
 
-    def counted(
-        requests: Sequence[Request], trees: Sequence[DraftTree], prefill_chunk: int | None = None
-    ) -> Any:
+    def counted(requests: Sequence[Request], *args: Any) -> Any:
         steps.append(len({request.params.speculation for request in requests}))
-        return forward(requests, trees, prefill_chunk)
+        return forward(requests, *args)
 
-    llm.model.forward_nodes = counted  # type: ignore[method-assign]
+    llm.model.forward_nodes = counted  # type: ignore[method-assign, assignment]
     outs = llm.generate(pair.prompts, each(pair, [without_budget(spec) for spec in MIXED]))
     assert [out.token_ids for out in outs] == pair.answers
     assert len(steps) < 2 * COUNT

@@ -347,6 +347,6 @@ def test_a_rotary_embedding_of_a_models_own_is_refused() -> None:
 def test_all_other_models_have_no_switch() -> None:
     for name in ROTARY:
         assert (switch_lengths(make(name).config) == ()) == (name not in LONG)
-        assert (CachedLM(make(name))._feeder.view.text_lengths is None) == (
+        assert (CachedLM(make(name))._runner.view.state.text_lengths is None) == (
             name not in [*LONG, *BOUNDED]
         )

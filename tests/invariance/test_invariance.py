@@ -146,8 +146,8 @@ def test_products_of_a_fixed_number_of_rows(rows: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(nn.Linear, "forward", watched)
-        with Products((module,), fixed=64).in_force():
-            out = module(states)
+        override: Any = Products((module,), fixed=64).override(module)
+        out = override(states)
     assert set(seen) == {64}
     assert len(seen) == -(-rows // 64)
     assert out.shape == (1, rows, 40)

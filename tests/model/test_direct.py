@@ -72,10 +72,10 @@ def test_the_numbers_are_those_of_transformers(llama: Any) -> None:
 def test_other_weights_are_noticed(llama: Any) -> None:
     """The bound above is one that a mistake would break."""
     products = Products.ours(llama)
-    wrong = DirectLlama(llama)
+    wrong = DirectLlama(llama, products)
     wrong._turns = wrong._turns[:, ::-1].copy()  # sines for cosines
     theirs = steps(CachedLM(llama, batch_invariant=True, products=products))
-    mine = steps(CachedLM(llama, batch_invariant=True, products=products, view=lambda model: wrong))
+    mine = steps(CachedLM(llama, batch_invariant=True, products=products, view=lambda *_: wrong))
     assert (
         max(
             float((one - other).norm() / other.norm())
@@ -105,6 +105,6 @@ def test_which_models_it_knows(llama: Any) -> None:
 def test_drafts_that_read_states_run_by_it_where_our_products_do() -> None:
     draft = draft_lm(load_draft("smollm2-draft"))
     kind = DirectLlama if amx.available() or avx512_dot.available() else ModelView
-    assert isinstance(draft._feeder.view, kind)
-    assert isinstance(draft.apart()._feeder.view, kind)
-    assert isinstance(draft_lm(load_draft("smollm2-draft", "float32"))._feeder.view, ModelView)
+    assert isinstance(draft._runner.view, kind)
+    assert isinstance(draft.apart()._runner.view, kind)
+    assert isinstance(draft_lm(load_draft("smollm2-draft", "float32"))._runner.view, ModelView)

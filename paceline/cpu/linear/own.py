@@ -3,17 +3,15 @@ come our norms.
 
 What only guesses may be made of can have weights of integers besides (`int8`).
 
-In force in our forwards only, and only in the thread that makes one.
+A view of a model (`paceline.model.model_view`) puts them in copies of the model's modules.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +28,6 @@ from paceline.cpu.linear.norms import eps_of, norm, own_norms
 from paceline.cpu.plain_tensors import PLAIN, is_plain
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TEAM, TeamJob
-from paceline.util.threads import ForkableLock
 
 ANY = 1 << 40  # rows: no bound
 _TORCHS_SHARE = 1 << 15  # numbers that torch's own operations share among threads
@@ -40,11 +37,6 @@ _CREW = 7  # helpers at most: a handful of cores read memory as fast as all of t
 _HEAD = (
     16  # times as many outputs as inputs: a vocabulary's head, behind which no operation follows
 )
-
-_held: dict[
-    int, int
-] = {}  # id of the first module -> forwards under way with our products, in any thread
-_lock = ForkableLock()
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -129,73 +121,89 @@ def is_plain_product(module: nn.Module) -> bool:
 
 def is_free(module: nn.Module) -> bool:
     """Whether nobody else has given it a `forward` of its own."""
-    return isinstance(vars(module).get("forward"), StandIn | None)
+    return isinstance(vars(module).get("forward"), ForwardOverride | None)
 
 
-class StandIn:
-    """What is called in the place of a module's `forward` while its numbers may be made by ours."""
+class ForwardOverride:
+    """Replaces `forward` in the copy of a module that a model view holds.
 
-    __slots__ = ("_module", "_own", "_plain")
+    It reads the weights of the original module at every call: they may have been replaced since.
 
-    def __init__(self, module: nn.Module) -> None:
-        # an attribute of a module takes longer to find
-        self._module, self._own = (module, vars(module))
-        self._plain: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+    Args:
+        module: the original module.
+        products: the products that apply to it.
+    Attributes:
+        module, products: as above.
+    """
 
-    def of(self, module: nn.Module) -> StandIn:
-        """Return the same for another module of the class."""
-        return type(self)(module)
+    __slots__ = ("_attributes", "_forward", "module", "products")
+
+    def __init__(self, module: nn.Module, products: Products) -> None:
+        self.module, self.products = module, products
+        # An attribute of a module takes longer to find than an entry of its dictionary.
+        self._attributes = vars(module)
+        self._forward: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+
+    def of(self, module: nn.Module) -> ForwardOverride:
+        """Return the same override for another module of the class."""
+        return type(self)(module, self.products)
 
 
-class _ProductStandIn(StandIn):
-    __slots__ = ("_inner",)
+class _LinearOverride(ForwardOverride):
+    """Uses our product if the weight and the rows suit it."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self._inner = module.in_features if isinstance(module, nn.Linear) else 0
+    __slots__ = ("_max_numbers", "_min_numbers")
+
+    def __init__(self, module: nn.Module, products: Products) -> None:
+        super().__init__(module, products)
+        inner = module.in_features if isinstance(module, nn.Linear) else 0
+        self._min_numbers, self._max_numbers = products.least * inner, products.most * inner
 
     def __call__(self, rows: Tensor) -> Tensor:
-        products = _under_way.products
-        if not products.modules:
-            return self._plain(self._module, rows)
-        if products.fixed:
-            return _in_pieces(partial(self._plain, self._module), rows, products.fixed)
-        held = self._own["_parameters"]
-        weight, bias = held.get("weight"), held.get("bias")
-        ours = products.least * self._inner <= rows.numel() <= products.most * self._inner
+        parameters = self._attributes["_parameters"]
+        weight, bias = parameters.get("weight"), parameters.get("bias")
         # A weight may have been replaced since, also by one of quantised numbers.
-        plain = (
-            type(weight) in PLAIN and type(rows) in PLAIN and (bias is None or type(bias) in PLAIN)
-        )
         if (
-            ours
-            and plain
+            self._min_numbers <= rows.numel() <= self._max_numbers
+            and type(weight) in PLAIN
+            and type(rows) in PLAIN
+            and (bias is None or type(bias) in PLAIN)
             and rows.dtype == weight.dtype
             and weight.is_contiguous()
             and not torch.is_grad_enabled()
         ):
-            return products.product(rows, weight, bias)
-        return self._plain(self._module, rows)
+            return self.products.product(rows, weight, bias)
+        return self._forward(self.module, rows)
 
 
-class _NormStandIn(StandIn):
+class _FixedRowsOverride(ForwardOverride):
+    """Uses torch's product, always with the same number of rows."""
+
+    __slots__ = ()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return _in_pieces(partial(self._forward, self.module), rows, self.products.fixed)
+
+
+class _NormOverride(ForwardOverride):
+    """Uses our norm if the weight and the rows suit it."""
+
     __slots__ = ("_eps",)
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, products: Products) -> None:
+        super().__init__(module, products)
         self._eps = eps_of(module) or 0.0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        weight = self._own["_parameters"].get("weight")
-        ours = (
-            _under_way.products.norms
-            and type(weight) in PLAIN
+        weight = self._attributes["_parameters"].get("weight")
+        if (
+            type(weight) in PLAIN
             and type(rows) in PLAIN
             and rows.dtype == weight.dtype
-        )
-        if not ours or torch.is_grad_enabled():
-            return self._plain(self._module, rows)
-        return norm(rows, weight, self._eps)
+            and not torch.is_grad_enabled()
+        ):
+            return norm(rows, weight, self._eps)
+        return self._forward(self.module, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +228,23 @@ class Products:
     _integers: dict[int, tuple[Tensor, Int8Weight | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _stand_ins: tuple[tuple[dict[str, Any], StandIn], ...] = field(
-        default=(), init=False, repr=False, compare=False
+    _kinds: dict[int, type[ForwardOverride]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
     )
+    _max_width: int = field(default=ANY, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        products = ((vars(one), _ProductStandIn(one)) for one in self.modules)
-        object.__setattr__(
-            self, "_stand_ins", (*products, *((vars(one), _NormStandIn(one)) for one in self.norms))
+        if not self.modules:
+            return
+        self._kinds.update((id(one), _NormOverride) for one in self.norms)
+        kind = _FixedRowsOverride if self.fixed else _LinearOverride
+        self._kinds.update((id(one), kind) for one in self.modules)
+        widths = (
+            one.out_features
+            for one in self.modules
+            if isinstance(one, nn.Linear) and one.out_features < _HEAD * one.in_features
         )
+        object.__setattr__(self, "_max_width", max(widths, default=ANY))
 
     @staticmethod
     def ours(model: PreTrainedModel, least: int = 1, most: int = ANY) -> Products:
@@ -245,6 +261,11 @@ class Products:
         """
         multiply_int8.prepare()
         return replace(Products.ours(model), in_int8=_TILE if amx.available() else ANY)
+
+    def override(self, module: nn.Module) -> ForwardOverride | None:
+        """Return what replaces the `forward` of a module in a model view; None for nothing."""
+        kind = self._kinds.get(id(module))
+        return None if kind is None or not is_free(module) else kind(module, self)
 
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias by our products, with weights of integers where these
@@ -289,60 +310,14 @@ class Products:
         threads = torch.get_num_threads()
         if threads == 1 or self.fixed:
             return 0
-        layers = (
-            one
-            for one in self.modules
-            if isinstance(one, nn.Linear) and one.out_features < _HEAD * one.in_features
-        )
-        widest = max((one.out_features for one in layers), default=ANY)
-        return min(threads - 1, _CREW) if rows * widest < _TORCHS_SHARE else 0
+        return min(threads - 1, _CREW) if rows * self._max_width < _TORCHS_SHARE else 0
 
-    @contextmanager
-    def in_force(self, helpers: int = 0) -> Iterator[None]:
-        """Use them in the forward inside, in this thread, with so many threads that wait awake for
-        a part of the work.
-
-        Each of the modules has a `forward` of its own meanwhile, as accelerate gives them; other
-        threads get what they always got.
+    def thread_team(self, rows: int) -> AbstractContextManager[None]:
+        """Return a context in which helper threads share the products of a forward of so many
+        rows.
         """
-        if not self.modules:
-            yield
-            return
-        first = id(self.modules[0])
-        with _lock:
-            _held[first] = _held.get(first, 0) + 1
-            if _held[first] == 1:
-                for own, stand_in in self._stand_ins:
-                    own["forward"] = stand_in
-        before, _under_way.products = _under_way.products, self
-        try:
-            with TEAM.running(helpers):
-                yield
-        finally:
-            _under_way.products = before
-            with _lock:
-                _held[first] -= 1
-                if not _held[first]:
-                    del _held[first]
-                    for own, _ in self._stand_ins:
-                        del own["forward"]
-
-
-_TORCHS = Products()
-
-
-class _UnderWay(threading.local):
-    """What is in force in a thread."""
-
-    products = _TORCHS
-
-
-_under_way = _UnderWay()
-
-
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias by what is in force, for a weight that is no module's own."""
-    return _under_way.products.linear(rows, weight, bias)
+        helpers = self.helpers(rows)
+        return TEAM.running(helpers) if helpers else nullcontext()
 
 
 def _in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:

@@ -35,7 +35,6 @@ from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
 from paceline.model.cached_lm import CachedLM
-from paceline.model.reduced_vocabulary import kept_alone
 from paceline.sampling import sampler
 
 __all__ = ["DraftModel", "DraftModelOptions"]
@@ -186,8 +185,7 @@ class DraftModel(ChainDrafter):
         inputs = [question.tree if question else EMPTY_TREE for question in questions]
         if not sampler.is_greedy(copies):
             return adjusted_answers(self._draft.forward(copies, inputs), copies, inputs, questions)
-        with kept_alone():
-            logits = self._draft.forward(copies, inputs)
+        logits = self._draft.forward(copies, inputs, reduced_logits=True)
         return greedy_answers(logits, questions, self._draft.kept_ids)
 
 

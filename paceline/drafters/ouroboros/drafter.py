@@ -47,7 +47,6 @@ from paceline.engine.step import decode_step
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.pairing import pair
-from paceline.model.reduced_vocabulary import kept_alone
 from paceline.sampling.sampler import is_greedy
 from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.verify import verify
@@ -243,11 +242,10 @@ class Ouroboros(Drafter):
             len(requests),
             self._phrases.max_nodes,
         )
-        alone = is_greedy(requests)
+        reduced = is_greedy(requests)
         while any(shadow.open for shadow in shadows):
             limits = [most if shadow.open else 0 for shadow in shadows]
-            with kept_alone(alone):
-                decode_step(self._draft, self._phrases, requests, limits, check)
+            decode_step(self._draft, self._phrases, requests, limits, check, reduced)
 
     def _verify_draft(
         self,

@@ -29,7 +29,6 @@ from paceline.drafters.shared.length_rules import Chain, LengthRule, NewTokens
 from paceline.drafters.shared.ngram_index import NgramIndex
 from paceline.model.cached_lm import CachedLM
 from paceline.model.pairing import pair
-from paceline.model.reduced_vocabulary import kept_alone
 from paceline.sampling import sampler
 from paceline.verification.rules import follow
 
@@ -173,14 +172,13 @@ class ChainDrafter(Drafter):
         ]
         copies = [shadow.request for shadow in shadows]
         stream = sampler.DRAFT if self._rejects else sampler.TARGET
-        alone = sampler.is_greedy(copies)
-        kept = self._draft.kept_ids if alone else None
+        reduced = sampler.is_greedy(copies)
+        kept = self._draft.kept_ids if reduced else None
         while any(chain.open for chain in chains):
             guesses = [
                 self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)
             ]
-            with kept_alone(alone):
-                logits, hidden = self._forward(copies, guesses)
+            logits, hidden = self._forward(copies, guesses, reduced)
             scores = sampler.target_scores(logits, copies, guesses)
             drawn = guess_tokens(copies, sampler.draw(scores, copies, guesses, stream))
             if kept is not None:
@@ -194,12 +192,12 @@ class ChainDrafter(Drafter):
         return Chain(shadow.request, limit, limit > 0, self.draws(request), end_ids)
 
     def _forward(
-        self, copies: list[Request], guesses: list[DraftTree]
+        self, copies: list[Request], guesses: list[DraftTree], reduced_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return logits, and hidden states if the rule reads them."""
         if self._rule.reads_hidden:
-            return self._draft.forward_with_hidden(copies, guesses)
-        return self._draft.forward(copies, guesses), None
+            return self._draft.forward_with_hidden(copies, guesses, reduced_logits)
+        return self._draft.forward(copies, guesses, reduced_logits), None
 
     def _extend(
         self,

@@ -86,6 +86,7 @@ class ParallelLM(CachedLM):
         requests: Sequence[Request],
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
     ) -> NodeLogits:
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
@@ -110,7 +111,7 @@ class ParallelLM(CachedLM):
             request.id: both
             for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)
         }
-        return super().forward_nodes(requests, parts, prefill_chunk)
+        return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
         """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each

@@ -18,15 +18,16 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
-from paceline.attention.forward import current_forward
 from paceline.core.tree import IntArray
 from paceline.cpu import simd_f32x8
 from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.attention.tiles import FLOAT, address
 from paceline.cpu.linear.norms import norm
-from paceline.cpu.linear.own import linear
+from paceline.cpu.linear.own import Products
 from paceline.cpu.plain_tensors import is_plain
 from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.forward_state import ForwardState
+from paceline.model.model_view import ModuleCopier
 from paceline.util.compiled import compiled
 
 _HALF = FLOAT // 2
@@ -56,16 +57,23 @@ class DirectLlama:
 
     Args:
         model: one that `suits`, of bfloat16.
+        products: Products of its forwards.
+    Attributes:
+        config: Configuration of its own.
+        state: Forward state of its own.
     """
 
     stale = False  # nobody gives a draft other modules
     cache_argument = "cache"
-    text_lengths = None  # `suits` takes no such rotary embedding
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, products: Products) -> None:
         decoder: Any = model.get_decoder()
         self.config: PretrainedConfig = copy.deepcopy(model.config)
-        self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
+        copier = ModuleCopier(products)
+        self.state: ForwardState = copier.state
+        self._linear = products.linear
+        self._embedding = copier.copy_of(model.get_input_embeddings())
+        self._head = copier.copy_of(model.get_output_embeddings())
         self._layers = [_weights(layer) for layer in decoder.layers]
         self._last, self._eps = decoder.norm.weight.detach(), float(self.config.rms_norm_eps)
         self._heads, self._key_heads = (
@@ -96,24 +104,23 @@ class DirectLlama:
             hidden += self._attention(
                 states, layer, cache.layers[number], attention_mask, positions
             )
-            gate, up = linear(norm(hidden, layer.between, self._eps), layer.gate_up, None).chunk(
-                2, dim=-1
-            )
-            hidden += linear(functional.silu(gate).mul_(up), layer.down, None)
+            states = norm(hidden, layer.between, self._eps)
+            gate, up = self._linear(states, layer.gate_up, None).chunk(2, dim=-1)
+            hidden += self._linear(functional.silu(gate).mul_(up), layer.down, None)
         return _Logits(self._head(norm(hidden[:, logits_to_keep], self._last, self._eps)))
 
     def _attention(
         self, states: Tensor, layer: _Layer, cache: Any, mask: Tensor, positions: IntArray
     ) -> Tensor:
-        order = current_forward().order
-        assert order is not None, "a draft attends by position"
-        made = linear(states, layer.queries_keys_values, None)
+        metadata = self.state.metadata
+        assert metadata is not None, "a draft attends by position"
+        made = self._linear(states, layer.queries_keys_values, None)
         turned = self._heads + self._key_heads
         _rotate(made.data_ptr(), made.shape[-1], turned, self._dim, positions, self._turns)
         each = made.view(1, -1, turned + self._key_heads, self._dim).transpose(1, 2)
         keys, values = cache.update(each[:, self._heads : turned], each[:, turned:])
-        found = attention_by_position(each[:, : self._heads], keys, values, mask, order)
-        return linear(found.flatten(2), layer.out, None)
+        found = attention_by_position(each[:, : self._heads], keys, values, mask, metadata)
+        return self._linear(found.flatten(2), layer.out, None)
 
 
 def suits(model: PreTrainedModel) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.core.request import Request
-from paceline.model.eagle.modules import TargetStates
+from paceline.model.forward_state import TargetStates
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.ragged_batch import RaggedBatch
 

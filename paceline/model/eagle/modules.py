@@ -12,10 +12,6 @@ target.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,9 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.cpu.attention.invariant import KINDS
-from paceline.cpu.linear.own import linear
 from paceline.cpu.plain_tensors import is_plain
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.model.forward_state import StateReader, TargetStates
 from paceline.model.identity import Sketch
 from paceline.model.reduced_vocabulary import spread
 from paceline.model.settings import MIN_SKETCH_COSINE
@@ -36,33 +32,7 @@ _DTYPES = {torch.float64, *KINDS}
 READS = "reads_states_of"
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStates:
-    """What the target's states say about the tokens of one forward.
-
-    Attributes:
-        at: int64 [2, n], rows and columns of the tokens whose state is known. states: [n, 1 +
-            layers, hidden of the target].
-    """
-
-    at: Tensor
-    states: Tensor
-
-
-_reading: ContextVar[TargetStates | None] = ContextVar("reading", default=None)
-
-
-@contextmanager
-def reading(what: TargetStates | None) -> Iterator[None]:
-    """Let a draft read `what` in the forward inside."""
-    token = _reading.set(what)
-    try:
-        yield
-    finally:
-        _reading.reset(token)
-
-
-class TargetStateEmbedding(nn.Module):
+class TargetStateEmbedding(StateReader):
     """Makes what goes into the first layer, [rows, columns, hidden], of token ids and of the states
     that are being read.
 
@@ -91,23 +61,28 @@ class TargetStateEmbedding(nn.Module):
         self.register_buffer("state_scale", torch.ones(states))
         self.table: Tensor | None = None
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Return the inputs of the first layer."""
+    def forward(self, token_ids: Tensor, target_states: TargetStates | None = None) -> Tensor:
+        """Return the inputs of the first layer.
+
+        Args:
+            token_ids: [rows, columns].
+            target_states: Target states of some of the tokens; default those of the view's forward.
+        """
         assert self.table is not None, "attached when an engine is built"
         dtype = self.read.weight.dtype
         tokens = self.table[token_ids].to(dtype) * self.token_scale
         made: Tensor = self.unread(tokens)
-        what = _reading.get()
-        if what is None or not what.at.shape[1]:
+        target_states = target_states or self.state.target_states
+        if target_states is None or not target_states.at.shape[1]:
             return made
-        rows, columns = what.at
+        rows, columns = target_states.at
         # those of an enlarged target have zeros behind
-        states = what.states[..., : self._states].flatten(1)
+        states = target_states.states[..., : self._states].flatten(1)
         known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
         return made.index_put((rows, columns), self.read(known))
 
 
-class TargetStateHead(nn.Module):
+class TargetStateHead(StateReader):
     """The target's LM head, of the tokens that the draft keeps; the probability of all others is 0.
 
     Args:
@@ -130,7 +105,10 @@ class TargetStateHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocab] of hidden states [..., hidden]."""
-        return spread(self._said(self.out(hidden)), self.token_ids, self.vocab_size)
+        logits = self._said(self.out(hidden))
+        if self.state.reduced_logits:
+            return logits
+        return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
         """Return the likeliest token of each of what `out` makes, [...]."""
@@ -138,7 +116,7 @@ class TargetStateHead(nn.Module):
 
     def _said(self, states: Tensor) -> Tensor:
         assert self.kept is not None, "attached when an engine is built"
-        return linear(states, self.kept, self.added)
+        return self.state.linear(states, self.kept, self.added)
 
 
 def uses_target_states(model: PreTrainedModel) -> bool:

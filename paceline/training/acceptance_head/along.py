@@ -55,7 +55,8 @@ def draft_along(
     ids = text_ids[None].to(draft.device)
     chosen_by = shifted(states[None].to(draft.device, draft.dtype))
     text = Rows.judged(len(stretch), places + 1, stretch.first)
-    hidden = hidden_of_rows(draft.get_decoder(), ids, chosen_by, text)[0]
+    embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
+    hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, text)[0]
     # A token is drafted by the row before it, which has one guess fewer behind it.
     pairs = list(zip(text.places.tolist(), text.guessed.tolist(), strict=True))
     at = {pair: row for row, pair in enumerate(pairs)}
@@ -79,6 +80,6 @@ def draft_along(
     drawn, *values = labelled(own.cpu(), said.cpu())
     drafted = drawn[None].to(draft.device)
     behind = hidden_of_rows(
-        draft.get_decoder(), ids, chosen_by, text.with_drafts(), drafted=drafted
+        embedding, decoder, ids, chosen_by, text.with_drafts(), drafted=drafted
     )[0, len(pairs) :]
     return [behind, drawn, *values]

@@ -32,6 +32,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import draft_lm, load_draft, load_model
+from paceline.model.model_view import ModelView
 from paceline.model.pairing import pair, shared_vocabulary
 from paceline.model.vocabulary import SharedVocabulary
 from paceline.report.progress import progress_bar
@@ -199,13 +200,11 @@ def chains_along(
     """
     model, in_use = CachedLM(target), draft_lm(draft)
     pair(in_use, target)
+    drafting = ModelView(in_use.model, in_use.products).module  # it drafts as it is used
     label = partial(_draft_and_label, greedy=params.greedy, generator=generator)
     columns: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "prompts", *_FIGURES)}
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        with in_use.products.in_force():  # it drafts as it is used
-            hidden, drawn, *values = draft_along(
-                model, in_use.model, prompt, answer, params, places, label
-            )
+        hidden, drawn, *values = draft_along(model, drafting, prompt, answer, params, places, label)
         found = (hidden, torch.full_like(drawn, row, dtype=torch.int32), *values)
         for column, one in zip(columns.values(), found, strict=True):
             column.append(one.cpu())

@@ -77,8 +77,14 @@ class EagleStudent:
         )
         unread = int(random.integers(width)) if random.random() < _UNREAD else 0
         token_ids, states = (one.to(device) for one in _padded(stretches, width))
+        embedding, decoder = self.model.get_input_embeddings(), self.model.get_decoder()
         hidden = hidden_of_rows(
-            self._in_dtype(self.model.get_decoder()), token_ids, shifted(states), rows, unread
+            self._in_dtype(embedding),
+            self._in_dtype(decoder),
+            token_ids,
+            shifted(states),
+            rows,
+            unread,
         )
         made = self._in_dtype(self._out)(hidden)
         lengths, firsts = torch.tensor([(len(one), one.first) for one in stretches]).T[:, :, None]

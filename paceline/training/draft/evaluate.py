@@ -21,6 +21,7 @@ from paceline.core.tree import DraftTree
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import layers_read, states_shape
+from paceline.model.model_view import ModelView
 from paceline.model.pairing import pair, shared_vocabulary
 from paceline.model.vocabulary import SharedVocabulary
 from paceline.report.documents import DocumentKind
@@ -125,7 +126,8 @@ def guesses_agree(model: PreTrainedModel, stretch: TextChunk, length: int) -> np
     ids = torch.from_numpy(stretch.token_ids).long().to(model.device)
     rows = Rows.judged(len(ids), length, stretch.first)
     head: Any = model.get_output_embeddings()
-    made = head.out(hidden_of_rows(model.get_decoder(), ids[None], shifted(states[None]), rows)[0])
+    embedding, decoder = model.get_input_embeddings(), model.get_decoder()
+    made = head.out(hidden_of_rows(embedding, decoder, ids[None], shifted(states[None]), rows)[0])
     asked = ((rows.places >= stretch.first - 1) & (rows.places < len(ids) - 1)).nonzero()[:, 0]
     following = rows.places[asked] + 1
     right = (head.guess(made[asked.to(model.device)]) == ids[following.to(model.device)]).cpu()
@@ -163,11 +165,11 @@ def evaluate(
     pair(draft, target.model)
     if draft.uses_target_states:
         read = read_states(target, answers, layers_read(draft.model), progress=True)
-        with draft.products.in_force():  # it guesses as it is used
-            agreed = [
-                guesses_agree(draft.model, replace(one, states=states), max(*LENGTHS, length))
-                for one, states in zip(answers, read, strict=True)
-            ]
+        drafting = ModelView(draft.model, draft.products).module  # it guesses as it is used
+        agreed = [
+            guesses_agree(drafting, replace(one, states=states), max(*LENGTHS, length))
+            for one, states in zip(answers, read, strict=True)
+        ]
     else:
         agreed = agreements(
             draft.model, answers, shared=shared_vocabulary(draft.model, target.model)

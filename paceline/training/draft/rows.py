@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.model.eagle.modules import TargetStates, reading
+from paceline.model.forward_state import TargetStates
 
 
 class Rows(NamedTuple):
@@ -90,6 +90,7 @@ class Rows(NamedTuple):
 
 
 def hidden_of_rows(
+    embedding: Callable[..., Tensor],
     decoder: Callable[..., Any],
     token_ids: Tensor,
     chosen_by: Tensor,
@@ -101,7 +102,7 @@ def hidden_of_rows(
     `token_ids`.
 
     Args:
-        decoder: the draft's, or what does as it does.
+        embedding, decoder: the draft's, or what does as they do.
         token_ids: [b, t], on the decoder's device, as all tensors but `rows` are.
         chosen_by: [b, t, 1 + layers, states], the target's states that each token was chosen by.
         unread: of so many first tokens no state is read.
@@ -117,13 +118,12 @@ def hidden_of_rows(
     if drafted is not None:
         ids = torch.cat((ids[:, : ids.shape[1] - drafted.shape[1]], drafted), dim=1)
     inputs: dict[str, Any] = {
-        "input_ids": ids,
+        "inputs_embeds": embedding(ids, TargetStates(at, chosen_by[:, read].flatten(0, 1))),
         "position_ids": places.expand(texts, -1),
         "attention_mask": rows.mask.to(device)[None, None].expand(texts, -1, -1, -1),
         "use_cache": False,
     }
-    with reading(TargetStates(at, chosen_by[:, read].flatten(0, 1))):
-        hidden: Tensor = decoder(**inputs).last_hidden_state
+    hidden: Tensor = decoder(**inputs).last_hidden_state
     return hidden
 
 

@@ -25,13 +25,12 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import (
     READS,
-    TargetStates,
     attach,
     layers_read,
-    reading,
     states_shape,
     uses_target_states,
 )
+from paceline.model.forward_state import TargetStates
 from paceline.model.loading import load_draft
 from paceline.training.acceptance_head.record import chains_along
 from paceline.training.draft.evaluate import evaluate
@@ -263,16 +262,16 @@ def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> 
     attach(draft, pair.target)
     tokens, states = torch.arange(9), torch.randn(9, *states_shape(draft))
     rows = Rows.judged(9, 3, 2)
-    whole = hidden_of_rows(draft.get_decoder(), tokens[None], states[None], rows)[0]
+    embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
+    whole = hidden_of_rows(embedding, decoder, tokens[None], states[None], rows)[0]
     for row, (place, guessed) in enumerate(
         zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)
     ):
         root = place - guessed
         at = torch.stack((torch.zeros(root, dtype=torch.long), torch.arange(1, root + 1)))
-        with reading(TargetStates(at, states[1 : root + 1])), torch.no_grad():
-            alone = draft.get_decoder()(input_ids=tokens[None, : place + 1]).last_hidden_state[
-                0, -1
-            ]
+        with torch.no_grad():
+            rows_in = embedding(tokens[None, : place + 1], TargetStates(at, states[1 : root + 1]))
+            alone = decoder(inputs_embeds=rows_in).last_hidden_state[0, -1]
         torch.testing.assert_close(whole[row].detach(), alone, rtol=1e-3, atol=1e-3)
 
 

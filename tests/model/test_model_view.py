@@ -1,0 +1,128 @@
+"""A view of a model: what is copied, and that changes of the model are followed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import EMPTY_TREE
+from paceline.cpu.linear import own
+from paceline.cpu.linear.own import Products
+from paceline.model.cached_lm import CachedLM
+from paceline.model.model_view import ModelView
+from tests.support.models import make
+
+IDS = torch.tensor([[3, 4, 5, 60, 7]])
+
+
+class Adapter(nn.Module):
+    """Scales what a module returns, by a factor that may be changed at any time."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.scale, self.calls = base, 1.0, 0
+
+    @property
+    def factor(self) -> float:
+        return self.scale
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.base(rows)
+        return out * self.factor
+
+
+@pytest.fixture
+def model() -> Any:
+    return copy.deepcopy(make("llama", "sdpa"))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ids of the weights that our kernel multiplies."""
+    weights, product = list[int](), own.product
+
+    def watched(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weights.append(id(weight))
+        return product(rows, weight, bias)
+
+    monkeypatch.setattr(own, "product", watched)
+    return weights
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(IDS).logits
+    return logits
+
+
+def test_modules_with_our_products_are_copies_that_share_weights(model: Any) -> None:
+    viewed = ModelView(model, Products.ours(model)).module
+    theirs, ours = model.model.layers[0].mlp.up_proj, viewed.model.layers[0].mlp.up_proj
+    assert ours is not theirs
+    assert ours.weight is theirs.weight
+    assert "forward" not in vars(theirs)
+    assert viewed.model.layers[0].mlp.act_fn is model.model.layers[0].mlp.act_fn
+    assert {id(one) for one in viewed.parameters()} == {id(one) for one in model.parameters()}
+
+
+def test_hooks_that_come_later_are_called(model: Any) -> None:
+    viewed, seen = ModelView(model, Products.ours(model)).module, list[tuple[int, ...]]()
+    hook = model.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    logits_of(viewed)
+    hook.remove()
+    logits_of(viewed)
+    assert seen == [(1, 5, 64)]
+
+
+def test_an_adapter_may_be_switched_while_a_view_has_it(model: Any, calls: list[int]) -> None:
+    products = Products.ours(model)
+    view = ModelView(model, products)
+    down = model.model.layers[1].mlp.down_proj
+    adapter = model.model.layers[1].mlp.down_proj = Adapter(down)
+    assert view.stale
+    view = ModelView(model, products)
+    assert not view.stale
+    for scale in (8.0, -8.0):
+        adapter.scale = scale
+        expected = logits_of(model)
+        calls.clear()
+        assert torch.allclose(logits_of(view.module), expected, atol=1e-4)
+        assert id(down.weight) in calls
+    assert adapter.calls == 4
+    assert isinstance(view.module.model.layers[1].mlp.down_proj, Adapter)
+    model.model.layers[1].mlp.down_proj = down
+    assert view.stale
+
+
+def test_a_forward_that_is_replaced_later_is_followed(model: Any, calls: list[int]) -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Twice(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def post_forward(self, module: nn.Module, output: Tensor) -> Tensor:
+            return output * 2
+
+    lm = CachedLM(model, products=Products.ours(model))
+    down = model.model.layers[1].mlp.down_proj
+    hooks.add_hook_to_module(down, Twice())
+    assert lm.stale
+    request = Request(IDS[0].tolist(), SamplingParams())
+    lm.open(request)
+    assert not lm.stale
+    logits = lm.forward([request], [EMPTY_TREE])[0, 0]
+    assert torch.allclose(logits, logits_of(model)[0, -1], atol=1e-4)
+    assert id(down.weight) not in calls
+
+
+def test_compiled_modules_run_uncompiled_with_our_products(model: Any, calls: list[int]) -> None:
+    products, layer = Products.ours(model), model.model.layers[0]
+    expected = logits_of(model)
+    layer.mlp = torch.compile(layer.mlp, backend="eager")
+    layer.self_attn.o_proj = torch.compile(layer.self_attn.o_proj, backend="eager")
+    assert torch.allclose(logits_of(ModelView(model, products).module), expected, atol=1e-4)
+    assert len(calls) == len(products.modules)
