@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from paceline.bench.bench_settings import ROUNDING
 from paceline.bench.settings import CostScale
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.eagle.modules import uses_target_states
@@ -34,7 +35,6 @@ _PROJECTIONS = (
 )
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")  # projections that write to the residual stream
 _NORMS = ("input_layernorm", "post_attention_layernorm")
-_ROUNDING = 16  # the feed-forward size is a multiple of it
 
 
 def parameter_count(model: PreTrainedModel) -> int:
@@ -81,7 +81,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     wanted.num_attention_heads = config.num_attention_heads * width // config.hidden_size
     wanted.num_key_value_heads = config.num_key_value_heads * width // config.hidden_size
     wanted.intermediate_size = max(
-        config.intermediate_size, _ROUNDING * round(config.intermediate_size * ratio / _ROUNDING)
+        config.intermediate_size, ROUNDING * round(config.intermediate_size * ratio / ROUNDING)
     )
     wanted.rms_norm_eps = config.rms_norm_eps / ratio
     fingerprint, hidden_size = model_identity(model)

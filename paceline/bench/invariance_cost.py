@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.bench.bench_settings import WARMUP_ROUNDS
 from paceline.bench.environment import Environment, load_average, look_around
 from paceline.bench.report import provenance
 from paceline.core.request import Request, SamplingParams
@@ -23,8 +24,6 @@ from paceline.model.loading import load_model
 from paceline.model.per_layer import key_shapes
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Table
-
-_WARMUP = 1  # untimed rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +111,10 @@ def measure(
                 ]
                 for nodes in drafts:
                     times: list[list[float]] = [[], []]
-                    for turn in range(_WARMUP + rounds):
+                    for turn in range(WARMUP_ROUNDS + rounds):
                         for index, step in enumerate(steps):
                             spent = step.seconds(nodes, clock)
-                            if turn >= _WARMUP:
+                            if turn >= WARMUP_ROUNDS:
                                 times[index].append(spent)
                     costs.append(ContextCost(dtype, batch, context, nodes, *times))
                     finished(costs[-1])

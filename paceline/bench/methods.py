@@ -16,15 +16,13 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
+from paceline.bench.bench_settings import MAX_BATCH_TOKENS, PAGE_POSITIONS
 from paceline.bench.result import Guarantee
 from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
 from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
 from paceline.core.metrics import Stats, Timing
 from paceline.core.request import SamplingParams
 from paceline.llm import LLM
-
-_PAGE = 256  # positions of a block in the paged cache of transformers
-_MAX_BATCH_TOKENS = 512  # tokens of a forward with continuous batching
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +148,8 @@ class Continuous(Transformers):
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Size the cache, and return a call of `generate_batch`."""
         positions = sum(map(len, prompts)) + len(prompts) * max_new_tokens
-        blocks = len(prompts) + -(-positions // _PAGE)
-        sizes = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=_MAX_BATCH_TOKENS)
+        blocks = len(prompts) + -(-positions // PAGE_POSITIONS)
+        sizes = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=MAX_BATCH_TOKENS)
         config = copy.copy(self._model.generation_config)
         config.max_new_tokens = max_new_tokens
         generate: Callable[..., Any] = self._model.generate_batch

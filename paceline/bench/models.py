@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline import demo
+from paceline.bench.bench_settings import MIN_PROMPT_TOKENS
 from paceline.bench.cost_scale import cost_label, enlarge, parameter_count
 from paceline.bench.settings import BenchConfig, CostScale
 from paceline.core.drafter import Drafter
@@ -21,8 +22,6 @@ from paceline.model.architecture import Architecture
 from paceline.model.loading import load_draft, load_model
 from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.report.prompts import Prompt, encode, load_prompts, shortened
-
-_MIN_PROMPT_TOKENS = 8  # that the context must have left for a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +101,10 @@ def make_units(
     context = min(Architecture.from_model(model).context_length for model in loaded)
     length = config.sampling.max_new_tokens
     room = context - length
-    if room < _MIN_PROMPT_TOKENS:
+    if room < MIN_PROMPT_TOKENS:
         raise CapacityError(
             f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves"
-            f" {room} for prompts; at least {_MIN_PROMPT_TOKENS} are needed. Reduce max_new_tokens."
+            f" {room} for prompts; at least {MIN_PROMPT_TOKENS} are needed. Reduce max_new_tokens."
         )
     encoded = [encode(prompt, models.tokenizer) for prompt in prompts]
     parts = [slice(start, start + config.batch) for start in range(0, len(prompts), config.batch)]

@@ -7,13 +7,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.bench_settings import FRAME, ROW, TITLE_COLUMNS, WIDTH
 from paceline.bench.report import setting_parts
 from paceline.bench.result import BenchResult
 from paceline.report.drawing import COLOURS, INK, OURS, label, page, save
 
 _BASELINE, _POINT = "#767676", COLOURS[1]
-_WIDTH, _ROW, _FRAME = 10.0, 0.46, 2.3  # inches
-_TITLE_COLUMNS = 118  # characters of a title line
 
 
 def write_png(result: BenchResult, path: str | Path) -> None:
@@ -23,14 +22,14 @@ def write_png(result: BenchResult, path: str | Path) -> None:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
     names = list(result.methods)
-    figure = page(_WIDTH, _FRAME + _ROW * len(names))
+    figure = page(WIDTH, FRAME + ROW * len(names))
     speed, forward = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     colours = [_BASELINE if name.startswith("transformers") else OURS for name in names]
     _draw_speed(speed, result, colours)
     _draw_forward(forward, result, colours)
     speed.set_yticks(range(len(names)), [_wrapped(name) for name in names])
     speed.set_ylim(len(names) - 0.5, -0.5)
-    save(figure, path, setting_parts(result), _TITLE_COLUMNS, 10)
+    save(figure, path, setting_parts(result), TITLE_COLUMNS, 10)
 
 
 def _draw_speed(axes: Any, result: BenchResult, colours: list[str]) -> None:

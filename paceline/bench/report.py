@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from paceline.bench.bench_settings import MAX_DIVERGENCES, WIDE_COLUMNS
 from paceline.bench.environment import Environment
 from paceline.bench.result import BenchResult, Divergence, MethodFigures
 from paceline.bench.settings import PLAIN as TRANSFORMERS
@@ -41,8 +42,6 @@ _NARROW = (
     "equal",
     "same/ bits",
 )
-_WIDE = 124  # characters; narrower consoles show the columns above only
-_SHOWN = 5  # divergences that are listed
 _NONE = "none"  # the drafter of plain decoding
 _LEGEND = (
     "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time:"
@@ -65,7 +64,7 @@ def print_table(result: BenchResult, console: Console | None = None) -> None:
     console.print(escape("; ".join(setting_parts(result))), style="bold")
     table = figures_table(result)
     for shown_table in [
-        table if console.width >= _WIDE else table.only(_NARROW),
+        table if console.width >= WIDE_COLUMNS else table.only(_NARROW),
         *_category_tables(result),
     ]:
         shown_table.show(console)
@@ -229,11 +228,11 @@ def _notes(result: BenchResult) -> list[str]:
         f" {result.dtype})."
     )
     more = (
-        [f"... and {len(divergences) - _SHOWN} more, in the JSON file."]
-        if len(divergences) > _SHOWN
+        [f"... and {len(divergences) - MAX_DIVERGENCES} more, in the JSON file."]
+        if len(divergences) > MAX_DIVERGENCES
         else []
     )
-    return [*notes, count, *map(_difference, divergences[:_SHOWN]), *more]
+    return [*notes, count, *map(_difference, divergences[:MAX_DIVERGENCES]), *more]
 
 
 def _slower(figures: list[MethodFigures]) -> list[str]:

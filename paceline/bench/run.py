@@ -14,6 +14,7 @@ import torch
 from rich.markup import escape
 from transformers import PreTrainedModel
 
+from paceline.bench.bench_settings import SPARE_NODES, WARMUP_TOKENS
 from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.methods import (
     Continuous,
@@ -41,8 +42,6 @@ from paceline.report.prompts import Prompt
 
 Maker = Callable[[CachedLM], Drafter]
 
-_WARMUP_TOKENS = 16
-_SPARE_NODES = 64  # cache positions for draft nodes, which are allocated before the timed calls
 _ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
 
 
@@ -158,7 +157,7 @@ class _BenchRun:
         return True
 
     def _warm_up(self) -> None:
-        unit, length = self.units[0], min(self.config.sampling.max_new_tokens, _WARMUP_TOKENS)
+        unit, length = self.units[0], min(self.config.sampling.max_new_tokens, WARMUP_TOKENS)
         for method in self.methods:
             for _ in range(self.config.warmup):
                 method.reset()
@@ -221,7 +220,7 @@ def _methods(
     positions = (
         max(len(ids) for unit in units for ids in unit.token_ids)
         + config.sampling.max_new_tokens
-        + _SPARE_NODES
+        + SPARE_NODES
     )
     draft = None if models.draft is None else draft_lm(models.draft)
     if draft is not None:

@@ -13,13 +13,13 @@ from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.replay.recorder import answer
+from paceline.replay.replay_settings import MAX_TRIES
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
 from paceline.text.conversations import around_question
 from paceline.util.config import require_range
 
 CATEGORY = "made-up"
-_TRIES = 4  # texts that the model may write per requested prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def make_up(
     numbers: dict[str, int] = {}  # text -> its number
     with progress_bar(shown=progress) as bar:
         task = bar.add_task("prompts", total=count)
-        for first in range(0, _TRIES * count, batch):
-            tries = min(batch, _TRIES * count - first)
+        for first in range(0, MAX_TRIES * count, batch):
+            tries = min(batch, MAX_TRIES * count - first)
             completions = answer(llm, [opening] * tries, params, first)
             for number, completion in enumerate(completions, first):
                 text = completion.text.strip()
@@ -78,8 +78,8 @@ def make_up(
                 return
     if not numbers:
         raise ConfigError(
-            f"prompts: none of {_TRIES * count} texts ended within {params.max_new_tokens} tokens."
-            " Raise max_new_tokens, or write prompts yourself."
+            f"prompts: none of {MAX_TRIES * count} texts ended within {params.max_new_tokens}"
+            " tokens. Raise max_new_tokens, or write prompts yourself."
         )
 
 

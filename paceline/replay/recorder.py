@@ -23,14 +23,12 @@ from paceline.model.identity import model_identity
 from paceline.recorded_answers.lines import RecordedAnswer
 from paceline.recorded_answers.writing import writing
 from paceline.replay.keeping import KeepsTop
+from paceline.replay.replay_settings import MAX_TOP, MIN_PROMPT_TOKENS
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt, encode, shortened
 from paceline.util.config import require_range
 from paceline.util.files import digest_of
 from paceline.util.options import flat
-
-_MIN_PROMPT_TOKENS = 8  # that the context must have left for a prompt
-_MAX_TOP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class RecordOptions:
 
     def __post_init__(self) -> None:
         require_range("record", "batch", self.batch, 1)
-        require_range("record", "top", self.top, 0, _MAX_TOP)
+        require_range("record", "top", self.top, 0, MAX_TOP)
 
 
 def record_answers(
@@ -198,10 +196,10 @@ def encode_prompts(
     require_range("record", "max_new_tokens", max_new_tokens, 1)
     context = llm.max_length if context is None else context
     room = context - max_new_tokens
-    if room < _MIN_PROMPT_TOKENS:
+    if room < MIN_PROMPT_TOKENS:
         raise CapacityError(
             f"max_new_tokens: got {max_new_tokens} with a context of {context} tokens, which leaves"
-            f" {room} for prompts; expected at least {_MIN_PROMPT_TOKENS}. Reduce max_new_tokens."
+            f" {room} for prompts; expected at least {MIN_PROMPT_TOKENS}. Reduce max_new_tokens."
         )
     encoded = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
     return [

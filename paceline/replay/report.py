@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from paceline.replay.replay_settings import PANEL_HEIGHT, PANEL_WIDTH, TITLE_COLUMNS
 from paceline.replay.run import ReplayResult
 from paceline.report.documents import DocumentKind, write_document
 from paceline.report.drawing import COLOURS, MARKERS, label, line, page, reference_line, save
@@ -20,8 +21,6 @@ _FIGURES = {  # column -> property of `ReplayResult`
     Column("drafted/step", ".3f"): "drafted_per_step",
     Column("us/step", ".1f"): "microseconds_per_step",
 }
-_WIDTH, _HEIGHT = 5.0, 4.2  # inches, of a panel
-_TITLE_COLUMNS = 110  # characters of a title line
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
     names = list(dict.fromkeys(row.traces for row in rows))
     specs = list(dict.fromkeys(row.drafter for row in rows))
     batch = min(row.result.batch_size for row in rows)
-    figure = page(_WIDTH * len(names), _HEIGHT)
+    figure = page(PANEL_WIDTH * len(names), PANEL_HEIGHT)
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         for index, spec in enumerate(specs):
@@ -105,7 +104,7 @@ def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
         reference_line(axes)
         axes.set_ylim(bottom=0)
         label(axes, name, "nodes of the tree", "tokens per step", "both", 2)
-    save(figure, path, ["recorded answers replayed", "plain decoding is 1"], _TITLE_COLUMNS)
+    save(figure, path, ["recorded answers replayed", "plain decoding is 1"], TITLE_COLUMNS)
 
 
 def _figures(result: ReplayResult) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.report.report_settings import BAR_SHARE, LEGEND_DEPTH
 from paceline.report.tables import Table
 from paceline.util.files import write_atomically
 
@@ -16,8 +17,6 @@ from paceline.util.files import write_atomically
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 OURS, THEIRS, INK = COLOURS[0], "#B0B0B0", "#222222"
-_LEGEND_DEPTH = -0.45  # inches, from the axes to below the axis label
-_BAR_SHARE = 0.76  # thickness of a group of bars over the distance to the next group
 
 
 def page(width: float, height: float) -> Any:
@@ -96,7 +95,7 @@ def bars(
         series: Label, colour and one value per name; None is shown as "-".
         reference: Position of a dotted line; None draws none.
     """
-    height = _BAR_SHARE / len(series)
+    height = BAR_SHARE / len(series)
     for number, (title, colour, values) in enumerate(series):
         positions = [
             position + height * (number - (len(series) - 1) / 2) for position in range(len(names))
@@ -183,7 +182,7 @@ def _legend_below(axes: Any, columns: int) -> None:
     from matplotlib.transforms import ScaledTranslation  # a caller with axes has matplotlib
 
     below = axes.transAxes + ScaledTranslation(
-        0, _LEGEND_DEPTH, axes.get_figure(root=True).dpi_scale_trans
+        0, LEGEND_DEPTH, axes.get_figure(root=True).dpi_scale_trans
     )
     axes.legend(
         frameon=False,

@@ -12,13 +12,13 @@ from typing import Any
 
 from paceline import demo
 from paceline.errors import ConfigError
+from paceline.report.report_settings import HEAD_TOKENS
 from paceline.text.conversations import chat_ids
 from paceline.text.tokens import text_ids
 from paceline.util.config import require_range
 from paceline.util.files import parse_json
 from paceline.util.text_files import read_text
 
-_HEAD = 4  # first tokens kept of a prompt that is too long: the opening of the chat template
 _FIELDS = ("id", "category", "turns")
 
 
@@ -81,7 +81,7 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
 
 def shortened(ids: list[int], limit: int) -> list[int]:
     """Return at most `limit` ids: the first 4 and the last ones."""
-    return ids if len(ids) <= limit else ids[:_HEAD] + ids[len(ids) - (limit - _HEAD) :]
+    return ids if len(ids) <= limit else ids[:HEAD_TOKENS] + ids[len(ids) - (limit - HEAD_TOKENS) :]
 
 
 def cut_note(count: int) -> str:
@@ -92,8 +92,8 @@ def cut_note(count: int) -> str:
         else (f"{count} prompts were", "They keep their")
     )
     return (
-        f"{longer} too long for the context with an answer, and cut. {keeps} first {_HEAD} and"
-        " last tokens."
+        f"{longer} too long for the context with an answer, and cut. {keeps} first {HEAD_TOKENS}"
+        " and last tokens."
     )
 
 

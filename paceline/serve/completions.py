@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import AnswerRequest
 from paceline.serve.logprobs import Spelling, TokenLogprobs, completion_logprobs
+from paceline.serve.protocol_settings import MAX_TOKENS
 from paceline.serve.requests import CompletionRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
@@ -20,7 +21,6 @@ from paceline.serve.serving import Serving
 from paceline.text.detokenizer import text_of
 from paceline.text.tokens import text_ids
 
-_MAX_TOKENS = 16  # the default of OpenAI and vLLM
 Prompt = str | list[int]
 PromptLogprobs = Sequence[Mapping[int, float] | None]
 
@@ -40,7 +40,7 @@ def completion_routes(serving: Serving) -> APIRouter:
         _check(body, serving.settings.max_logprobs)
         prompts = _prompts(body.prompt)
         serving.check_answers(len(prompts) * (body.n or 1))
-        max_tokens = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        max_tokens = MAX_TOKENS if body.max_tokens is None else body.max_tokens
         scored = body.logprobs if body.echo else None
         params = await serving.run_in_thread(
             lambda: serving.sampler.params(body, max_tokens, body.logprobs, scored)

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from paceline.errors import CapacityError, ConfigError, PacelineError
+from paceline.serve.protocol_settings import CLIENT_CLOSED
 
 _TYPES = {
     401: "authentication_error",
@@ -24,7 +25,6 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_CLOSED = 499  # only for the log: the client has disconnected
 _FIELD_IN_MESSAGE = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
 # pydantic's names for alternatives of a union
 _KINDS = {
@@ -151,7 +151,7 @@ def handle_errors(app: FastAPI) -> None:
         return respond_with(request, _refusal(error.errors()))
 
     async def disconnected(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLOSED)
+        return Response(status_code=CLIENT_CLOSED)
 
     for kind in (ApiError, PacelineError, TimeoutError, MemoryError, Exception):
         app.add_exception_handler(kind, package_error)

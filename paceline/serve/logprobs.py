@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from paceline.serve.protocol_settings import MIN_LOGPROB
 from paceline.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from paceline.text.detokenizer import Detokenizer, TokenText
 from paceline.text.token_bytes import any_text
 
-_MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; as in vLLM
 TokenLogprobs = Sequence[Mapping[int, float]]
 
 
@@ -169,4 +169,4 @@ def _top(scored: Scored) -> TopLogprob:
 
 
 def _finite(value: float) -> float:
-    return max(value, _MIN_LOGPROB)
+    return max(value, MIN_LOGPROB)

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
+from paceline.serve.protocol_settings import MAX_N
+
 _STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _INT64 = 2**63
-MAX_N = 1024  # limit of n in the schema; `Settings.max_answers` is lower
 
 
 def _absent(value: Any) -> None:

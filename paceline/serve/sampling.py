@@ -11,12 +11,12 @@ from paceline import grammars
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.serve.protocol_settings import NUM_SEEDS
 from paceline.serve.requests import GenerationRequest, ResponseFormat
 from paceline.serve.speculation import Speculations
 
 # the fields that vLLM reads
 _FROM_MODEL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_SEEDS = 2**32
 
 
 class Sampler:
@@ -76,7 +76,7 @@ class Sampler:
             "prompt_logprobs": prompt_logprobs,
             "skip_special_tokens": request.skip_special_tokens,
         }
-        first_seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
+        first_seed = secrets.randbelow(NUM_SEEDS) if request.seed is None else request.seed
         values: dict[str, Any] = self.defaults | {
             name: value for name, value in fields.items() if value is not None
         }

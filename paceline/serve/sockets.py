@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-_BACKLOG = 2048  # maximum connections that wait to be accepted
+from paceline.serve.protocol_settings import BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -17,7 +17,7 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: The address is not available.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     # Without the option, the second packet of an answer waits 40 ms. asyncio sets it only for
     # sockets that name their protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar
 from paceline import demo
 from paceline.errors import ConfigError, did_you_mean
 from paceline.util.config import require_range
+from paceline.util.util_settings import MAX_THREADS
 
 T = TypeVar("T")
-_MAX_THREADS = 1024  # OpenMP crashes with many thousands
 BatchInvariant = bool | Literal["auto"]
 InvarianceWord = Literal["auto", "on", "off"]  # on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
@@ -51,7 +51,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            require_range("models", "threads", self.threads, 1, _MAX_THREADS)
+            require_range("models", "threads", self.threads, 1, MAX_THREADS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.util.config import require_range
+from papers.lookahead.fit_settings import GRID, REFINEMENTS
 
-_GRID = 200  # Intervals of alpha in the first search.
 _GOLDEN = (math.sqrt(5) - 1) / 2  # Golden section.
-_REFINEMENTS = 40  # Steps of the golden-section search, a factor of 2e8 in all.
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +88,9 @@ def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
         law = _best_of(alpha, points)
         return math.inf if law is None else law.residual(points)
 
-    best = min(range(1, _GRID), key=lambda index: error(index / _GRID))
-    low, high = (best - 1) / _GRID, (best + 1) / _GRID
-    for _ in range(_REFINEMENTS):
+    best = min(range(1, GRID), key=lambda index: error(index / GRID))
+    low, high = (best - 1) / GRID, (best + 1) / GRID
+    for _ in range(REFINEMENTS):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
         low, high = (low, right) if error(left) <= error(right) else (left, high)
     return _best_of((low + high) / 2, points)

@@ -15,3 +15,4 @@ DISCARD_TICKS = (0, 0.2, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 14)
 # target / draft forward, 1.5 to 96
 COST_RATIOS = tuple(1.5 * 2 ** (step / 8) for step in range(49))
 RATIO_TICKS = (2, 4, 8, 16, 32, 64)
+MAX_TABLE_SETS = 4  # Maximum sets of prompts with columns in a table.

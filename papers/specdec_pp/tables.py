@@ -19,6 +19,7 @@ from papers.specdec_pp.paper_settings import (
     TABLE_2,
 )
 from papers.specdec_pp.picks import ALL, PAPER_RATIO, Pick
+from papers.specdec_pp.plot_settings import MAX_TABLE_SETS
 from papers.specdec_pp.result import (
     TARGET_ALONE,
     RulePoint,
@@ -31,8 +32,6 @@ from papers.specdec_pp.run_settings import (
     GRID,
     PAPER_THRESHOLDS,
 )
-
-_MAX_SETS = 4  # sets of prompts with columns in a table
 
 
 def sections(result: SpecDecResult) -> list[Table]:
@@ -146,7 +145,7 @@ def table_2(result: SpecDecResult) -> Table:
 def figure_4(result: SpecDecResult) -> Table:
     """Return figure 4: verification rate and discard rate of every rule."""
     counts, headings = result.counts, ("S", "draft/ token")
-    shown = (None, *(counts.sets if len(counts.sets) <= _MAX_SETS else ()))
+    shown = (None, *(counts.sets if len(counts.sets) <= MAX_TABLE_SETS else ()))
     rows: list[tuple[Cell, ...]] = []
     for methods in [*families(result.config.head).values(), {ORACLE: ORACLE}]:
         rates: list[dict[str, Cell]] = []

@@ -14,3 +14,4 @@ INTRUSION_PAUSE_SECONDS = 0.5  # Time between prompts that arrive during the str
 
 MEMORY_SAMPLE_SECONDS = 5.0  # Time between two samples of the memory.
 ABORTED_SHARE = 0.1  # Share of the answers that clients abort after a few chunks.
+SERVER_TIMEOUT_SECONDS = 60.0  # Time to wait for the server to stop.

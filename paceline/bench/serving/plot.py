@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.serving.report import setting_parts
+from paceline.bench.serving.report_settings import COLUMN, FRAME, ROW, TITLE_DENSITY
 from paceline.bench.serving.result import LoadFigures, ServingResult
 from paceline.report.drawing import COLOURS, INK, MARKERS, THEIRS, label, line, page, save
-
-_COLUMN, _ROW, _FRAME = 4.2, 3.4, 0.6  # inches
-_TITLE = 26  # characters per inch
 
 
 def write_png(result: ServingResult, path: str | Path) -> None:
@@ -29,8 +27,8 @@ def write_png(result: ServingResult, path: str | Path) -> None:
         _draw_throughput,
         *([_draw_arrivals] if any(row.load.kind == "poisson" for row in figures) else []),
     ]
-    width = max(2, len(contexts)) * _COLUMN
-    figure = page(width, _FRAME + _ROW * len(rows))
+    width = max(2, len(contexts)) * COLUMN
+    figure = page(width, FRAME + ROW * len(rows))
     axes = figure.subplots(len(rows), len(contexts), squeeze=False)
     for column, context in enumerate(contexts):
         for row, draw in enumerate(rows):
@@ -44,7 +42,7 @@ def write_png(result: ServingResult, path: str | Path) -> None:
             axes[row][column].set_ylim(bottom=0)  # after drawing, as it fixes the upper limit
             if row == 0:
                 axes[row][column].legend(frameon=False, fontsize=8, labelcolor=INK)
-    save(figure, path, setting_parts(result), int(width * _TITLE / 2))
+    save(figure, path, setting_parts(result), int(width * TITLE_DENSITY / 2))
 
 
 def _draw_cost(axes: Any, context: str, figures: list[LoadFigures], style: dict[str, str]) -> None:

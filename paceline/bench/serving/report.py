@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.bench.report import provenance
+from paceline.bench.serving.report_settings import WIDE_COLUMNS
 from paceline.bench.serving.result import LoadFigures, ServingResult, percentile
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Column, Table
@@ -35,7 +36,6 @@ _LEGEND = (
     " answers that equal plain decoding."
 )
 _NARROW = ("load", "drafter", "tokens/s", "of plain", "first p99", "gap p99", "end p99 s", "equal")
-_WIDE = 140  # characters; narrower consoles show the columns above only
 
 
 def print_table(result: ServingResult, console: Console | None = None) -> None:
@@ -43,7 +43,7 @@ def print_table(result: ServingResult, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(escape("; ".join(setting_parts(result))), style="bold")
     table = figures_table(result)
-    (table if console.width >= _WIDE else table.only(_NARROW)).show(console)
+    (table if console.width >= WIDE_COLUMNS else table.only(_NARROW)).show(console)
     for line in [*notes(result), _LEGEND]:
         console.print(escape(line), style="dim")
 

@@ -13,14 +13,13 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from paceline.bench.serving.measure_settings import SERVER_TIMEOUT_SECONDS
 from paceline.bench.serving.settings import ServingConfig
 from paceline.core.request import SamplingParams
 from paceline.drafters import PLAIN
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serve.sockets import listen
-
-_SERVER_TIMEOUT = 60.0  # seconds to wait for the server to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,5 +167,5 @@ def _server(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(_SERVER_TIMEOUT)
+        thread.join(SERVER_TIMEOUT_SECONDS)
         listener.close()
