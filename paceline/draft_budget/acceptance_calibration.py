@@ -1,93 +1,114 @@
-"""How much a drafter's confidence is worth: what it said, against what came true. Counted while
-decoding, and corrected by it.
+"""Calibrate a drafter's confidence by counting how often the target accepted its draft tokens.
 
-Confidences fall into `STEPS` steps. A node is tried when the target has spoken at its parent,
-whether the node was fed or not:
+Confidences fall into buckets. A node is tried when the target has predicted a token after its
+parent, whether the engine verified the node or not. An example with one drafter:
 
-    step         0.25-0.4   0.4-0.55   0.55-0.7
+    bucket       0.25-0.4   0.4-0.55   0.55-0.7
     predicted       0.33       0.48       0.62
-    came true       0.30       0.55       0.81     (of 212, 180, 95 trials)
+    accepted        0.30       0.55       0.81     (of 212, 180, 95 trials)
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.tree import IntArray
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.util.compiled import compiled, kernel
 
-# between the steps
-EDGES = (
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.07,
-    0.12,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.88,
-    0.94,
-    0.98,
-)
-STEPS = len(EDGES) + 1
-_PRIOR_TRIALS = 20.0  # for what a drafter says of itself
-_FADING = 4000.0  # trials of a step that are remembered
+Floats = NDArray[np.float64]
 
 
 class AcceptanceCalibration(NamedTuple):
-    """Attributes, each [STEPS]: predicted: sum of the confidences tried. trials: how many. hits:
-    how many came true.
+    """Count trials and accepted tokens per bucket of confidence.
+
+    Attributes:
+        edges: [buckets - 1] edges between the buckets, ascending.
+        predicted: [buckets] sum of the confidences of the tried nodes.
+        trials: [buckets] number of tried nodes.
+        hits: [buckets] number of accepted nodes.
+        prior_trials: Trials that the drafter's own confidence counts for.
+        memory: Trials of a bucket after which older trials count half.
     """
 
-    predicted: NDArray[np.float64]
-    trials: NDArray[np.float64]
-    hits: NDArray[np.float64]
+    edges: Floats
+    predicted: Floats
+    trials: Floats
+    hits: Floats
+    prior_trials: float
+    memory: float
 
 
 class FlatTrees(NamedTuple):
-    """The trees of a step, one after the other. Attributes:
+    """Hold the draft trees of a step, one after the other.
 
-    parents, token_ids: [nodes]. confidence: [nodes] given the parent. starts: [1 + trees], where
-    each tree begins.
+    Attributes:
+        parents: [nodes] parent in the tree; -1 is the root.
+        token_ids: [nodes] token ids.
+        confidence: [nodes] acceptance probability given the parent, by the drafter.
+        starts: [1 + trees] first node of each tree, and the end.
     """
 
     parents: IntArray
     token_ids: IntArray
-    confidence: NDArray[np.float64]
+    confidence: Floats
     starts: IntArray
 
 
-def new_calibration() -> AcceptanceCalibration:
-    """Return one that has counted nothing."""
-    return AcceptanceCalibration(np.zeros(STEPS), np.zeros(STEPS), np.zeros(STEPS))
+def new_calibration(settings: DraftBudgetSettings = DEFAULTS) -> AcceptanceCalibration:
+    """Return an empty calibration."""
+    num_buckets = len(settings.bucket_edges) + 1
+    predicted, trials, hits = (np.zeros(num_buckets) for _ in range(3))
+    return AcceptanceCalibration(
+        np.array(settings.bucket_edges),
+        predicted,
+        trials,
+        hits,
+        float(settings.prior_trials),
+        float(settings.calibration_memory),
+    )
+
+
+def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> FlatTrees:
+    """Convert trees into the arrays of the calibration.
+
+    Args:
+        trees: Draft trees.
+        unknown: Confidence in the nodes of a tree without confidences; None if all trees have
+            them.
+    """
+    parents: list[int] = []
+    token_ids: list[int] = []
+    confidence: list[float] = []
+    starts = [0]
+    for tree in trees:
+        parents += tree.parents
+        token_ids += tree.token_ids
+        confidence += tree.confidence or ([] if unknown is None else [unknown] * len(tree))
+        starts.append(len(parents))
+    return FlatTrees(
+        np.array(parents, dtype=np.int64),
+        np.array(token_ids, dtype=np.int64),
+        np.array(confidence, dtype=np.float64),
+        np.array(starts, dtype=np.int64),
+    )
 
 
 @kernel
-def bucket_of(edges: tuple[float, ...], number: float) -> int:
-    """Return how many of the edges, ascending, a number has reached."""
-    step = 0
+def bucket_of(edges: Any, value: float) -> int:
+    """Return the bucket of a value: the number of ascending edges that it has reached."""
+    bucket = 0
     for edge in edges:
-        step += number >= edge
-    return step
+        bucket += value >= edge
+    return bucket
 
 
 @kernel
-def count_trial(
-    hits: NDArray[np.float64],
-    trials: NDArray[np.float64],
-    index: int,
-    accepted: bool,
-    memory: float,
-) -> None:
+def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory: float) -> None:
     """Count one trial in a table of hits and trials; halve older counts of a full entry.
 
     Args:
@@ -105,43 +126,54 @@ def count_trial(
 
 
 @kernel
-def corrected(acceptance_calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Return the chance of a node by what came true of those that were given about the same
-    confidence.
-    """
-    step, prior = bucket_of(EDGES, confidence), _PRIOR_TRIALS * confidence
-    chance: float = min(
+def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
+    """Return the acceptance probability of a node by the counts of its bucket."""
+    bucket = bucket_of(calibration.edges, confidence)
+    prior = calibration.prior_trials * confidence
+    probability: float = min(
         1.0,
         confidence
-        * (prior + acceptance_calibration.hits[step])
-        / max(prior + acceptance_calibration.predicted[step], 1e-9),
+        * (prior + calibration.hits[bucket])
+        / max(prior + calibration.predicted[bucket], 1e-9),
     )
-    return chance
+    return probability
+
+
+@compiled
+def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> Floats:
+    """Return the calibrated probability of the path to each node."""
+    result = np.empty(len(trees.parents))
+    for tree in range(len(trees.starts) - 1):
+        first = trees.starts[tree]
+        for node in range(first, trees.starts[tree + 1]):
+            above = trees.parents[node]
+            probability = corrected(calibration, trees.confidence[node])
+            result[node] = probability if above < 0 else probability * result[first + above]
+    return result
 
 
 @compiled
 def count(
-    acceptance_calibration: AcceptanceCalibration,
-    trees: FlatTrees,
-    emitted: IntArray,
-    ends: IntArray,
+    calibration: AcceptanceCalibration, trees: FlatTrees, new_tokens: IntArray, ends: IntArray
 ) -> None:
-    """Count the nodes the target has decided on: all children of those it passed.
+    """Count the nodes that the target has decided: all children of those it passed.
 
     Args:
-        emitted: the new tokens of all sequences. ends: [1 + trees], where those of each begin and
-            end.
+        calibration: Counts to update.
+        trees: Trees as the drafter proposed them.
+        new_tokens: New tokens of all requests.
+        ends: [1 + trees] first of the new tokens of each request, and the end.
     """
     for tree in range(len(trees.starts) - 1):
         parent, first = -1, trees.starts[tree]
-        for place in range(ends[tree], ends[tree + 1]):
+        for index in range(ends[tree], ends[tree + 1]):
             passed = -1
             for node in range(first, trees.starts[tree + 1]):
                 if trees.parents[node] != parent:
                     continue
-                right = trees.token_ids[node] == emitted[place]
-                _note(acceptance_calibration, trees.confidence[node], right)
-                if right:
+                accepted = trees.token_ids[node] == new_tokens[index]
+                _count_node(calibration, trees.confidence[node], accepted)
+                if accepted:
                     passed = node - first
             if passed < 0:
                 break
@@ -149,11 +181,9 @@ def count(
 
 
 @kernel
-def _note(acceptance_calibration: AcceptanceCalibration, confidence: float, right: bool) -> None:
-    step = bucket_of(EDGES, confidence)
-    if acceptance_calibration.trials[step] >= _FADING:
-        for column in acceptance_calibration:
-            column[step] *= 0.5
-    acceptance_calibration.predicted[step] += confidence
-    acceptance_calibration.trials[step] += 1.0
-    acceptance_calibration.hits[step] += 1.0 if right else 0.0
+def _count_node(calibration: AcceptanceCalibration, confidence: float, accepted: bool) -> None:
+    bucket = bucket_of(calibration.edges, confidence)
+    if calibration.trials[bucket] >= calibration.memory:
+        calibration.predicted[bucket] *= 0.5
+    calibration.predicted[bucket] += confidence
+    count_trial(calibration.hits, calibration.trials, bucket, accepted, calibration.memory)

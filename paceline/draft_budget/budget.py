@@ -1,217 +1,203 @@
-"""The budget: how many draft nodes of a step are worth their forward, and whether drafting is worth
-it at all.
+"""Decide how many draft nodes of a step the target verifies, and whether to draft at all.
 
-A step of a batch costs t(rows) seconds and yields Y tokens: for each sequence 1 + the chances of
-the paths to its nodes. Trees come with the likeliest path first, so their first nodes are the best
-ones of that number, and closed under parents. Where a forward packs sequences, nodes are taken in
-falling chance over the whole batch, whatever their drafters, as many as have the most tokens per
-second. Where rows are padded to the widest tree, there is one width for the whole batch, chosen
-likewise. 0 is plain decoding. The curve was measured behind two texts; what steps with and without
-drafts really take corrects it, per number of sequences.
+A step of a batch takes t(rows) seconds and yields Y tokens: one per request, and the probability of
+the path to each draft node. Trees list their likeliest paths first, so that the first nodes of a
+tree are its best ones, with their parents. In a ragged batch the budget takes nodes by falling
+probability over the whole batch, whatever their drafter, as many as yield the most tokens per
+second. In a padded batch it chooses one width for all trees. 0 nodes is plain decoding. The cost
+curve was measured with two text lengths; measured steps correct it per number of requests.
 
-Trees without confidence are fed whole or not at all: their drafter is left out while it yields less
-than plain decoding would in the same time, and tried again ever more rarely; once it has paid it is
-back. So is one that always asks a model of its own, whose time has passed before there is a tree to
-cut. In a batch of several drafters whole trees come on top of what is cut; where rows are padded,
-up to their width the nodes of all others are free, and each pays for what is wider than the next
-narrower one.
+Trees without confidences are verified whole or not at all. Their drafter rests while it yields less
+than plain decoding in the same time, and is tried again ever more rarely. The same holds for a
+drafter that cannot do without a draft model: its time has passed before there is a tree to cut. In
+a batch of several drafters whole trees come on top of the cut ones. In a padded batch the nodes of
+others are free up to the width of whole trees, and each whole tree costs what it is wider than the
+next narrower one.
 """
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paceline.draft_budget.acceptance_calibration import Floats
+from paceline.draft_budget.cost_correction import CostCorrection
 from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.decisions import StepDecision, decide_step
 from paceline.draft_budget.drafter_state import DrafterBatch
 from paceline.draft_budget.node_selection import NodeSelector, PaddedSelector, RaggedSelector
-
-_RATE = (
-    0.1  # of the newest step in what steps were found to take; of the first ones all count alike
-)
-_MARGIN = 1.03  # of the seconds of steps with drafts: a gain that is smaller is no gain for sure
-_FORGETTING = (
-    0.005  # of that, with every step that tells nothing about it: what was too dear is tried again
-)
-_CONTEXTS = 64  # tokens by which texts before a step are told apart
-_KEPT = 1000  # curves of steps
-_MOST_OFF = 3.0  # a curve is believed to be off by no more
-# steps after which one step counts for no more than so much off what the others took
-_SURE, _JUMP = (4, math.log(1.5))
-
-
-class _CostCorrection:
-    """How much longer steps with drafts take than the curve says, compared with steps without; of
-    one number of sequences.
-
-    Args:
-        like: of another number of sequences, to begin with.
-    """
-
-    def __init__(self, like: _CostCorrection | None = None) -> None:
-        # Logarithms of seconds over those of the curve, without drafts and with them.
-        self._off: list[float] = [0.0, 0.0] if like is None else [*like._off]
-        self._steps: list[int] = (
-            [0, 0] if like is None else [min(steps, 1) for steps in like._steps]
-        )
-
-    @property
-    def factor(self) -> float:
-        """Of the seconds of steps with drafts."""
-        if not all(self._steps):
-            return 1.0
-        return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[1] - self._off[0])))
-
-    @property
-    def plain(self) -> float:
-        """How much longer steps without drafts take than the curve says."""
-        return min(_MOST_OFF, max(1 / _MOST_OFF, math.exp(self._off[0]))) if self._steps[0] else 1.0
-
-    def note(self, drafted: bool, seconds: float, expected: float) -> None:
-        """Take in a step."""
-        off = math.log(max(seconds, 1e-9) / expected)
-        if self._steps[drafted] >= _SURE:  # another program may have had the processor meanwhile
-            off = min(self._off[drafted] + _JUMP, max(self._off[drafted] - _JUMP, off))
-        self._steps[drafted] += 1
-        self._off[drafted] += max(_RATE, 1 / self._steps[drafted]) * (off - self._off[drafted])
-        if not drafted:
-            self._off[1] += _FORGETTING * (self._off[0] - self._off[1])
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftBudget:
-    """Decides for one engine.
+    """Select the draft nodes of each step for one engine.
 
     Args:
-        curve: returns what a forward costs; called when it is first needed.
-        renew: called between steps with the seconds of those since the last call; returns whether
-            `curve` has another one now. None: the curve was given, and no clock corrects it.
+        curve: Returns the cost of forward passes; called when it is first needed.
+        renew: Called between steps with the seconds of the steps since the last call; returns
+            whether `curve` has another result now. None: the curve was given, and measured steps
+            do not correct it.
+        settings: Settings of the selection and the correction.
+    Attributes:
+        decisions: Decisions of the newest steps, if `DraftBudgetSettings.recorded_steps` or
+            `record` turns them on; else empty.
     """
 
     def __init__(
         self,
         curve: Callable[[], CostCurve],
         renew: Callable[[float], bool] | None = lambda seconds: False,
+        settings: DraftBudgetSettings = DEFAULTS,
     ) -> None:
-        self._renew, self._used = renew, 0.0
+        self._renew, self._settings = renew, settings
+        self._seconds_used = 0.0
         self._make_curve = curve
         self._curve: CostCurve | None = None
-        self._costs: dict[tuple[int, int, int], NDArray[np.float64]] = {}
-        self._context = 0  # tokens before the newest of a sequence, about, in the newest step
-        self._paces: dict[int, _CostCorrection] = {}  # by the number of sequences
-        self._pace: _CostCorrection | None = None  # the newest
-        self._step: tuple[bool, float] | None = (
-            None  # whether there are drafts, and seconds by the curve
-        )
+        # Seconds by the curve; by rows, rows per unit, and text length.
+        self._costs: dict[tuple[int, int, int], Floats] = {}
+        self._context = 0  # rounded text length of a request in the newest step, in tokens
+        self._corrections: dict[int, CostCorrection] = {}  # by the number of requests
+        self._newest: CostCorrection | None = None
+        # Of the newest step: whether it has drafts, and its seconds by the curve.
+        self._expected: tuple[bool, float] | None = None
+        self.decisions: deque[StepDecision] = deque(maxlen=settings.recorded_steps)
 
     @property
     def curve(self) -> CostCurve | None:
-        """What a forward costs; None before it was needed."""
+        """The cost of forward passes; None before it was needed."""
         return self._curve
 
     @property
     def plain_seconds(self) -> float | None:
-        """What a step of one sequence takes without drafts: by the curve, corrected by such
-        steps; None before it was needed.
+        """Seconds of a step of one request without drafts; None before the curve was needed.
+
+        The value comes from the cost curve, corrected by measured steps of this kind.
         """
         if self._curve is None:
             return None
         return float(self._seconds(1, 1, 0)[0]) * (
-            self._paces[1].plain if 1 in self._paces else 1.0
+            self._corrections[1].plain if 1 in self._corrections else 1.0
         )
 
+    def record(self, num_steps: int) -> None:
+        """Hold the decisions of the newest `num_steps` steps in `decisions`; 0 turns it off."""
+        self.decisions = deque(self.decisions, maxlen=num_steps)
+
     def cut(
-        self, batches: Sequence[DrafterBatch], sequences: int, rows: int, packed: bool = False
+        self, batches: Sequence[DrafterBatch], num_requests: int, rows: int, packed: bool = False
     ) -> None:
-        """Leave the trees of a step as many nodes as pay; those without confidence, and drawn ones,
-        stay as they are.
+        """Cut the trees of a step to the nodes that save time.
+
+        Trees without confidences and sampled trees stay as they are.
 
         Args:
-            sequences: that take part in the forward. rows: that it has without trees, padding
-                included.
-            packed: a node is a row; else each sequence has the rows of the widest tree.
+            batches: Drafter batches of the step.
+            num_requests: Number of requests in the forward pass.
+            rows: Rows of the forward pass without trees, padding included.
+            packed: Whether the batch is ragged; else each request has the rows of the widest tree.
         """
         for batch in batches:
             if batch.drafter_state.stats is not None:
                 batch.flatten()
-        offers = (RaggedSelector if packed else PaddedSelector)(batches, sequences)
-        before = sum(request.cached for batch in batches for request in batch.requests)
-        self._context = round(before / sequences / _CONTEXTS) * _CONTEXTS
-        by_curve = self._seconds(rows, offers.unit, offers.most)
-        if sequences not in self._paces:
-            self._paces[sequences] = _CostCorrection(self._pace)
-        self._pace = self._paces[sequences]
-        # A prompt is fed anyway: its drafts are to be worth what they add, beside a step of plain
-        # decoding. Where such steps take longer than the curve says, since each sequence has a text
-        # of its own to read, drafts add less to them, but something.
-        factor = self._pace.factor
-        seconds = self._seconds(sequences, 1, 0)[0] + min(1.0, factor) * (by_curve - by_curve[0])
-        seconds[1:] *= _MARGIN * max(1.0, factor)
-        fed = offers.cut(seconds)
-        offers.charge(seconds)
-        # Prompts say nothing about decoding.
-        plain = rows == sequences
-        self._step = (fed > 0, float(by_curve[fed])) if plain else None
-        if plain:
+        selector = (RaggedSelector if packed else PaddedSelector)(batches, num_requests)
+        by_curve = self._seconds_by_curve(batches, num_requests, rows, selector)
+        correction = self._correction(num_requests)
+        # A prompt runs in any case: its drafts must pay for what they add, in comparison with a
+        # step of plain decoding. Where such steps take longer than by the curve, because each
+        # request has a text of its own to read, drafts add less to them, but something.
+        seconds = self._seconds(num_requests, 1, 0)[0] + min(1.0, correction.factor) * (
+            by_curve - by_curve[0]
+        )
+        seconds[1:] *= self._settings.gain_margin * max(1.0, correction.factor)
+        proposed = [batch.trees for batch in batches]
+        num_units = selector.cut(seconds)
+        if self.decisions.maxlen:
+            self.decisions.append(decide_step(selector, batches, proposed, seconds, num_units))
+        selector.charge(seconds)
+        # A step with prompts says nothing about decoding.
+        decodes = rows == num_requests
+        self._expected = (num_units > 0, float(by_curve[num_units])) if decodes else None
+        if decodes:
             _charge_drafting(
-                batches, offers, seconds / seconds[0], float(seconds[0]) * self._pace.plain
+                batches, selector, seconds / seconds[0], float(seconds[0]) * correction.plain
             )
 
     def observe(self, batches: Sequence[DrafterBatch], seconds: float) -> None:
-        """Count what came true of the trees that were cut last.
+        """Learn from the outcomes and the time of the newest step.
 
         Args:
-            seconds: of the whole step, drafting included.
+            batches: Drafter batches of the step, with outcomes.
+            seconds: Time of the whole step, drafting included.
         """
-        self._used += seconds
-        if self._renew is not None and self._step is not None and self._pace is not None:
-            drafted, expected = self._step
-            self._pace.note(
+        self._seconds_used += seconds
+        if self._renew is not None and self._expected is not None and self._newest is not None:
+            drafted, expected = self._expected
+            self._newest.note(
                 drafted, seconds - sum(batch.draft_seconds for batch in batches), expected
             )
-            self._step = None
+            self._expected = None
         tokens = sum(batch.new_tokens for batch in batches)
         for batch in batches:
             batch.learn(tokens)
 
     def renew(self) -> None:
-        """Have the curve checked where that is due, between two steps."""
-        if self._renew is not None and self._renew(self._used):
-            self._curve = self._pace = self._step = None
+        """Check the cost curve between two steps, if a check is due."""
+        if self._renew is not None and self._renew(self._seconds_used):
+            self._curve = self._newest = self._expected = None
             self._costs.clear()
-            self._paces.clear()
-        self._used = 0.0
+            self._corrections.clear()
+        self._seconds_used = 0.0
 
-    def _seconds(self, rows: int, unit: int, most: int) -> NDArray[np.float64]:
-        """Return the seconds of steps of rows, rows + unit, ... rows + most * unit, as the curve
-        has them.
-        """
-        key = rows, unit, self._context
-        if len(self._costs.get(key, ())) <= most:
+    def _correction(self, num_requests: int) -> CostCorrection:
+        """Return the correction for a number of requests; a new one starts like the newest."""
+        if num_requests not in self._corrections:
+            self._corrections[num_requests] = CostCorrection(self._settings, self._newest)
+        self._newest = self._corrections[num_requests]
+        return self._newest
+
+    def _seconds_by_curve(
+        self,
+        batches: Sequence[DrafterBatch],
+        num_requests: int,
+        rows: int,
+        selector: NodeSelector,
+    ) -> Floats:
+        """Return the time of the step by its number of units, for the texts of its requests."""
+        cached = sum(request.cached for batch in batches for request in batch.requests)
+        step = self._settings.context_step
+        self._context = round(cached / num_requests / step) * step
+        return self._seconds(rows, selector.rows_per_unit, selector.num_units)
+
+    def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
+        """Return the time of steps with 0 to `num_units` units by the curve."""
+        key = rows, rows_per_unit, self._context
+        if len(self._costs.get(key, ())) <= num_units:
             self._curve = self._curve or self._make_curve()
-            if len(self._costs) == _KEPT:
+            if len(self._costs) == self._settings.max_cached_costs:
                 self._costs.clear()
-            self._costs[key] = self._curve.of(rows + unit * np.arange(most + 1), self._context)
-        return self._costs[key][: most + 1]
+            self._costs[key] = self._curve.of(
+                rows + rows_per_unit * np.arange(num_units + 1), self._context
+            )
+        return self._costs[key][: num_units + 1]
 
 
 def _charge_drafting(
-    batches: Sequence[DrafterBatch], offers: NodeSelector, costs: NDArray[np.float64], plain: float
+    batches: Sequence[DrafterBatch], selector: NodeSelector, costs: Floats, plain_s: float
 ) -> None:
-    """Add what it took to ask drafters' own models; one whose drafts are left out was not asked,
-    and is not judged by that.
+    """Add the time of draft models to the cost of their batches.
+
+    A drafter that rests did not run its model, and is not judged by the step.
 
     Args:
-        costs: of a step by its units, in steps without trees, which take `plain` seconds.
+        batches: Drafter batches of the step.
+        selector: Selector that has cut the trees.
+        costs: Cost of the step by its number of units, in steps without trees.
+        plain_s: Seconds of a step without trees.
     """
     for batch in batches:
-        if (
-            batch.draft_seconds
-            and batch.drafter_state.drafter.needs_draft_model
-            and batch.drafter_state.stats is not None
-        ):
-            batch.cost = (
-                batch.cost or float(costs[offers.units(batch)])
-            ) + batch.draft_seconds / plain
+        state = batch.drafter_state
+        if batch.draft_seconds and state.drafter.needs_draft_model and state.stats is not None:
+            cost = batch.cost or float(costs[selector.units(batch)])
+            batch.cost = cost + batch.draft_seconds / plain_s

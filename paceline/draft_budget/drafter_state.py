@@ -1,10 +1,7 @@
-"""What is known of one drafter's drafts: what its confidence was worth, and whether drafts that
-are fed whole pay.
-"""
+"""Hold the statistics of a drafter, and its requests and results in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -13,14 +10,16 @@ import numpy as np
 
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.tree import DraftTree
 from paceline.draft_budget.acceptance_calibration import (
     AcceptanceCalibration,
     FlatTrees,
     count,
+    flatten_trees,
     new_calibration,
 )
 from paceline.draft_budget.drafting_backoff import DraftingBackoff
+from paceline.draft_budget.settings import DraftBudgetSettings
 
 if TYPE_CHECKING:
     from paceline.draft_head.guessing import DraftHead
@@ -37,6 +36,11 @@ class DrafterStats:
 
     acceptance_calibration: AcceptanceCalibration = field(default_factory=new_calibration)
     gate: DraftingBackoff = field(default_factory=DraftingBackoff)
+
+    @classmethod
+    def with_settings(cls, settings: DraftBudgetSettings) -> DrafterStats:
+        """Return empty statistics that use the settings."""
+        return cls(new_calibration(settings), DraftingBackoff(settings))
 
 
 @dataclass(eq=False, slots=True)
@@ -103,7 +107,7 @@ class DrafterBatch:
             tree.probs is None and (tree.confidence is not None or not len(tree))
             for tree in self.trees
         ):
-            self.flat = _flatten(self.trees)
+            self.flat = flatten_trees(self.trees)
 
     def learn(self, all_tokens: int) -> None:
         """Count what came true.
@@ -145,19 +149,3 @@ class DrafterBatch:
         return len(drafted) * (
             len(drafted) / sum(1 / len(outcome.new_token_ids) for outcome in drafted) - 1
         )
-
-
-def _flatten(trees: Sequence[DraftTree]) -> FlatTrees:
-    parents: list[int] = []
-    token_ids: list[int] = []
-    confidence: list[float] = []
-    starts = [0]
-    for tree in trees:
-        parents += tree.parents
-        token_ids += tree.token_ids
-        confidence += tree.confidence or ()
-        starts.append(len(parents))
-    integers: list[IntArray] = [
-        np.array(column, dtype=np.int64) for column in (parents, token_ids, starts)
-    ]
-    return FlatTrees(integers[0], integers[1], np.array(confidence, dtype=np.float64), integers[2])

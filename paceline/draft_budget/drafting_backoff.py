@@ -7,31 +7,33 @@ to nothing for long, it drafts at one step in five.
 
 from __future__ import annotations
 
+from paceline.draft_budget.averages import DecayingMean
+from paceline.draft_budget.retry_pause import RetryPause
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftingBackoff:
     """Admit a drafter while it yields at least the tokens of plain decoding.
 
+    It judges whole drafts by the tokens and the time of the step. `DraftModelGate` differs: it
+    judges one source of a tree by the nodes that the source adds.
+
     Args:
-        settings: limits of bursts and pauses.
+        settings: Limits of bursts and pauses.
     """
 
     def __init__(self, settings: DraftBudgetSettings = DEFAULTS) -> None:
         self._settings = settings
-        # Tokens per request in this burst, and the plain decoding steps that they cost.
-        self._tokens = self._cost = 0.0
+        # Tokens per request in this burst, weighted by the plain decoding steps that they cost.
+        self._burst = DecayingMean(settings.burst_memory)
         self._steps = self._samples = 0
-        self._pause, self._next = 0, self._settings.min_pause_steps
+        self._pause = RetryPause(settings.min_pause_steps, settings.max_pause_steps)
         self._num_empty_steps = 0  # steps in a row whose trees were cut to nothing
-        self._tried = True  # on trial: not yet known to pay
+        self._tried = True  # on trial: not yet known to save time
 
     def opens(self) -> bool:
         """Return whether the next step has drafts."""
-        if self._pause > 0:
-            self._pause -= 1
-            return False
-        return True
+        return not self._pause.waits()
 
     @property
     def most(self) -> int | None:
@@ -42,8 +44,8 @@ class DraftingBackoff:
         """Return how many requests draft in the next step.
 
         Args:
-            num_requests: requests of the batch.
-            packed: the forward pads no rows, so that a request adds only its draft tokens.
+            num_requests: Requests of the batch.
+            packed: The forward pass pads no rows, so that a request adds only its draft tokens.
         """
         if not self.opens():
             return 0
@@ -53,47 +55,51 @@ class DraftingBackoff:
         """Record a step with whole draft trees.
 
         Args:
-            tokens: new tokens per request.
-            cost: time of the step, in steps without drafts.
-            num_requests: requests that drafted; default 1.
+            tokens: New tokens per request.
+            cost: Time of the step, in steps without drafts.
+            num_requests: Requests that drafted; default 1.
         """
-        self._tokens = self._settings.burst_memory * self._tokens + tokens
-        self._cost = self._settings.burst_memory * self._cost + cost
+        self._burst.add(tokens, cost)
         self._steps += 1
         self._samples += num_requests
         early = self._steps < self._settings.min_burst_steps
         if early:
-            hopeless = (
-                self._cost > self._settings.high_cost
-                and self._tokens - 1 < self._settings.min_gain_share * (self._cost - 1)
-            )
-            if self._samples < self._settings.burst_requests or not hopeless:
+            if self._samples < self._settings.burst_requests or not self._is_hopeless:
                 return
         elif self._samples < self._settings.burst_samples:
             return
-        if self._tokens >= self._cost:
+        if self._burst.sum >= self._burst.weight:
             if self._tried:  # a few requests may cost less each than all
                 self._forget()
             else:
-                self._next = self._settings.min_pause_steps
+                self._pause.reset()
             self._tried = False
             return
-        if not early and self._tokens + self._settings.burst_slack >= self._cost:
+        if not early and self._burst.sum + self._settings.burst_slack >= self._burst.weight:
             return
-        self._pause = min(4 * self._next, self._settings.max_pause_steps) if early else self._next
-        self._next = min(2 * self._pause, self._settings.max_pause_steps)
+        self._pause.start(self._settings.early_pause_factor if early else 1)
         self._tried = True
         self._forget()
-
-    def _forget(self) -> None:
-        self._tokens = self._cost = 0.0
-        self._steps = self._samples = 0
 
     def note_cut(self, nodes: int) -> None:
         """Record a step whose trees were cut to at most `nodes` nodes."""
         self._tried = False
         self._num_empty_steps = 0 if nodes else self._num_empty_steps + 1
-        self._pause = min(
-            max(0, self._num_empty_steps - self._settings.empty_steps),
-            self._settings.max_rest_steps,
+        self._pause.rest(
+            min(
+                max(0, self._num_empty_steps - self._settings.empty_steps),
+                self._settings.max_rest_steps,
+            )
         )
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether the burst costs much and gains little of what would pay for it."""
+        tokens, cost = self._burst.sum, self._burst.weight
+        return cost > self._settings.high_cost and tokens - 1 < self._settings.min_gain_share * (
+            cost - 1
+        )
+
+    def _forget(self) -> None:
+        self._burst.reset()
+        self._steps = self._samples = 0

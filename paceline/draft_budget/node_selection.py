@@ -1,8 +1,7 @@
-"""What the drafters of a step offer, in the order in which it is taken, and what is left of it
-where only so much pays.
+"""Select the draft nodes of a step that yield the most tokens per second.
 
-What is taken is counted in units: a node, where a forward packs sequences, since that is a row;
-where rows are padded to the widest tree, a node of every tree, since they cost the same then.
+The selection counts in units. In a ragged batch a unit is one node, because every node is one row.
+In a padded batch a unit is one node of every tree, because all trees are padded to the widest one.
 """
 
 from __future__ import annotations
@@ -11,165 +10,189 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
-from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration, FlatTrees, corrected
+from paceline.draft_budget.acceptance_calibration import (
+    AcceptanceCalibration,
+    FlatTrees,
+    Floats,
+    path_probabilities,
+)
+from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
 from paceline.draft_budget.drafter_state import DrafterBatch
 from paceline.util.compiled import compiled
 
-Floats = NDArray[np.float64]
-
 
 class NodeSelector(ABC):
-    """The trees of a step; those with `DrafterBatch.flat` may be cut.
+    """Hold the trees of a step; those with `DrafterBatch.flat` may be cut.
 
+    Args:
+        batches: Drafter batches of the step; their trees are cut in place.
+        num_requests: Number of requests in the forward pass.
     Attributes:
-        unit: rows that a unit costs. most: units there are.
+        rows_per_unit: Rows that a unit costs.
+        num_units: Number of units.
+        num_free_units: Units that cost nothing, since whole trees need their rows anyway.
     """
 
-    unit: int
-    most: int
+    rows_per_unit: int
+    num_units: int
+    num_free_units = 0
 
-    def __init__(self, batches: Sequence[DrafterBatch]) -> None:
-        self._parts = batches
+    def __init__(self, batches: Sequence[DrafterBatch], num_requests: int) -> None:
+        self._batches = batches
         self._whole = [batch for batch in batches if batch.flat is None]
-        self._plain = sum(len(batch.trees) for batch in batches)
+        self._num_trees = sum(len(batch.trees) for batch in batches)
 
     @abstractmethod
     def units(self, batch: DrafterBatch) -> int:
-        """How many units the trees of a part are, as they are now."""
+        """Return the number of units of a batch's trees as they are now."""
+
+    @abstractmethod
+    def entry_units(self, batch: DrafterBatch) -> IntArray:
+        """Return at which unit of the step each node of a batch that may be cut would enter."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Leave the trees that may be cut what pays beside those that may not; return the units of
-        the step.
+        """Cut the trees that may be cut, and return the number of units of the step.
 
         Args:
-            seconds: of a step by its units, [1 + most].
+            seconds: Time of the step by its number of units, [1 + num_units].
         """
 
     @abstractmethod
-    def _best(self, seconds: Floats) -> int:
-        """The units with the most tokens per second, if there were no trees but those that may
-        be cut.
-        """
+    def _best_units(self, seconds: Floats) -> int:
+        """Return the best number of units if there were only trees that may be cut."""
 
     @abstractmethod
-    def _with(self, below: int, batch: DrafterBatch) -> int:
-        """The units of a step that had `below` once it has the whole trees of a part as well."""
+    def _units_with(self, num_units: int, batch: DrafterBatch) -> int:
+        """Return the units of a step of `num_units` after a batch of whole trees has joined."""
 
     def charge(self, seconds: Floats) -> None:
-        """Say what whole trees cost, in steps without them, where somebody asks.
+        """Set the cost of whole trees, in steps without them, where a drafter's back-off needs it.
 
         Args:
-            seconds: as for `cut`.
+            seconds: Time of the step by its number of units, [1 + num_units].
         """
-        below = self._best(seconds) if self._whole else 0
+        before = self._best_units(seconds) if self._whole else 0
         for batch in sorted(self._whole, key=self.units):
-            beside = self._with(below, batch)
+            after = self._units_with(before, batch)
             if batch.width and batch.drafter_state.stats is not None:
-                batch.cost = float(seconds[beside] / seconds[below])
-            below = beside
+                batch.cost = float(seconds[after] / seconds[before])
+            before = after
 
 
 class PaddedSelector(NodeSelector):
-    """Trees whose rows are padded to the widest one: a unit is a node of each."""
+    """Select one width for all trees: rows are padded to the widest tree."""
 
-    def __init__(self, batches: Sequence[DrafterBatch], sequences: int) -> None:
-        super().__init__(batches)
-        self.unit, self.most = sequences, max((batch.width for batch in batches), default=0)
-        gains = np.zeros(self.most + 1)
-        gains[0] = self._plain
+    def __init__(self, batches: Sequence[DrafterBatch], num_requests: int) -> None:
+        super().__init__(batches, num_requests)
+        self.rows_per_unit = num_requests
+        self.num_units = max((batch.width for batch in batches), default=0)
+        self.num_free_units = max(map(self.units, self._whole), default=0)
+        gains = np.zeros(self.num_units + 1)
+        gains[0] = self._num_trees
         for batch in batches:
             if batch.flat is not None and batch.drafter_state.stats is not None:
-                chances = _chances(batch.drafter_state.stats.acceptance_calibration, batch.flat)[0]
-                np.add.at(
-                    gains,
-                    1
-                    + np.arange(len(chances))
-                    - np.repeat(batch.flat.starts[:-1], np.diff(batch.flat.starts)),
-                    chances,
+                probabilities = path_probabilities(
+                    batch.drafter_state.stats.acceptance_calibration, batch.flat
                 )
+                np.add.at(gains, 1 + self.entry_units(batch), probabilities)
         self._tokens: Floats = gains.cumsum()
 
     def units(self, batch: DrafterBatch) -> int:
-        """The nodes of its largest tree."""
+        """Return the number of nodes of the largest tree."""
         return batch.width
 
-    def _best(self, seconds: Floats) -> int:
-        return int((self._tokens / seconds).argmax())
+    def entry_units(self, batch: DrafterBatch) -> IntArray:
+        """Return the index of each node in its tree."""
+        assert batch.flat is not None, "trees that may be cut"
+        starts = batch.flat.starts
+        return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+
+    def _best_units(self, seconds: Floats) -> int:
+        return best_count(self._tokens, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Give all trees that may be cut the same width, at least that of those that may not."""
-        floor = width = max(map(self.units, self._whole), default=0)
-        if len(self._whole) < len(self._parts):
-            width = floor + int((self._tokens[floor:] / seconds[floor:]).argmax())
-        for batch in self._parts:
+        """Cut to one width, which is at least the width of the whole trees."""
+        floor = width = self.num_free_units
+        if len(self._whole) < len(self._batches):
+            width = floor + best_count(self._tokens[floor:], seconds[floor:])
+        for batch in self._batches:
             if batch.flat is not None:
                 batch.trees = [tree.first(width) for tree in batch.trees]
         return width
 
-    def _with(self, below: int, batch: DrafterBatch) -> int:
-        return max(below, batch.width)
+    def _units_with(self, num_units: int, batch: DrafterBatch) -> int:
+        return max(num_units, batch.width)
 
 
 class RaggedSelector(NodeSelector):
-    """Trees whose nodes are a row each: the likeliest of the whole batch come first."""
+    """Select the likeliest nodes of the whole batch: every node is one row."""
 
-    def __init__(self, batches: Sequence[DrafterBatch], sequences: int) -> None:
-        super().__init__(batches)
-        self._beside = sum(map(self.units, self._whole))
-        self._cut_trees = 0
-        chances, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]
+    def __init__(self, batches: Sequence[DrafterBatch], num_requests: int) -> None:
+        super().__init__(batches, num_requests)
+        self._whole_units = sum(map(self.units, self._whole))
+        self._num_cut_trees = 0
+        gains, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]
+        self._first_nodes: dict[int, int] = {}  # by id of the batch
+        num_nodes = 0
         for batch in batches:
             if batch.flat is not None and batch.drafter_state.stats is not None:
-                mine, least = _chances(batch.drafter_state.stats.acceptance_calibration, batch.flat)
-                chances.append(mine)
-                keys.append(least)
-                trees.append(
-                    self._cut_trees
-                    + np.repeat(np.arange(len(batch.trees)), np.diff(batch.flat.starts))
+                probabilities, bounds = _path_bounds(
+                    batch.drafter_state.stats.acceptance_calibration, batch.flat
                 )
-                self._cut_trees += len(batch.trees)
-        order = np.argsort(-np.concatenate(keys), kind="stable")
-        self._trees: IntArray = np.concatenate(trees)[order]
-        self._tokens: Floats = np.cumsum([self._plain, *np.concatenate(chances)[order]])
-        self.unit, self.most = 1, self._beside + len(order)
+                gains.append(probabilities)
+                keys.append(bounds)
+                trees.append(self._num_cut_trees + tree_of_nodes(batch.flat.starts))
+                self._num_cut_trees += len(batch.trees)
+                self._first_nodes[id(batch)] = num_nodes
+                num_nodes += len(bounds)
+        self._order = np.argsort(-np.concatenate(keys), kind="stable")
+        self._trees: IntArray = np.concatenate(trees)
+        self._tokens: Floats = np.cumsum([self._num_trees, *np.concatenate(gains)[self._order]])
+        self.rows_per_unit, self.num_units = 1, self._whole_units + len(self._order)
 
     def units(self, batch: DrafterBatch) -> int:
-        """All its nodes."""
+        """Return the number of nodes of all trees."""
         return sum(map(len, batch.trees))
 
-    def _best(self, seconds: Floats) -> int:
-        return int((self._tokens / seconds[: len(self._tokens)]).argmax())
+    def entry_units(self, batch: DrafterBatch) -> IntArray:
+        """Return the rank of each node in the whole batch, after the whole trees."""
+        assert batch.flat is not None, "trees that may be cut"
+        ranks = np.empty_like(self._order)
+        ranks[self._order] = np.arange(len(ranks))
+        first = self._first_nodes[id(batch)]
+        return self._whole_units + ranks[first : first + len(batch.flat.parents)]
+
+    def _best_units(self, seconds: Floats) -> int:
+        return best_count(self._tokens, seconds[: len(self._tokens)])
 
     def cut(self, seconds: Floats) -> int:
-        """Leave the likeliest nodes of the batch; of every tree they are the first ones."""
-        count = int((self._tokens / seconds[self._beside :]).argmax())
-        kept = iter(np.bincount(self._trees[:count], minlength=self._cut_trees).tolist())
-        for batch in self._parts:
+        """Cut to the likeliest nodes of the batch, which are the first ones of every tree."""
+        count = best_count(self._tokens, seconds[self._whole_units :])
+        lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
+        for batch in self._batches:
             if batch.flat is not None:
-                batch.trees = [tree.first(next(kept)) for tree in batch.trees]
-        return self._beside + count
+                batch.trees = [tree.first(next(lengths)) for tree in batch.trees]
+        return self._whole_units + count
 
-    def _with(self, below: int, batch: DrafterBatch) -> int:
-        return below + self.units(batch)
+    def _units_with(self, num_units: int, batch: DrafterBatch) -> int:
+        return num_units + self.units(batch)
 
 
 @compiled
-def _chances(
-    acceptance_calibration: AcceptanceCalibration, trees: FlatTrees
-) -> tuple[Floats, Floats]:
-    """Return the chances of the paths to all nodes, and the least of those up to it in its tree:
-    what never rises there.
+def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
+    """Return the path probability of each node, and its running minimum in the tree.
+
+    The minimum never rises within a tree, so that sorting by it keeps the nodes in order.
     """
-    chances, least = np.empty(len(trees.parents)), np.empty(len(trees.parents))
+    probabilities = path_probabilities(calibration, trees)
+    bounds = np.empty(len(probabilities))
     for tree in range(len(trees.starts) - 1):
         first = trees.starts[tree]
         for node in range(first, trees.starts[tree + 1]):
-            above = trees.parents[node]
-            chance = corrected(acceptance_calibration, trees.confidence[node])
-            chances[node] = chance if above < 0 else chance * chances[first + above]
-            least[node] = chances[node] if node == first else min(chances[node], least[node - 1])
-    return chances, least
+            bounds[node] = (
+                probabilities[node] if node == first else min(probabilities[node], bounds[node - 1])
+            )
+    return probabilities, bounds

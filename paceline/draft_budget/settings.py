@@ -1,34 +1,99 @@
-"""Hold the settings of drafting bursts and prefill chunks."""
+"""Hold all settings of the draft budget, with what they were chosen on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+from paceline.errors import ConfigError
+
+# Tokens of the texts in front of the rows that a cost curve is measured with. `CostCurve` adds the
+# cost of longer texts relative to the first one, so saved curves depend on it.
+SHORT_TEXT, LONG_TEXT = 32, 512
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBudgetSettings:
-    """Tune when a drafter is used, and how long prefill chunks are.
+    """Tune how many draft nodes the engine verifies, and when it drafts at all.
 
-    No record says on which runs the defaults were fitted.
+    The defaults were chosen with SmolLM2-135M-Instruct (bfloat16, about 120 prompts) on CPUs with
+    two cores. They were not fitted again for other models; the measured costs and the counted
+    acceptance rates adapt the budget to a model and a machine.
 
     Attributes:
-        burst_samples: drafted requests after which a trial burst may end; at least 1.
-        min_burst_steps: steps before a burst is judged by its mean; at least 1.
-        min_pause_steps: steps without drafts after a first failed burst; at least 1.
-        max_pause_steps: upper limit of the doubling pause, in steps; at least `min_pause_steps`.
-        empty_steps: steps in a row whose trees were cut to nothing before one step is left out.
-        max_rest_steps: steps in a row that are left out after such trees, at most.
-        burst_slack: tokens per request that a burst may lose before a pause follows; 0 or more.
-        burst_memory: weight of a burst's earlier steps, multiplied in at every step; in (0, 1].
-        burst_requests: requests of a batch that a burst starts with; at least 1.
-        high_cost: cost of a burst, in plain decoding steps, above which it may end early; over 1.
-        min_gain_share: share of the break-even gain below which such a burst ends; in [0, 1].
-        prefill_stall: longest prefill forward between two decode steps, in decode steps; over 0.
-        first_chunk_tokens: tokens of the first prefill chunk; at least 1.
-        min_chunk_tokens: smallest prefill chunk, in tokens; at least 1.
-        prefill_rate: weight of the newest step in the measured prefill speed; in (0, 1].
+        bucket_edges: Acceptance calibration: edges between the buckets of a drafter's confidence;
+            ascending, between 0 and 1.
+        prior_trials: Acceptance calibration: trials that the drafter's own confidence counts for,
+            per bucket; over 0.
+        calibration_memory: Acceptance calibration: trials of a bucket after which older trials
+            count half; at least 1.
+        gain_margin: Node selection: factor on the time of a step with drafts. A smaller gain is
+            within the error of the measured times. At least 1.
+        context_step: Node selection: tokens to which the length of a text is rounded before its
+            cost is looked up; at least 1.
+        max_cached_costs: Node selection: number of looked-up costs that stay in memory; at least 1.
+        correction_rate: Cost correction: weight of the newest step in the ratio of measured time
+            to the cost curve; in (0, 1]. The first steps have equal weights.
+        correction_forgetting: Cost correction: share of a step by which the ratio of steps with
+            drafts returns to that of plain steps, while no step has drafts; from 0 to 1.
+        max_correction: Cost correction: largest factor by which the cost curve is corrected; at
+            least 1.
+        outlier_steps: Cost correction: steps after which outliers are limited; at least 1.
+        outlier_factor: Cost correction: factor to which an outlier is limited; over 1.
+        burst_samples: Back-off: drafted requests after which a trial burst may end; at least 1.
+        min_burst_steps: Back-off: steps before a burst is judged by its mean; at least 1.
+        min_pause_steps: Back-off: steps without drafts after a first failed burst; at least 1.
+        max_pause_steps: Back-off: upper limit of the doubling pause, in steps; at least
+            `min_pause_steps`.
+        empty_steps: Back-off: steps in a row whose trees were cut to nothing before one step is
+            left out; 0 or more.
+        max_rest_steps: Back-off: steps in a row that are left out after such trees, at most; 0 or
+            more.
+        burst_slack: Back-off: tokens per request that a burst may lose before a pause follows; 0
+            or more.
+        burst_memory: Back-off: weight of a burst's earlier steps, multiplied in at every step; in
+            (0, 1].
+        burst_requests: Back-off: requests of a batch that a burst starts with; at least 1.
+        high_cost: Back-off: cost of a burst, in plain decoding steps, above which it may end
+            early; at least 1.
+        min_gain_share: Back-off: share of the break-even gain below which such a burst ends; from
+            0 to 1.
+        early_pause_factor: Back-off: factor on the pause after such a burst; at least 1.
+        prefill_stall: Prefill chunks: longest prefill forward pass between two decode steps, in
+            decode steps; over 0.
+        first_chunk_tokens: Prefill chunks: tokens of the first chunk; at least 1.
+        min_chunk_tokens: Prefill chunks: smallest chunk, in tokens; at least 1.
+        prefill_rate: Prefill chunks: weight of the newest step in the measured speed; in (0, 1].
+        measured_rows: Cost curve: numbers of rows to time, in this order; the first is 1. CPU
+            kernels take 4 or 16 rows at a time: after a full number the next one is timed too. A
+            slow model gets only the first numbers, which are far apart, because the cost of a
+            wide tree cannot be guessed from the few rows that cost nothing.
+        measured_rows_long: Cost curve: numbers of rows that are also timed after a long text.
+        planned_rounds: Cost curve: rounds for which there should be time; at least 1.
+        measure_seconds: Cost curve: seconds after which no further number of rows is begun.
+        max_measure_seconds: Cost curve: the same for a slow model; at least `measure_seconds`.
+        measure_forwards: Cost curve: a model is slow if this many forward passes of one row take
+            longer than `measure_seconds`; at least 1.
+        recorded_steps: Debug view: number of steps whose decisions `LLM.draft_decisions` holds;
+            0 (default) records none.
+    Raises:
+        ConfigError: A value is out of range.
     """
 
+    bucket_edges: tuple[float, ...] = (
+        *(0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3),
+        *(0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98),
+    )
+    prior_trials: float = 20.0
+    calibration_memory: float = 4000.0
+    gain_margin: float = 1.03
+    context_step: int = 64
+    max_cached_costs: int = 1000
+    correction_rate: float = 0.1
+    correction_forgetting: float = 0.005
+    max_correction: float = 3.0
+    outlier_steps: int = 4
+    outlier_factor: float = 1.5
     burst_samples: int = 8
     min_burst_steps: int = 2
     min_pause_steps: int = 32
@@ -40,10 +105,97 @@ class DraftBudgetSettings:
     burst_requests: int = 4
     high_cost: float = 1.5
     min_gain_share: float = 0.5
+    early_pause_factor: int = 4
     prefill_stall: float = 1.25
     first_chunk_tokens: int = 16
     min_chunk_tokens: int = 8
     prefill_rate: float = 0.3
+    measured_rows: tuple[int, ...] = (
+        *(1, 16, 64, 8, 32, 17, 4, 48, 12, 24, 128),
+        *(33, 2, 96, 20, 5, 13, 9, 65, 3, 10, 6),
+    )
+    measured_rows_long: tuple[int, ...] = (1, 8, 16, 32, 64, 128)
+    planned_rounds: int = 5
+    measure_seconds: float = 10.0
+    max_measure_seconds: float = 18.0
+    measure_forwards: int = 40
+    recorded_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, tuple):
+                _check(field.name, value, *_RANGES.get(field.name, _AT_LEAST_ONE))
+        _check("max_pause_steps", self.max_pause_steps, self.min_pause_steps)
+        _check("max_measure_seconds", self.max_measure_seconds, self.measure_seconds)
+        edges = (0.0, *self.bucket_edges, 1.0)
+        if any(low >= high for low, high in pairwise(edges)):
+            raise ConfigError(
+                f"draft_budget: bucket_edges: got {self.bucket_edges}; expected ascending numbers"
+                " between 0 and 1."
+            )
+        if self.measured_rows[:1] != (1,) or min(self.measured_rows) < 1:
+            raise ConfigError(
+                f"draft_budget: measured_rows: got {self.measured_rows}; expected 1, then other"
+                " positive numbers."
+            )
+
+
+_TINY, _INFINITE = 1e-9, float("inf")
+_AT_LEAST_ONE = (1.0, _INFINITE)
+_SHARE, _POSITIVE_SHARE = (0.0, 1.0), (_TINY, 1.0)
+_RANGES = {
+    "prior_trials": (_TINY, _INFINITE),
+    "correction_rate": _POSITIVE_SHARE,
+    "correction_forgetting": _SHARE,
+    "empty_steps": (0.0, _INFINITE),
+    "max_rest_steps": (0.0, _INFINITE),
+    "burst_slack": (0.0, _INFINITE),
+    "burst_memory": _POSITIVE_SHARE,
+    "min_gain_share": _SHARE,
+    "prefill_stall": (_TINY, _INFINITE),
+    "prefill_rate": _POSITIVE_SHARE,
+    "measure_seconds": (0.0, _INFINITE),
+    "max_measure_seconds": (0.0, _INFINITE),
+    "recorded_steps": (0.0, _INFINITE),
+}
+
+
+def _check(name: str, value: float, low: float, high: float = _INFINITE) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        upper = "or more" if high == _INFINITE else f"to {high:g}"
+        raise ConfigError(f"draft_budget: {name}: got {value!r}; expected {low:g} {upper}.")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCostSettings:
+    """Tune `StepCosts`, the linear model of step times where no cost curve can be measured.
+
+    The model is ``seconds = a + b * requests + c * (1 if any draft) + d * draft tokens``. The
+    defaults were chosen inside vLLM, with SmolLM2-135M on CPUs with two cores.
+
+    Attributes:
+        window: Number of recent steps that the fit uses.
+        refit_interval: Number of steps between two fits.
+        outlier_factor: Steps longer than this many median steps are ignored.
+        prior: Values of a, b, c and d before any measurement, in median steps. The prior assumes
+            inexpensive drafts, so that drafting is tried.
+        prior_weight: Number of steps that each prior value counts for.
+        margin: Factor on the time of a step with drafts; smaller gains are within the fit's error.
+        lead_tokens: A request that is ahead by this many tokens is e times less likely to finish
+            last.
+        unknown_probability: Probability of a draft token whose drafter reports none.
+    """
+
+    window: int = 256
+    refit_interval: int = 8
+    outlier_factor: float = 4.0
+    prior: tuple[float, ...] = (1.0, 0.0, 0.0, 0.01)
+    prior_weight: tuple[float, ...] = (0.01, 0.1, 1.0, 4.0)
+    margin: float = 1.1
+    lead_tokens: float = 2.5
+    unknown_probability: float = 0.5
 
 
 DEFAULTS = DraftBudgetSettings()
+STEP_COST_DEFAULTS = StepCostSettings()

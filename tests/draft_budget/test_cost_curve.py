@@ -16,7 +16,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.draft_budget import cost_measuring as measuring
-from paceline.draft_budget.budget import _CostCorrection
+from paceline.draft_budget.cost_correction import CostCorrection
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
 from paceline.draft_budget.cost_measuring import ROWS, check, measure
 from paceline.draft_budget.costs import Costs
@@ -299,7 +299,7 @@ def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_co
     machine.forward, machine.waited = line(0.001), 0.0
     engine = llm._engine
     assert engine.draft_budget is not None
-    engine.draft_budget._used = TIMING.disturbed_pause_s
+    engine.draft_budget._seconds_used = TIMING.disturbed_pause_s
     (second,) = llm.generate([pair.prompts[0] * 2], params)
     (third,) = llm.generate([pair.prompts[0] * 2], params)
     assert first.token_ids == second.token_ids == third.token_ids
@@ -347,7 +347,7 @@ def test_a_file_that_is_no_curve_is_refused(
 
 
 def test_one_stalled_step_does_not_change_what_steps_take() -> None:
-    pace = _CostCorrection()
+    pace = CostCorrection()
     for seconds in [1.0] * 10 + [1000.0]:
         pace.note(False, seconds, 1.0)
     assert pace.plain < 1.06

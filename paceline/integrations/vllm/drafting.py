@@ -9,15 +9,14 @@ import numpy as np
 from paceline.core.drafter import Outcome
 from paceline.core.node_rule import node_limit
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.draft_budget.acceptance_calibration import count, new_calibration
-from paceline.draft_budget.drafting_backoff import DraftingBackoff
-from paceline.integrations.vllm.guarded import GuardedDrafter
-from paceline.integrations.vllm.lengths import (
-    StepCosts,
-    flatten,
-    optimal_lengths,
+from paceline.draft_budget.acceptance_calibration import (
+    count,
+    new_calibration,
     path_probabilities,
 )
+from paceline.draft_budget.drafting_backoff import DraftingBackoff
+from paceline.draft_budget.step_costs import StepCosts, flatten_chains, optimal_lengths
+from paceline.integrations.vllm.guarded import GuardedDrafter
 from paceline.integrations.vllm.metrics import DraftingMetrics
 from paceline.integrations.vllm.options import EngineFacts
 from paceline.integrations.vllm.requests import BatchRow, Requests, TrackedRequest
@@ -60,7 +59,7 @@ class RowDrafting:
         self._drafter.start(request.request)
         chain = self._drafter.propose([request.request], [4])[0].best_chain()
         self._drafter.stop(request.request)
-        chains, no_tokens = flatten([chain]), np.zeros(0, dtype=np.int64)
+        chains, no_tokens = flatten_chains([chain]), np.zeros(0, dtype=np.int64)
         count(new_calibration(), chains, no_tokens, np.zeros(2, dtype=np.int64))
         path_probabilities(self._reliability, chains)
 
@@ -154,7 +153,8 @@ class RowDrafting:
         if drafted:
             new_tokens = np.array([token for _, run in drafted for token in run], dtype=np.int64)
             offsets = np.cumsum([0, *(len(run) for _, run in drafted)], dtype=np.int64)
-            count(self._reliability, flatten([chain for chain, _ in drafted]), new_tokens, offsets)
+            chains = flatten_chains([chain for chain, _ in drafted])
+            count(self._reliability, chains, new_tokens, offsets)
 
     def _draft(self, requests: list[TrackedRequest]) -> None:
         """Draft a chain per request and choose how many of its tokens vLLM verifies."""
@@ -184,7 +184,7 @@ class RowDrafting:
     def _lengths(self, requests: list[TrackedRequest]) -> list[int]:
         if self._full:
             return [len(request.chain) for request in requests]
-        chains = flatten([request.chain for request in requests])
+        chains = flatten_chains([request.chain for request in requests])
         values = self._costs.token_values([len(request.request.output_ids) for request in requests])
         gains = path_probabilities(self._reliability, chains) * np.repeat(
             values, np.diff(chains.starts)

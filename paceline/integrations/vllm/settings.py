@@ -6,35 +6,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class StepCostSettings:
-    """Settings of the linear model of step times, `StepCosts`.
-
-    The model is ``seconds = a + b * requests + c * (1 if any draft) + d * draft tokens``.
-
-    Attributes:
-        window: Number of recent steps that the fit uses.
-        refit_interval: Number of steps between two fits.
-        outlier_factor: Steps longer than this many median steps are ignored.
-        prior: Values of a, b, c and d before any measurement, in median steps. The prior assumes
-            inexpensive drafts, so that drafting is tried.
-        prior_weight: Number of steps that each prior value counts for.
-        margin: Factor on the time of a step with drafts; smaller gains are within the fit's error.
-        lead_tokens: A request that is ahead by this many tokens is e times less likely to finish
-            last.
-        unknown_probability: Probability of a draft token whose drafter reports none.
-    """
-
-    window: int = 256
-    refit_interval: int = 8
-    outlier_factor: float = 4.0
-    prior: tuple[float, ...] = (1.0, 0.0, 0.0, 0.01)
-    prior_weight: tuple[float, ...] = (0.01, 0.1, 1.0, 4.0)
-    margin: float = 1.1
-    lead_tokens: float = 2.5
-    unknown_probability: float = 0.5
-
-
-@dataclass(frozen=True, slots=True)
 class ProposerSettings:
     """Settings of the proposer.
 

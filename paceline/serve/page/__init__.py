@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from paceline.draft_budget.acceptance_calibration import EDGES, AcceptanceCalibration
+from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
 from paceline.drafters import available, entry
 from paceline.serve.serving import Serving
 
@@ -88,7 +88,7 @@ def _needs_more(name: str) -> bool:
 
 def calibration_of(acceptance_calibration: AcceptanceCalibration) -> list[dict[str, float]]:
     """Return the predicted and observed acceptance rate per range of confidence."""
-    bounds = [0.0, *EDGES, 1.0]
+    bounds = [0.0, *acceptance_calibration.edges.tolist(), 1.0]
     ranges = []
     for index, trials in enumerate(acceptance_calibration.trials.tolist()):
         if trials > 0:

@@ -11,13 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.core.tree import DraftTree
-from paceline.draft_budget.acceptance_calibration import new_calibration
-from paceline.integrations.vllm.lengths import (
-    StepCosts,
-    flatten,
-    optimal_lengths,
-    path_probabilities,
-)
+from paceline.draft_budget.acceptance_calibration import new_calibration, path_probabilities
+from paceline.draft_budget.step_costs import StepCosts, flatten_chains, optimal_lengths
 
 
 def chains(*confidence: list[float]) -> list[DraftTree]:
@@ -25,7 +20,7 @@ def chains(*confidence: list[float]) -> list[DraftTree]:
 
 
 def lengths(costs: StepCosts, *confidence: list[float]) -> list[int]:
-    flat = flatten(chains(*confidence))
+    flat = flatten_chains(chains(*confidence))
     chances = path_probabilities(new_calibration(), flat)
     return optimal_lengths(chances, flat.starts, costs.seconds(len(confidence), len(chances)))
 
@@ -40,13 +35,13 @@ def learned(plain: float, each: float, sequences: int, noise: float = 0.0) -> St
 
 
 def test_chances_are_of_the_path() -> None:
-    flat = flatten(chains([0.5, 0.5, 0.9], [], [0.25]))
+    flat = flatten_chains(chains([0.5, 0.5, 0.9], [], [0.25]))
     assert path_probabilities(new_calibration(), flat) == pytest.approx([0.5, 0.25, 0.225, 0.25])
     assert flat.starts.tolist() == [0, 3, 3, 4]
 
 
 def test_what_a_drafter_says_may_be_nonsense() -> None:
-    flat = flatten(
+    flat = flatten_chains(
         [DraftTree.chain([1, 2, 3], confidence=[float("nan"), 7.0, -3.0]), DraftTree.chain([4])]
     )
     assert ((flat.confidence >= 0) & (flat.confidence <= 1)).all()
@@ -57,7 +52,7 @@ def test_lengths_are_the_best_of_all() -> None:
     rng = random.Random(1)
     for _ in range(50):
         confidence = [[rng.random() for _ in range(rng.randrange(4))] for _ in range(3)]
-        flat = flatten(chains(*confidence))
+        flat = flatten_chains(chains(*confidence))
         chances = path_probabilities(new_calibration(), flat)
         seconds = np.cumsum([1.0, *(rng.uniform(0.05, 0.6) for _ in chances)])
         seconds = np.maximum.accumulate(seconds)
