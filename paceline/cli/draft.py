@@ -52,9 +52,10 @@ def train(
     from paceline.training.draft.prepare import prepare
     from paceline.training.draft.start import shaped_as_start
     from paceline.training.draft.train import DraftTrainer
+    from paceline.training.loop import TrainingReport
 
     config = shaped_as_start(config)
-    loaded, material, folder = prepare(model, recordings, texts or [], out, config)
+    loaded, data, folder = prepare(model, recordings, texts or [], out, config)
     if folder.finished:
         print_note(
             f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} draft"
@@ -62,11 +63,11 @@ def train(
         )
         return
     if config.uses_target_states:
-        material = material.read(CachedLM(loaded), config.reads_at, progress=True)
-    trainer = DraftTrainer(loaded, material, config, folder)
+        data = data.with_states(CachedLM(loaded), config.reads_at, progress=True)
+    trainer = DraftTrainer(loaded, data, config, folder)
     del loaded
     try:
-        trainer.run(print_note)
+        trainer.run(TrainingReport(print_note, shown=True))
     except KeyboardInterrupt:
         print_note(f"interrupted; {out} holds the last checkpoint; the same command resumes")
         raise
@@ -105,10 +106,10 @@ def evaluate(
     from paceline.report.documents import write_document
     from paceline.training.draft.evaluate import JUDGEMENT_KIND, evaluate, print_draft_judgement
     from paceline.training.draft.plot import draw_judgement
-    from paceline.training.text_chunks import recorded
+    from paceline.training.text_chunks import recorded_chunks
 
     loaded = load_model(demo.target_of(model), models.dtype)
-    answers = recorded(recordings, model_identity(loaded)[0])
+    answers = recorded_chunks(recordings, model_identity(loaded)[0])
     judgement = evaluate(draft_lm(draft_folder), CachedLM(loaded), answers, length)
     print_draft_judgement(judgement, files.console() or table_console())
     files.write(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -46,30 +45,20 @@ def train(
     """
     require_writable(out)
     use_threads(models.threads)
-    from paceline.draft_head.trained import save
     from paceline.training.draft_head.prepare import prepare
-    from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
+    from paceline.training.draft_head.train import DraftHeadTrainer
+    from paceline.training.loop import TrainingReport
 
-    material = prepare(
-        model, recordings, texts or [], config, models.dtype, models.device, progress=True
-    )
-    trainer = DraftHeadTrainer(material.model, material.learnt, material.held_out, config)
-    best: list[DraftHeadReport] = []
-
-    def judged(epoch: int, judgement: DraftHeadReport) -> None:
-        print_note(f"{'least squares' if epoch == 0 else f'epoch {epoch}'}: {judgement}")
-        if epoch and (not best or judgement.first[0] > best[0].first[0]):
-            best[:] = [judgement]
-            save(
-                out,
-                trainer.weights(),
-                replace(material.card, judged={"epoch": epoch, **asdict(judgement)}),
-            )
-
+    data = prepare(model, recordings, texts or [], config, models, progress=True)
+    trainer = DraftHeadTrainer(data, config, out)
     try:
-        trainer.run(judged, progress=True)
+        trainer.run(TrainingReport(print_note, shown=True))
     except KeyboardInterrupt:
-        state = f"{out} holds the best epoch: {best[0]}" if best else "nothing was written yet"
+        state = (
+            f"{out} holds the best epoch: {trainer.best}"
+            if trainer.best
+            else "nothing was written yet"
+        )
         print_note(f"interrupted; {state}")
         raise
-    print_note(f"wrote {out}: {best[0]}")
+    print_note(f"wrote {out}: {trainer.best}")

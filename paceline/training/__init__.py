@@ -1,1 +1,5 @@
-"""Train drafts, hidden-state draft heads and acceptance heads."""
+"""Train draft models, draft heads and acceptance heads.
+
+All three share the training loop, its report, the settings and the reading of recorded answers.
+The folders hold what differs: data preparation, loss and evaluation.
+"""

@@ -1,4 +1,4 @@
-"""The target's hidden states after every token of texts, for what learns to read them."""
+"""Read the target's hidden states after every token of texts."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ from paceline.training.text_chunks import TextChunk
 
 def read_states(
     model: CachedLM,
-    stretches: Sequence[TextChunk],
+    chunks: Sequence[TextChunk],
     layers: tuple[int, ...] = (),
     progress: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield the states of each stretch of text, [tokens, 1 + layers, hidden]: after each token what
-    the LM head reads, then what goes into the layers named.
+    """Yield the hidden states of each chunk, [tokens, 1 + layers, hidden].
 
-    As many texts at once as torch has threads: a second thread hardly helps in the forward of one.
+    The states after a token are the input of the LM head, then the inputs of `layers`. On the CPU,
+    each thread runs its own chunk: one forward pass hardly gains from a second thread.
 
+    Args:
+        model: The target.
+        chunks: Texts to read.
+        layers: Layers whose inputs are read, too.
+        progress: Show a progress bar.
     Raises:
-        UnsupportedModelError: the model makes its logits without the head it names, so that its
-            states cannot be read, or hides its layers.
+        UnsupportedModelError: The model computes its logits without the LM head that it names, or
+            hides its layers.
     """
     _require_states(model)
     threads = torch.get_num_threads() if model.device.type == "cpu" else 1
-    # a number of each thread
+    # set_num_threads holds for the calling thread
     pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))
     read = partial(_states_of, ModelView(model.model, model.products).module, layers)
     with progress_bar(shown=progress) as bar:
-        task = bar.add_task("reading", total=sum(map(len, stretches)))
+        task = bar.add_task("reading", total=sum(map(len, chunks)))
         try:
-            found = (
-                pool.map(read, stretches)
-                if min(threads, len(stretches)) > 1
-                else map(read, stretches)
-            )
-            for stretch, states in zip(stretches, found, strict=True):
+            parallel = min(threads, len(chunks)) > 1
+            results = pool.map(read, chunks) if parallel else map(read, chunks)
+            for chunk, states in zip(chunks, results, strict=True):
                 yield states
-                bar.advance(task, len(stretch))
+                bar.advance(task, len(chunk))
         finally:
-            pool.shutdown(cancel_futures=True)  # who is interrupted does not wait for all
+            pool.shutdown(cancel_futures=True)  # an interrupted caller does not wait for all
 
 
-def _states_of(model: PreTrainedModel, layers: tuple[int, ...], stretch: TextChunk) -> Tensor:
-    with torch.no_grad(), inputs_of(decoder_layers(model, layers)) as below:
-        ids = torch.from_numpy(stretch.token_ids).long()[None].to(model.device)
+def _states_of(model: PreTrainedModel, layers: tuple[int, ...], chunk: TextChunk) -> Tensor:
+    with torch.no_grad(), inputs_of(decoder_layers(model, layers)) as inputs:
+        ids = torch.from_numpy(chunk.token_ids).long()[None].to(model.device)
         last: Tensor = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state
-    return torch.stack([last[0], *(one[0] for (one,) in below)], dim=1).cpu()
+    return torch.stack([last[0], *(layer_input[0] for (layer_input,) in inputs)], dim=1).cpu()
 
 
 def _require_states(model: CachedLM) -> None:

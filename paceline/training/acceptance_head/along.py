@@ -54,16 +54,16 @@ def draft_along(
     text_ids = torch.from_numpy(stretch.token_ids).long()
     ids = text_ids[None].to(draft.device)
     chosen_by = shifted(states[None].to(draft.device, draft.dtype))
-    text = Rows.judged(len(stretch), places + 1, stretch.first)
+    text = Rows.for_evaluation(len(stretch), places + 1, stretch.first)
     embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
     hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, text)[0]
     # A token is drafted by the row before it, which has one guess fewer behind it.
-    pairs = list(zip(text.places.tolist(), text.guessed.tolist(), strict=True))
+    pairs = list(zip(text.positions.tolist(), text.guessed.tolist(), strict=True))
     at = {pair: row for row, pair in enumerate(pairs)}
     by = torch.tensor(
         [at[place - 1, guessed - 1] for place, guessed in pairs if guessed], dtype=torch.long
     )
-    following = text.places[text.guessed > 0]
+    following = text.positions[text.guessed > 0]
     requests = [Request(prompt, params)]
     own = target_scores(
         draft.get_output_embeddings()(hidden[by.to(draft.device)])[None], requests, [EMPTY_TREE]

@@ -1,15 +1,21 @@
-"""Define the settings of recording for and training an acceptance head."""
+"""Define the settings and constants of recording for and training an acceptance head."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
+from paceline.training.settings import TrainingSettings
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions, PromptOptions, refuse_per_request
+
+MAX_GRADIENT_NORM = 1.0  # norm to which gradients are clipped
+FIT_STEPS = 200  # maximum steps of L-BFGS; a fit of a few weights takes 20
+FIT_GRADIENT, FIT_CHANGE = 1e-10, 1e-14  # gradient and change at which L-BFGS stops
+CALIBRATION_BINS = 15  # bins of the expected calibration error, as in Guo et al. (2017)
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # stopping thresholds measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +57,13 @@ class RecordConfig:
         refuse_per_request("head record", self.sampling)
         if not 0 <= self.keep < 1:
             raise ConfigError(f"head record: got keep={self.keep}; expected 0 to below 1.")
-        for name, off in (
-            ("repetition_penalty", 1),
-            ("presence_penalty", 0),
-            ("frequency_penalty", 0),
-            ("min_tokens", 0),
-        ):
+        neutral = {
+            "repetition_penalty": 1,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "min_tokens": 0,
+        }
+        for name, off in neutral.items():
             value = getattr(self.sampling, name)
             if value != off:
                 raise ConfigError(
@@ -65,22 +72,22 @@ class RecordConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainConfig:
+class TrainConfig(TrainingSettings):
     """Set how an acceptance head is trained.
 
     Attributes:
+        batch: Positions per training step; at least 1.
+        lr: Peak learning rate of AdamW.
+        seed: Random seed for the split, weight initialisation and data order.
+        note: Text for the card, such as sources and licences of the prompts.
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
         reject_weight: Weight of rejections in the loss (the paper's w_rej); acceptances have 1.
         scalars: Feed scalars of the draft's distribution to the last layer; not in the paper.
         epochs: Number of passes over the recordings.
-        lr: Peak learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
-        batch: Positions per training step.
         warmup: Share of the steps in which the learning rate grows.
         dev: Share of the prompts used to fit the calibration.
         held_out: Share of the prompts held out for the report.
-        seed: Random seed for the split, weight initialisation and data order.
-        note: Text for the card, such as sources and licences of the prompts.
 
     Raises:
         ConfigError: A value is out of range.
@@ -90,27 +97,17 @@ class TrainConfig:
     reject_weight: float = 6.0
     scalars: bool = True
     epochs: int = 10
-    lr: float = 1e-3
     weight_decay: float = 0.01
-    batch: int = 1024
     warmup: float = 0.03
     dev: float = 0.1
     held_out: float = 0.1
-    seed: int = 0
-    note: str = ""
 
     def __post_init__(self) -> None:
-        from paceline.drafters.specdec_pp.card import (
-            MOST_BLOCKS,
-        )  # imports torch, which the help texts do not need
+        # imports torch, which the help texts do not need
+        from paceline.drafters.specdec_pp.card import MOST_BLOCKS
 
         require_range("head train", "depth", self.depth, 0, MOST_BLOCKS)
-        for name, low in (("epochs", 1), ("batch", 1), ("weight_decay", 0)):
-            require_range("head train", name, getattr(self, name), low)
-        for name in ("reject_weight", "lr"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(
-                    f"head train: got {name}={getattr(self, name)}; expected a positive number."
-                )
+        minimums = {"epochs": 1, "weight_decay": 0}
+        self.require("head train", minimums, positive=("reject_weight",))
         for name in ("warmup", "dev", "held_out"):
             require_range("head train", name, getattr(self, name), 0, 0.5)

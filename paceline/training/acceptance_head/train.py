@@ -1,10 +1,9 @@
-"""Train an acceptance head on recordings (Huang et al. 2024, "SpecDec++", section 3.3): weighted
-binary cross-entropy, AdamW.
+"""Train an acceptance head on recordings (Huang et al. 2024, "SpecDec++", section 3.3).
 
-What is different here: the weight on rejections makes the raw head report rejections too often, so
-its logit is scaled and shifted afterwards (Platt 1999), fitted without weights on development
-prompts; both numbers are in the card, and `AcceptanceHead.confidences` applies them. The last layer
-begins as the best reader of the scalars.
+The loss is weighted binary cross-entropy, the optimiser AdamW. Two things differ from the paper.
+The weight on rejections makes the raw head report rejections too often. Its logit is therefore
+scaled and shifted (Platt 1999), fitted without weights on development prompts. The last layer
+starts as the logistic regression on the scalars of the draft's distribution.
 """
 
 from __future__ import annotations
@@ -12,143 +11,138 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.drafters.specdec_pp.card import INPUTS, HeadCard
-from paceline.drafters.specdec_pp.head import (
-    ACCEPTED,
-    REJECTED,
-    AcceptanceHead,
-    accept_logits,
-    scalars_of,
-)
+from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.errors import ConfigError
-from paceline.report.progress import progress_bar
 from paceline.training.acceptance_head.evaluate import judge
+from paceline.training.acceptance_head.fitting import (
+    logistic_fit,
+    platt,
+    prior,
+    raw_logits,
+    scalar_columns,
+    weighted_loss,
+)
 from paceline.training.acceptance_head.recording import Recording
-from paceline.training.acceptance_head.settings import TrainConfig
-
-_CLIP = 1.0  # largest norm of a gradient
-_FIT_STEPS = 200  # of L-BFGS, at most; a fit of a handful of weights takes 20
+from paceline.training.acceptance_head.settings import MAX_GRADIENT_NORM, TrainConfig
+from paceline.training.loop import (
+    Trainer,
+    TrainingLimit,
+    TrainingProgress,
+    TrainingReport,
+    require_finite,
+)
 
 
 def train(
     recordings: Sequence[Recording], config: TrainConfig | None = None, progress: bool = False
 ) -> AcceptanceHead:
-    """Train a head on recordings of one pair, calibrate and judge it; it is not saved yet.
+    """Train, calibrate and evaluate a head on recordings of one pair of models.
 
+    Args:
+        recordings: Recordings with the same draft model.
+        config: Settings of the training. Default: the default settings.
+        progress: Show a progress bar.
     Raises:
-        ConfigError: no recording, recordings of different drafts, too few prompts to split, or a
-            rate that trains nothing.
+        ConfigError: There is no recording, the recordings are of different drafts, there are too
+            few prompts to split, or the learning rate makes the training diverge.
     """
     config = config or TrainConfig()
     _check_same_draft(recordings)
-    parts = split_prompts(
-        sorted({name for recording in recordings for name in recording.names}), config
-    )
+    names = sorted({name for recording in recordings for name in recording.names})
+    split = split_prompts(names, config)
     training, dev, held_out = (
-        [recording.of_prompts(set(part)) for recording in recordings] for part in parts
+        [recording.of_prompts(set(part)) for recording in recordings] for part in split
     )
-    card = _card(recordings, config, parts)
-    tensors = fit(training, card, config, progress)
-    scale, shift = platt(AcceptanceHead(card, tensors), dev)
-    _require_finite(torch.tensor([scale, shift]), config)  # weights may be finite and far too large
-    head = AcceptanceHead(
-        dataclasses.replace(card, scale=scale, shift=shift, prior=prior(training)), tensors
-    )
-    metrics = {"held_out": judge(head, held_out).as_dict(), "dev": judge(head, dev).as_dict()}
-    return AcceptanceHead(dataclasses.replace(head.card, metrics=metrics), tensors)
-
-
-def fit(
-    recordings: Sequence[Recording], card: HeadCard, config: TrainConfig, progress: bool = False
-) -> dict[str, Tensor]:
-    """Return the trained tensors of a head as `card` describes it."""
-    hidden = torch.cat([recording.hidden for recording in recordings])
-    scalars = torch.cat([scalar_columns(recording, card) for recording in recordings])
-    labels = torch.cat([recording.labels for recording in recordings])
-    generator = torch.Generator().manual_seed(config.seed)
-    tensors = first_tensors(card, scalars, labels, config, generator)
-    optimiser = torch.optim.AdamW(tensors.values(), lr=config.lr, weight_decay=config.weight_decay)
-    steps = config.epochs * math.ceil(len(labels) / config.batch)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: _rate(step, steps, config.warmup)
-    )
-    with progress_bar(shown=progress) as bar:
-        task = bar.add_task("training", total=steps)
-        for _ in range(config.epochs):
-            for places in torch.split(
-                torch.randperm(len(labels), generator=generator), config.batch
-            ):
-                logits = raw_logits(tensors, card, hidden[places].float(), scalars[places])
-                loss = weighted_loss(logits, labels[places], config.reject_weight)
-                _require_finite(loss, config)
-                optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(tensors.values(), _CLIP)
-                optimiser.step()
-                schedule.step()
-                bar.advance(task)
+    card = _card(recordings, config, split)
+    trainer = AcceptanceHeadTrainer(training, card, config)
+    trainer.run(TrainingReport(shown=progress))
+    tensors = {name: tensor.detach() for name, tensor in trainer.tensors.items()}
     for tensor in tensors.values():
-        _require_finite(tensor, config)
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+        require_finite(trainer.command, tensor, config.lr)
+    scale, shift = platt(AcceptanceHead(card, tensors), dev)
+    # finite weights may still be far too large
+    require_finite(trainer.command, torch.tensor([scale, shift]), config.lr)
+    card = dataclasses.replace(card, scale=scale, shift=shift, prior=prior(training))
+    head = AcceptanceHead(card, tensors)
+    metrics = {"held_out": judge(head, held_out).as_dict(), "dev": judge(head, dev).as_dict()}
+    return AcceptanceHead(dataclasses.replace(card, metrics=metrics), tensors)
 
 
-def _require_finite(values: Tensor, config: TrainConfig) -> None:
-    if not torch.isfinite(values).all():
-        raise ConfigError(
-            f"head train: lr: got {config.lr:g}, and a loss that is not finite; expected less."
-            " Lower it."
-        )
-
-
-def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tensor:
-    """Return the mean binary cross-entropy, with weight 1 on accepting and `reject_weight` on
-    rejecting (section 3.3).
+class AcceptanceHeadTrainer(Trainer):
+    """Train the weights of an acceptance head.
 
     Args:
-        logits: [n].
-        labels: [n], acceptance probabilities.
+        recordings: Recordings to train on.
+        card: Description of the head.
+        config: Settings of the training.
+    Attributes:
+        tensors: Weights by name, as in `AcceptanceHead`.
     """
-    accept_weight = torch.tensor(1 / reject_weight, dtype=logits.dtype)
-    total = functional.binary_cross_entropy_with_logits(
-        logits, labels, reduction="sum", pos_weight=accept_weight
-    )
-    return reject_weight * total / (labels + reject_weight * (1 - labels)).sum()
 
+    command = "head train"
+    max_gradient_norm = MAX_GRADIENT_NORM
 
-def raw_logits(
-    tensors: dict[str, Tensor], card: HeadCard, hidden: Tensor, scalars: Tensor
-) -> Tensor:
-    """Return the uncalibrated logits [n] of hidden states [n, hidden] and scalars [n, 0 or 3]."""
-    blocks = [
-        (tensors[f"blocks.{place}.weight"], tensors[f"blocks.{place}.bias"])
-        for place in range(card.depth)
-    ]
-    last = tensors["last.weight"][ACCEPTED] - tensors["last.weight"][REJECTED]
-    bias = tensors["last.bias"][ACCEPTED] - tensors["last.bias"][REJECTED]
-    logits = accept_logits(blocks, last[: card.hidden_size], bias, hidden)
-    return logits + scalars @ last[card.hidden_size :]
+    def __init__(
+        self, recordings: Sequence[Recording], card: HeadCard, config: TrainConfig
+    ) -> None:
+        self._labels = torch.cat([recording.labels for recording in recordings])
+        epoch_steps = math.ceil(len(self._labels) / config.batch)
+        steps = config.epochs * epoch_steps
+        super().__init__(config, TrainingLimit(steps, epoch_steps, "steps"))
+        self.progress = TrainingProgress()
+        self._card, self._config = card, config
+        self._hidden = torch.cat([recording.hidden for recording in recordings])
+        self._scalars = torch.cat([scalar_columns(recording, card) for recording in recordings])
+        self._random = torch.Generator().manual_seed(config.seed)
+        self.tensors = first_tensors(card, self._scalars, self._labels, config, self._random)
+        self.parameters = list(self.tensors.values())
+        optimiser = torch.optim.AdamW(
+            self.parameters, lr=config.lr, weight_decay=config.weight_decay
+        )
+        self.optimisers = [optimiser]
+        self.schedules = [LambdaLR(optimiser, lambda step: _rate(step, steps, config.warmup))]
+        self._batches = self._shuffled_batches()
+
+    def next_loss(self) -> tuple[str, Tensor]:
+        """Return the weighted loss on the next batch of positions."""
+        rows = next(self._batches)
+        logits = raw_logits(
+            self.tensors, self._card, self._hidden[rows].float(), self._scalars[rows]
+        )
+        return "training", weighted_loss(logits, self._labels[rows], self._config.reject_weight)
+
+    def _shuffled_batches(self) -> Iterator[Tensor]:
+        while True:
+            order = torch.randperm(len(self._labels), generator=self._random)
+            yield from torch.split(order, self._config.batch)
 
 
 def first_tensors(
     card: HeadCard, scalars: Tensor, labels: Tensor, config: TrainConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the weights to begin with: blocks as in `torch.nn.Linear`, each its own; the last
-    layer fitted to the scalars.
+    """Return the initial weights: random blocks as in `torch.nn.Linear`, a fitted last layer.
+
+    Args:
+        card: Description of the head.
+        scalars: Scalars that the last layer is fitted to, [n, 0 or 3].
+        labels: Acceptance probabilities, [n].
+        config: Settings of the training.
+        generator: Random generator of the blocks.
     """
     hidden = card.hidden_size
     tensors = {}
-    for place in range(card.depth):
+    for block in range(card.depth):
         for part, shape in (("weight", (hidden, hidden)), ("bias", (hidden,))):
-            tensors[f"blocks.{place}.{part}"] = (
-                torch.rand(shape, generator=generator).mul_(2).sub_(1).div_(math.sqrt(hidden))
-            )
+            uniform = torch.rand(shape, generator=generator).mul_(2).sub_(1)
+            tensors[f"blocks.{block}.{part}"] = uniform.div_(math.sqrt(hidden))
     # half for either class
     fitted = logistic_fit(scalars, labels, config.reject_weight).float() / 2
     signs = torch.tensor([-1.0, 1.0])  # rejected, accepted
@@ -157,74 +151,19 @@ def first_tensors(
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
-def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
-    """Return the scalars [n, 0 or 3] that the last layer of such a head reads."""
-    if len(card.inputs) == 1:
-        return recording.labels.new_empty(len(recording), 0)
-    return torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
+class PromptSplit(NamedTuple):
+    """Hold the names of the prompts of each part of a training."""
+
+    training: list[str]
+    dev: list[str]
+    held_out: list[str]
 
 
-def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float, float]:
-    """Return the scale and shift of the logit that fit the labels best (Platt 1999)."""
-    card = head.card
-    logits = torch.cat(
-        [
-            raw_logits(head.tensors, card, one.hidden.float(), scalar_columns(one, card))
-            for one in recordings
-        ]
-    )
-    scale, shift = logistic_fit(
-        logits[:, None], torch.cat([one.labels for one in recordings])
-    ).tolist()
-    return float(scale), float(shift)
-
-
-def prior(recordings: Sequence[Recording]) -> tuple[float, ...]:
-    """Return the weights of the card's `prior`, fitted to all positions."""
-    scalars = [torch.stack(scalars_of(one.log_probs, one.entropies), -1) for one in recordings]
-    return tuple(
-        logistic_fit(torch.cat(scalars), torch.cat([one.labels for one in recordings])).tolist()
-    )
-
-
-def logistic_fit(columns: Tensor, labels: Tensor, reject_weight: float = 1.0) -> Tensor:
-    """Return the weights of the logit that fits the labels best: logistic regression by L-BFGS.
-
-    Args:
-        columns: [n, k].
-        labels: [n], acceptance probabilities.
-        reject_weight: as in `weighted_loss`.
-    Returns:
-        float64 [k + 1], the last one for a constant.
-    """
-    design = torch.cat([columns, torch.ones(len(labels), 1)], -1).double()
-    weights = torch.zeros(design.shape[1], dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [weights],
-        max_iter=_FIT_STEPS,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-14,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = weighted_loss(design @ weights, labels.double(), reject_weight)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
-    return weights.detach()
-
-
-def split_prompts(
-    names: Sequence[str], config: TrainConfig
-) -> tuple[list[str], list[str], list[str]]:
-    """Return names for training, development and reporting; a prompt of several recordings is on
-    one side in all.
+def split_prompts(names: Sequence[str], config: TrainConfig) -> PromptSplit:
+    """Split prompts at random; a prompt of several recordings is in one part of all.
 
     Raises:
-        ConfigError: too few prompts for that.
+        ConfigError: There are too few prompts.
     """
     order = list(names)
     random.Random(config.seed).shuffle(order)
@@ -235,14 +174,10 @@ def split_prompts(
             f" training, {config.dev:.0%} development and {config.held_out:.0%} held out. Record"
             " more prompts, or raise the shares."
         )
-    return order[dev + held_out :], order[:dev], order[dev : dev + held_out]
+    return PromptSplit(order[dev + held_out :], order[:dev], order[dev : dev + held_out])
 
 
-def _card(
-    recordings: Sequence[Recording],
-    config: TrainConfig,
-    parts: tuple[list[str], list[str], list[str]],
-) -> HeadCard:
+def _card(recordings: Sequence[Recording], config: TrainConfig, split: PromptSplit) -> HeadCard:
     first = recordings[0].settings
     recipe: dict[str, Any] = {
         "train": dataclasses.asdict(config),
@@ -259,31 +194,26 @@ def _card(
         config.depth,
         INPUTS[config.scalars],
         recipe=recipe,
-        train_prompts="".join(sorted(parts[0])),
-        dev_prompts="".join(sorted(parts[1])),
+        train_prompts="".join(sorted(split.training)),
+        dev_prompts="".join(sorted(split.dev)),
     )
 
 
 def _check_same_draft(recordings: Sequence[Recording]) -> None:
     if not recordings:
-        raise ConfigError(
-            "head train: got no recording; expected at least one. Make one with `paceline head"
-            " record`."
-        )
-    for what in ("draft_fingerprint", "hidden_size", "vocab_size"):
-        values = {recording.settings[what] for recording in recordings}
+        raise ConfigError("head train: no recording. Make one with `paceline head record`.")
+    for setting in ("draft_fingerprint", "hidden_size", "vocab_size"):
+        values = {recording.settings[setting] for recording in recordings}
         if len(values) > 1:
             raise ConfigError(
-                f"head train: got recordings of different draft models ({what}: {values}); expected"
-                " one pair's. Leave the others out."
+                f"head train: got recordings of different draft models ({setting}: {values});"
+                " expected one pair's. Leave the others out."
             )
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the learning rate as a share of the highest: a linear warm-up, then half a cosine."""
+    """Return the learning rate as a share of the peak: linear warm-up, then half a cosine."""
     first = warmup * steps
-    return (
-        (step + 1) / first
-        if step < first
-        else 0.5 * (1 + math.cos(math.pi * (step - first) / max(1.0, steps - first)))
-    )
+    if step < first:
+        return (step + 1) / first
+    return 0.5 * (1 + math.cos(math.pi * (step - first) / max(1.0, steps - first)))

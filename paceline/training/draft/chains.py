@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """What became of chains of K tokens.
+    """Hold the expected acceptance of chains of K draft tokens.
 
     Attributes:
-        chains: how many there were, expected.
-        accepted: expected tokens accepted, by their place in a chain: [K].
-        agreed, places: sum of the acceptance probabilities of single tokens, and of how many.
+        chains: Expected number of chains.
+        accepted: Expected number of accepted tokens by position in the chain, [K].
+        agreed: Sum of the acceptance probabilities of single tokens.
+        places: Number of these tokens.
     """
 
     chains: float
@@ -42,48 +43,46 @@ class Chains:
 
     @property
     def by_position(self) -> list[float]:
-        """Chance that a token in that place of a chain is accepted, all before it being
-        accepted.
-        """
+        """Acceptance rate at each position of a chain, given those before are accepted."""
         reached = [self.chains, *self.accepted[:-1]]
         return [
-            there / before if before else 0.0
-            for there, before in zip(self.accepted, reached, strict=True)
+            accepted / before if before else 0.0
+            for accepted, before in zip(self.accepted, reached, strict=True)
         ]
 
 
 def expected_chains(
     answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int
 ) -> Chains:
-    """Return what becomes of chains of `length` along answers, each begun where the one before
-    ended.
+    """Return the expected acceptance of chains along answers, each begun where the last ended.
 
     Args:
-        answers: of every token of an answer, the probability that the draft's token there is
-            accepted, [tokens]; or by its place in a chain, [places, tokens], the last of which
-            counts for later ones. The first token comes with the prompt, and no chain drafts it;
-            behind a chain the target adds a token of its own.
+        answers: Acceptance probability of the draft's token at each token of an answer, [tokens];
+            or by position in a chain, [positions, tokens], of which the last row holds for later
+            positions. The prompt's forward pass yields the first token, so no chain drafts it; the
+            target adds a token after each chain.
+        length: Draft tokens per chain.
     """
     chains = agreed = 0.0
-    places, accepted = 0, np.zeros(length)
+    num_tokens, accepted = 0, np.zeros(length)
     for answer in answers:
-        by_place = np.atleast_2d(np.asarray(answer, dtype=np.float64))
-        count = by_place.shape[1]
-        agreed, places = agreed + float(by_place[0, 1:].sum()), places + max(0, count - 1)
+        rates = np.atleast_2d(np.asarray(answer, dtype=np.float64))
+        count = rates.shape[1]
+        agreed, num_tokens = agreed + float(rates[0, 1:].sum()), num_tokens + max(0, count - 1)
+        # probability that a chain begins at each token
         begun = np.zeros(count + length + 1)
         begun[1] = 1.0
         for start in range(1, count):
-            here = reached = float(begun[start])
-            if not here:
+            reached = float(begun[start])
+            if not reached:
                 continue
-            chains += here
-            for place in range(length):
-                at = start + place
-                kept = reached * (
-                    float(by_place[min(place, len(by_place) - 1), at]) if at < count else 0.0
-                )
-                accepted[place] += kept
-                begun[at + 1] += reached - kept
-                reached = kept
+            chains += reached
+            for step in range(length):
+                token = start + step
+                rate = float(rates[min(step, len(rates) - 1), token]) if token < count else 0.0
+                survived = reached * rate
+                accepted[step] += survived
+                begun[token + 1] += reached - survived
+                reached = survived
             begun[start + length + 1] += reached
-    return Chains(chains, tuple(accepted.tolist()), agreed, places)
+    return Chains(chains, tuple(accepted.tolist()), agreed, num_tokens)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -28,18 +29,21 @@ from paceline.report.documents import DocumentKind
 from paceline.report.tables import Column, Table
 from paceline.training.draft.chains import Chains, expected_chains
 from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
+from paceline.training.draft.settings import CHAIN_LENGTHS, TIMED_CONTEXT, TIMED_FORWARDS
 from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk
 
-LENGTHS = tuple(range(1, 9))  # K, of which the best is looked for
-_FORWARDS, _CONTEXT = 24, 160  # timed, behind so many tokens
 ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What chains of `length` would bring: accepted tokens per chain, and time per token over
-    plain decoding's.
+    """Hold the expected gain from chains of one length.
+
+    Attributes:
+        length: Draft tokens per chain, K.
+        accepted: Expected accepted tokens per chain.
+        speed: Speed relative to plain decoding.
     """
 
     length: int
@@ -49,14 +53,16 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class DraftJudgement:
-    """What a draft is worth.
+    """Hold the evaluation of a draft model.
 
     Attributes:
-        answers, tokens: that it was judged on, greedy ones.
-        chains: by category of prompt, and of all; of `length` tokens each.
-        target_seconds: of a forward of the target with 1, 2, ... tokens. draft_seconds: of a draft
-            forward.
-        gains: by K.
+        answers: Number of greedy answers.
+        tokens: Number of their tokens.
+        length: Draft tokens per chain in `chains`.
+        chains: Acceptance by category of the prompt, and of all prompts.
+        target_seconds: Seconds of a forward pass of the target over 1, 2, ... tokens.
+        draft_seconds: Seconds of a forward pass of the draft model.
+        gains: Expected gain by chain length.
     """
 
     answers: int
@@ -69,12 +75,12 @@ class DraftJudgement:
 
     @property
     def cost_ratio(self) -> float:
-        """A forward of the draft over one of the target."""
+        """Cost of a forward pass of the draft model relative to one of the target."""
         return self.draft_seconds / self.target_seconds[0]
 
     @property
     def best(self) -> Gain:
-        """The gain of the best K."""
+        """Gain of the fastest chain length."""
         return max(self.gains, key=lambda gain: gain.speed)
 
 
@@ -84,111 +90,114 @@ JUDGEMENT_KIND = DocumentKind("draft judgement", 1, DraftJudgement)
 @torch.no_grad()
 def agreements(
     model: PreTrainedModel,
-    stretches: Iterable[TextChunk],
-    kept: Tensor | None = None,
+    chunks: Iterable[TextChunk],
+    token_ids: Tensor | None = None,
     shared: SharedVocabulary | None = None,
-) -> list[np.ndarray[Any, Any]]:
-    """Return for each answer which of its tokens the draft's arg-max is: float64 [tokens], 0 or 1.
+) -> list[NDArray[np.float64]]:
+    """Return 1 for each token of each answer that is the draft's argmax, else 0.
 
     Args:
-        kept: ids, ascending, of the tokens that the draft may say; None = what its head says.
-        shared: what the draft shares with the target; None = the whole vocabulary.
+        model: Independent draft model.
+        chunks: Answers with their prompts.
+        token_ids: Token ids of the reduced draft vocabulary, ascending. None: as its LM head has.
+        shared: Vocabulary that the draft shares with the target. None: the whole.
     """
     decoder: Any = model.get_decoder()
     head: Any = model.get_output_embeddings()
-    found = []
-    for stretch in stretches:
-        token_ids = stretch.token_ids.astype(np.int64)
-        ids = torch.from_numpy(token_ids if shared is None else shared.readable(token_ids))[
-            None
-        ].to(model.device)
-        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[
-            0, stretch.first - 1 : -1
-        ]
-        if kept is None:
+    results = []
+    for chunk in chunks:
+        text = chunk.token_ids.astype(np.int64)
+        ids = torch.from_numpy(text if shared is None else shared.readable(text))[None]
+        states = decoder(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
+        hidden = states[0, chunk.first - 1 : -1]
+        if token_ids is None:
             logits = head(hidden)
             guesses = (logits if shared is None else shared.logits(logits)).argmax(-1)
         else:
-            guesses = kept[(hidden @ head.weight[kept].T).argmax(-1).to(kept.device)]
-        found.append(
-            (guesses.cpu().numpy() == stretch.token_ids[stretch.first :]).astype(np.float64)
-        )
-    return found
+            guesses = token_ids[(hidden @ head.weight[token_ids].T).argmax(-1).to(token_ids.device)]
+        agreed = guesses.cpu().numpy() == chunk.token_ids[chunk.first :]
+        results.append(agreed.astype(np.float64))
+    return results
 
 
 @torch.no_grad()
-def guesses_agree(model: PreTrainedModel, stretch: TextChunk, length: int) -> np.ndarray[Any, Any]:
-    """Return of a draft that reads states which tokens of an answer it says, by place in a
-    chain: [length, tokens], 0 or 1.
+def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
+    """Return `agreements` of a draft that reads target states, by position in a chain.
+
+    Args:
+        model: Draft model, attached to its target.
+        chunk: Answer with its prompt and the target's states.
+        length: Draft tokens per chain.
+    Returns:
+        1 or 0, [length, tokens].
     """
-    assert stretch.states is not None, "read before"
-    states = stretch.states.to(model.device, model.dtype)
-    ids = torch.from_numpy(stretch.token_ids).long().to(model.device)
-    rows = Rows.judged(len(ids), length, stretch.first)
+    assert chunk.states is not None, "read before the evaluation"
+    states = chunk.states.to(model.device, model.dtype)
+    ids = torch.from_numpy(chunk.token_ids).long().to(model.device)
+    rows = Rows.for_evaluation(len(ids), length, chunk.first)
     head: Any = model.get_output_embeddings()
     embedding, decoder = model.get_input_embeddings(), model.get_decoder()
-    made = head.out(hidden_of_rows(embedding, decoder, ids[None], shifted(states[None]), rows)[0])
-    asked = ((rows.places >= stretch.first - 1) & (rows.places < len(ids) - 1)).nonzero()[:, 0]
-    following = rows.places[asked] + 1
-    right = (head.guess(made[asked.to(model.device)]) == ids[following.to(model.device)]).cpu()
-    found = np.zeros((length, len(ids) - stretch.first))
-    found[rows.guessed[asked].numpy(), (following - stretch.first).numpy()] = right.numpy()
-    return found
+    hidden = hidden_of_rows(embedding, decoder, ids[None], shifted(states[None]), rows)[0]
+    drafted = head.out(hidden)
+    positions = rows.positions
+    drafting = ((positions >= chunk.first - 1) & (positions < len(ids) - 1)).nonzero()[:, 0]
+    following = positions[drafting] + 1
+    guesses = head.guess(drafted[drafting.to(model.device)])
+    right = (guesses == ids[following.to(model.device)]).cpu()
+    agreed = np.zeros((length, len(ids) - chunk.first))
+    agreed[rows.guessed[drafting].numpy(), (following - chunk.first).numpy()] = right.numpy()
+    return agreed
 
 
-def judge(
-    model: PreTrainedModel, stretches: Sequence[TextChunk], length: int, kept: Tensor | None = None
+def acceptance(
+    model: PreTrainedModel,
+    chunks: Sequence[TextChunk],
+    length: int,
+    token_ids: Tensor | None = None,
 ) -> Chains:
-    """Return the acceptance of the draft's chains of `length` on answers.
+    """Return the acceptance of an independent draft model's chains along answers.
 
     Args:
         model: Draft model.
-        stretches: Answers with their prompts.
+        chunks: Answers with their prompts.
         length: Draft tokens per chain.
-        kept: Token ids of the reduced draft vocabulary, as in `agreements`.
+        token_ids: Token ids of the reduced draft vocabulary, as in `agreements`.
     """
-    return expected_chains(agreements(model, stretches, kept), length)
+    return expected_chains(agreements(model, chunks, token_ids), length)
 
 
 def evaluate(
     draft: CachedLM, target: CachedLM, answers: Sequence[TextChunk], length: int
 ) -> DraftJudgement:
-    """Judge a draft on the target's greedy answers, and time both.
+    """Evaluate a draft model on the target's greedy answers, and time both models.
 
+    Args:
+        draft: Draft model.
+        target: Target model.
+        answers: Greedy answers with their prompts.
+        length: Draft tokens per chain of the acceptance by category.
     Raises:
-        ConfigError: no answers.
+        ConfigError: There are no answers.
     """
     if not answers:
-        raise ConfigError(
-            "draft evaluate: got no answer; expected some. Record some with `paceline record`."
-        )
-    pair(draft, target.model)
-    if draft.uses_target_states:
-        read = read_states(target, answers, layers_read(draft.model), progress=True)
-        drafting = ModelView(draft.model, draft.products).module  # it guesses as it is used
-        agreed = [
-            guesses_agree(drafting, replace(one, states=states), max(*LENGTHS, length))
-            for one, states in zip(answers, read, strict=True)
-        ]
-    else:
-        agreed = agreements(
-            draft.model, answers, shared=shared_vocabulary(draft.model, target.model)
-        )
+        raise ConfigError("draft evaluate: no answers. Record some with `paceline record`.")
+    agreed = _agreements_of(draft, target, answers, max(*CHAIN_LENGTHS, length))
     by_category = defaultdict(list)
-    for stretch, one in zip(answers, agreed, strict=True):
-        by_category[stretch.category or ALL].append(one)
+    for chunk, agreement in zip(answers, agreed, strict=True):
+        by_category[chunk.category or ALL].append(agreement)
     chains = {name: expected_chains(group, length) for name, group in sorted(by_category.items())}
     text = max(answers, key=len).token_ids.tolist()
-    target_seconds = [forward_seconds(target, text, width) for width in range(len(LENGTHS) + 1)]
+    widths = range(len(CHAIN_LENGTHS) + 1)
+    target_seconds = [forward_seconds(target, text, width) for width in widths]
     draft_seconds = forward_seconds(draft, text, 0)
     gains = []
-    for count in LENGTHS:
+    for count in CHAIN_LENGTHS:
         accepted = expected_chains(agreed, count).per_chain
         step = target_seconds[count] + count * draft_seconds
         gains.append(Gain(count, accepted, (1 + accepted) * target_seconds[0] / step))
     return DraftJudgement(
         len(answers),
-        sum(one.shape[-1] for one in agreed),
+        sum(agreement.shape[-1] for agreement in agreed),
         length,
         {**chains, ALL: expected_chains(agreed, length)},
         target_seconds,
@@ -197,10 +206,31 @@ def evaluate(
     )
 
 
+def _agreements_of(
+    draft: CachedLM, target: CachedLM, answers: Sequence[TextChunk], length: int
+) -> list[NDArray[np.float64]]:
+    pair(draft, target.model)
+    if not draft.uses_target_states:
+        shared = shared_vocabulary(draft.model, target.model)
+        return agreements(draft.model, answers, shared=shared)
+    states = read_states(target, answers, layers_read(draft.model), progress=True)
+    drafting = ModelView(draft.model, draft.products).module  # the same products as in use
+    return [
+        guesses_agree(drafting, replace(chunk, states=state), length)
+        for chunk, state in zip(answers, states, strict=True)
+    ]
+
+
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median seconds of a forward pass over a token and a chain of `width`."""
-    ids = (token_ids * (1 + _CONTEXT // len(token_ids)))[:_CONTEXT]
-    request = Request(ids, SamplingParams(max_new_tokens=_FORWARDS))
+    """Return the median seconds of a forward pass over a token and a chain.
+
+    Args:
+        model: Model to time.
+        token_ids: Tokens of a text, which is repeated to the context that is timed.
+        width: Draft tokens of the chain.
+    """
+    ids = (token_ids * (1 + TIMED_CONTEXT // len(token_ids)))[:TIMED_CONTEXT]
+    request = Request(ids, SamplingParams(max_new_tokens=TIMED_FORWARDS))
     if model.uses_target_states:
         request.states = HiddenStateLog(layers_read(model.model))
         request.states.write(
@@ -209,7 +239,7 @@ def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
     model.open(request)
     seconds = []
     try:
-        for _ in range(_FORWARDS):
+        for _ in range(TIMED_FORWARDS):
             begin = time.perf_counter()
             model.forward([request], [DraftTree.chain(ids[:width])])
             seconds.append(time.perf_counter() - begin)
@@ -221,31 +251,29 @@ def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
 
 
 def print_draft_judgement(judgement: DraftJudgement, console: Console | None = None) -> None:
-    """Print what its chains are worth by kind of prompt, what a forward costs, and what drafting
-    would bring.
-    """
+    """Print the acceptance by category, the costs, and the gain by chain length."""
     console = console or Console()
     names = [
         Column("prompts"),
         "tokens",
         "agree",
         f"accepted per chain of {judgement.length}",
-        *(f"{place}." for place in range(1, judgement.length + 1)),
+        *(f"{position}." for position in range(1, judgement.length + 1)),
     ]
     rows = [
-        (name, one.places, one.agreement, one.per_chain, *one.by_position)
-        for name, one in judgement.chains.items()
+        (name, chains.places, chains.agreement, chains.per_chain, *chains.by_position)
+        for name, chains in judgement.chains.items()
     ]
     title = (
-        f"{judgement.answers} greedy answers; chance of each place of a chain, given those before"
+        f"{judgement.answers} greedy answers; acceptance rate at each position of a chain, given"
+        " those before"
     )
     Table.of(title, names, rows, form=".3f").show(console)
     target, draft = 1000 * judgement.target_seconds[0], 1000 * judgement.draft_seconds
     title = (
-        f"forward of the target {target:.2f} ms, of the draft {draft:.2f} ms (ratio"
+        f"forward pass of the target {target:.2f} ms, of the draft {draft:.2f} ms (ratio"
         f" {judgement.cost_ratio:.3f})"
     )
-    gains = [(str(one.length), one.accepted, one.speed) for one in judgement.gains]
-    Table.of(
-        title, [Column("K"), "accepted per chain", "speed over plain decoding"], gains, form=".3f"
-    ).show(console)
+    names = [Column("K"), "accepted per chain", "speed over plain decoding"]
+    gains = [(str(gain.length), gain.accepted, gain.speed) for gain in judgement.gains]
+    Table.of(title, names, gains, form=".3f").show(console)

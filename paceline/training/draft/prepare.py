@@ -1,31 +1,82 @@
-"""What a training needs, out of the names on a command line."""
+"""Prepare the training of a draft model from the arguments of a command."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import model_identity
 from paceline.model.loading import load_model
-from paceline.model.tokenizer_loading import load_tokenizer
+from paceline.training.draft.eagle_student import middle_layers
 from paceline.training.draft.folder import DraftFolder
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.train import ANSWERS, TEXTS, DraftData
-from paceline.training.text_chunks import TextChunk, recorded, texts
+from paceline.training.inputs import describe_run, hold_out, num_predicted, read_texts
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk, recorded_chunks, shortened
 from paceline.util.files import digest_of
 
-# settings that a training may be continued without
-_NOT_THE_SAME = ("minutes", "note", "validations")
+# settings that may change when a training is resumed
+_CHANGEABLE = ("minutes", "note", "validations")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftData:
+    """Hold the texts of the training of a draft model.
+
+    Attributes:
+        answers: Answers of the target to train on.
+        texts: Other texts to train on.
+        held_out: Answers for validation.
+    """
+
+    answers: list[TextChunk]
+    texts: list[TextChunk]
+    held_out: list[TextChunk]
+
+    @property
+    def training(self) -> list[TextChunk]:
+        """All chunks to train on, answers first."""
+        return [*self.answers, *self.texts]
+
+    @staticmethod
+    def split(
+        answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
+    ) -> DraftData:
+        """Hold out each n-th answer.
+
+        Raises:
+            ConfigError: There are too few answers.
+        """
+        training, held_out = hold_out("draft train", answers, config.held_out)
+        return DraftData(
+            [shortened(answer, config.context) for answer in training], list(texts), held_out
+        )
+
+    def with_states(self, target: CachedLM, reads_at: float, progress: bool = False) -> DraftData:
+        """Return the same chunks with the target's hidden states.
+
+        Args:
+            target: Target model.
+            reads_at: Depth of the middle layer that is read, as in `DraftTraining`.
+            progress: Show a progress bar.
+        Raises:
+            UnsupportedModelError: The hidden states of the target cannot be read.
+        """
+        groups = (self.answers, self.texts, self.held_out)
+        chunks = [chunk for group in groups for chunk in group]
+        layers = middle_layers(target.model, reads_at)
+        states = read_states(target, chunks, layers, progress)
+        return DraftData(
+            *([replace(chunk, states=next(states)) for chunk in group] for group in groups)
+        )
 
 
 def prepare(
@@ -35,58 +86,46 @@ def prepare(
     out: Path,
     config: DraftTraining,
 ) -> tuple[PreTrainedModel, DraftData, DraftFolder]:
-    """Return the target, what its draft learns from, and the draft's folder.
+    """Return the target, the training texts of its draft model, and the draft's folder.
 
     Args:
-        target: as on a command line. recordings: files of its answers. inputs: texts, as in
-            `paceline.datastore.inputs`.
+        target: Target: directory, hub id or built-in name.
+        recordings: Files of `paceline record` with the target's answers.
+        inputs: Text files, as in `paceline.datastore.inputs`.
+        out: Folder of the draft model.
+        config: Settings of the training.
     Raises:
-        ConfigError: something that cannot be read or does not belong together; a training of other
-            settings is in the folder.
+        ConfigError: A file cannot be read or belongs to another target, or the folder holds a
+            training with other settings.
     """
-    place = demo.target_of(target)
-    model = load_model(place, "auto" if config.uses_target_states else torch.float32)
+    location = demo.target_of(target)
+    model = load_model(location, "auto" if config.uses_target_states else torch.float32)
     fingerprint = model_identity(model)[0]
-    answers = recorded(recordings, fingerprint)
-    tokenizer = load_tokenizer(None, place) if inputs else None
-    if inputs and tokenizer is None:
-        raise ConfigError(
-            f"draft train: got texts and no tokenizer beside {target!r}; expected one. Leave the"
-            " texts out."
-        )
-    found = texts(inputs, tokenizer, config.context) if inputs else []
-    material = DraftData.of(answers, found, config)
+    answers = recorded_chunks(recordings, fingerprint)
+    texts = read_texts("draft train", location, inputs, config.context)
+    data = DraftData.split(answers, texts, config)
     if config.uses_target_states:
-        embedding_and_lm_head(model)  # or say at once what is missing
+        embedding_and_lm_head(model)  # raises now rather than after the reading of states
     settings: dict[str, Any] = {
         "target_fingerprint": fingerprint,
-        "inputs": digest_of({"ids": [_sum(answers), _sum(found)]}),
+        "inputs": digest_of({"ids": [_checksums(answers), _checksums(texts)]}),
     }
-    settings |= {name: value for name, value in asdict(config).items() if name not in _NOT_THE_SAME}
-    about = {
+    settings |= {name: value for name, value in asdict(config).items() if name not in _CHANGEABLE}
+    about = describe_run(recordings, inputs) | {
         "target": target,
         "minutes": config.minutes,
-        "recordings": [Path(path).name for path in recordings],
-        "texts": [Path(path).name for path in inputs],
         "answers": len(answers),
-        "answer_tokens": _predicted(material.learnt[ANSWERS]),
-        "held_out": len(material.held_out),
-        "with_distribution": _predicted([one for one in material.learnt[ANSWERS] if one.top]),
-        "text_tokens": _predicted(material.learnt[TEXTS]),
-        "threads": torch.get_num_threads(),
-        "processor": platform.processor(),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "answer_tokens": num_predicted(data.answers),
+        "held_out": len(data.held_out),
+        "with_distribution": num_predicted([chunk for chunk in data.answers if chunk.top]),
+        "text_tokens": num_predicted(data.texts),
     }
-    return model, material, DraftFolder(out, settings, about, config.note)
+    return model, data, DraftFolder(out, settings, about, config.note)
 
 
-def _sum(stretches: Sequence[TextChunk]) -> list[int]:
-    """Return a little that changes where stretches do."""
+def _checksums(chunks: Sequence[TextChunk]) -> list[int]:
+    """Return the number of chunks and a checksum of each."""
     return [
-        len(stretches),
-        *(int(one.token_ids.astype("int64") @ range(1, len(one) + 1)) for one in stretches),
+        len(chunks),
+        *(int(chunk.token_ids.astype("int64") @ range(1, len(chunk) + 1)) for chunk in chunks),
     ]
-
-
-def _predicted(stretches: Sequence[TextChunk]) -> int:
-    return sum(len(stretch) - stretch.first for stretch in stretches)

@@ -1,9 +1,9 @@
-"""The rows of a forward in which a draft that reads states learns, or is judged: each place of a
-text, seen from several roots.
+"""Lay out the rows of a forward pass in which a draft that reads target states is trained.
 
-A row is a place and how many tokens up to there are the draft's own guesses. With none, the target
-has said everything so far, and the row reads the state of its token; else it sees what a draft
-sees: the target's tokens before the guesses, and these.
+A row is a position of a text and the number of tokens up to it that are the draft's own guesses.
+With no guesses, the target has chosen all tokens so far, and the row reads the state of its token.
+Otherwise the row sees what a draft sees in use: the target's tokens before the guesses, and the
+guesses.
 """
 
 from __future__ import annotations
@@ -18,72 +18,75 @@ from paceline.model.forward_state import TargetStates
 
 
 class Rows(NamedTuple):
-    """Rows of one text.
+    """Hold the rows of one text.
 
     Attributes:
-        places: [rows], in the text. guessed: [rows], tokens up to there that are guesses; 0 = none.
-        mask: bool [rows, rows], which row sees which.
+        positions: Position of each row in the text, [rows].
+        guessed: Number of tokens up to there that are guesses, [rows].
+        mask: Which row (first index) sees which row, bool [rows, rows].
     """
 
-    places: Tensor
+    positions: Tensor
     guessed: Tensor
     mask: Tensor
 
     @staticmethod
-    def of(places: Tensor, guessed: Tensor) -> Rows:
-        """Work out what they see."""
-        roots = places - guessed  # the newest token that the target has said
-        said = (guessed[None] == 0) & (places[None] <= roots[:, None])
-        own = (
+    def of(positions: Tensor, guessed: Tensor) -> Rows:
+        """Return rows with the mask that follows from positions and guesses."""
+        roots = positions - guessed  # the newest token that the target has chosen
+        sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
+        sees_guesses = (
             (guessed[None] > 0)
             & (roots[None] == roots[:, None])
-            & (places[None] <= places[:, None])
+            & (positions[None] <= positions[:, None])
         )
-        return Rows(places, guessed, said | own)
+        return Rows(positions, guessed, sees_target | sees_guesses)
 
     @staticmethod
-    def learnt(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Every place as it is after the target, and all but each `chain`-th, from `offset` on, as
-        a guess behind that one.
+    def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
+        """Return a row without guesses per position, and one with guesses at most positions.
 
         Args:
-            first: the first token that is guessed, at the earliest.
+            length: Tokens of the text.
+            chain: Every `chain`-th position is the root of a chain of guesses.
+            offset: Position of the first root.
+            first: Position of the first token that may be guessed.
         """
-        places = torch.arange(length)
-        guessed = (places - offset) % chain
-        behind = (guessed > 0) & (guessed <= places - (first - 1))
+        positions = torch.arange(length)
+        guessed = (positions - offset) % chain
+        drafted = (guessed > 0) & (guessed <= positions - (first - 1))
         return Rows.of(
-            torch.cat((places, places[behind])),
-            torch.cat((torch.zeros_like(places), guessed[behind])),
+            torch.cat((positions, positions[drafted])),
+            torch.cat((torch.zeros_like(positions), guessed[drafted])),
         )
 
     @staticmethod
-    def judged(length: int, chain: int, first: int) -> Rows:
-        """Every place as it is after the target, and in each further place of a chain behind
-        tokens from `first` on.
+    def for_evaluation(length: int, chain: int, first: int) -> Rows:
+        """Return one row per position of the text and position in a chain.
+
+        Args:
+            length: Tokens of the text.
+            chain: Tokens of a chain.
+            first: Position of the first token that may be guessed.
         """
-        places = [
+        positions = [
             torch.arange(length),
             *(torch.arange(first + guessed, length) for guessed in range(1, chain)),
         ]
-        return Rows.of(
-            torch.cat(places),
-            torch.cat([torch.full_like(one, guessed) for guessed, one in enumerate(places)]),
-        )
+        guessed = [torch.full_like(group, count) for count, group in enumerate(positions)]
+        return Rows.of(torch.cat(positions), torch.cat(guessed))
 
     def with_drafts(self) -> Rows:
-        """The same, and behind them each guess once more, where a drafted token takes its place
-        and is seen by no other.
-        """
+        """Return these rows, then each guess again for a drafted token that no other row sees."""
         again = (self.guessed > 0).nonzero()[:, 0]
-        count, more = len(self.places), len(again)
-        mask = torch.zeros(count + more, count + more, dtype=torch.bool)
+        count, added = len(self.positions), len(again)
+        mask = torch.zeros(count + added, count + added, dtype=torch.bool)
         mask[:count, :count] = self.mask
         mask[count:, :count] = self.mask[again]
-        mask[count + torch.arange(more), again] = False
-        mask[count:, count:] = torch.eye(more, dtype=torch.bool)
+        mask[count + torch.arange(added), again] = False
+        mask[count:, count:] = torch.eye(added, dtype=torch.bool)
         return Rows(
-            torch.cat((self.places, self.places[again])),
+            torch.cat((self.positions, self.positions[again])),
             torch.cat((self.guessed, self.guessed[again])),
             mask,
         )
@@ -98,28 +101,31 @@ def hidden_of_rows(
     unread: int = 0,
     drafted: Tensor | None = None,
 ) -> Tensor:
-    """Return what the draft's LM head reads behind each row, [b, rows, hidden], on the device of
-    `token_ids`.
+    """Return the input of the draft's LM head at each row, [b, rows, hidden].
+
+    All tensors but those of `rows` are on the decoder's device.
 
     Args:
-        embedding, decoder: the draft's, or what does as they do.
-        token_ids: [b, t], on the decoder's device, as all tensors but `rows` are.
-        chosen_by: [b, t, 1 + layers, states], the target's states that each token was chosen by.
-        unread: of so many first tokens no state is read.
-        drafted: [b, n], tokens of the last n rows in place of the text's.
+        embedding: The draft's input embedding, or a function with its signature.
+        decoder: The draft's decoder, or a function with its signature.
+        token_ids: Token ids of the texts, [b, t].
+        chosen_by: The target's states that each token was chosen by, [b, t, 1 + layers, states].
+        rows: Rows of each text.
+        unread: Number of first tokens whose states are not read.
+        drafted: Token ids of the last n rows, which replace those of the text, [b, n].
     """
     texts, device = len(token_ids), token_ids.device
-    where = ((rows.guessed == 0) & (rows.places > max(0, unread - 1))).nonzero()[:, 0]
-    at = torch.stack((torch.arange(texts).repeat_interleave(len(where)), where.repeat(texts))).to(
-        device
-    )
-    places, read = rows.places.to(device), rows.places[where].to(device)
-    ids = token_ids[:, places]
+    readers = ((rows.guessed == 0) & (rows.positions > max(0, unread - 1))).nonzero()[:, 0]
+    text_index = torch.arange(texts).repeat_interleave(len(readers))
+    state_index = torch.stack((text_index, readers.repeat(texts))).to(device)
+    positions, read_positions = rows.positions.to(device), rows.positions[readers].to(device)
+    ids = token_ids[:, positions]
     if drafted is not None:
         ids = torch.cat((ids[:, : ids.shape[1] - drafted.shape[1]], drafted), dim=1)
+    states = TargetStates(state_index, chosen_by[:, read_positions].flatten(0, 1))
     inputs: dict[str, Any] = {
-        "inputs_embeds": embedding(ids, TargetStates(at, chosen_by[:, read].flatten(0, 1))),
-        "position_ids": places.expand(texts, -1),
+        "inputs_embeds": embedding(ids, states),
+        "position_ids": positions.expand(texts, -1),
         "attention_mask": rows.mask.to(device)[None, None].expand(texts, -1, -1, -1),
         "use_cache": False,
     }
@@ -128,7 +134,9 @@ def hidden_of_rows(
 
 
 def shifted(states: Tensor) -> Tensor:
-    """Return the states that each token was chosen by, of [b, t, ...] after each token; zeros
-    for the first.
+    """Return the states that each token was chosen by; zeros for the first token.
+
+    Args:
+        states: States after each token, [b, t, ...].
     """
     return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)

@@ -1,10 +1,10 @@
-"""The target's LM head as a draft learns through it: over part of the kept tokens, drawn anew in
-each step.
+"""Sample the rows of the target's LM head that a training step uses.
 
-Logits of all of them are half of a step's work, and nearly all of the probability is with few. So a
-step takes the tokens that are often said, those of its own texts, and a share of the others, each
-of which stands for so many of its like: the logarithm of that number is added to its logits, the
-draft's and the target's (sampled softmax: Bengio and Senecal 2008; Jean et al. 2015).
+Logits over the whole reduced vocabulary take half of a step, and few tokens hold nearly all of the
+probability. A step therefore uses the frequent tokens, the tokens of its texts, and a random part
+of the others. Each sampled token stands for several: the logarithm of their number is added to its
+logits, both the draft's and the target's (sampled softmax: Bengio and Senecal 2008; Jean et al.
+2015).
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.training.text_chunks import fewest
-
-_OFTEN = 0.9  # of what is said, made up by the tokens that every step takes
-_STANDS_FOR = 8  # so many, each of the others that is taken
+from paceline.training.draft.settings import FREQUENT_SHARE, SAMPLING_INTERVAL
+from paceline.training.text_chunks import smallest_cover
 
 
 class SampledHead:
-    """Draws what a step takes.
+    """Sample rows of an LM head for each training step.
 
     Args:
-        head: `TargetStateHead`, attached. counts: [vocab], how often each token is to be predicted.
-            dtype: of the products.
+        head: `TargetStateHead`, attached to its target.
+        counts: How often each token is predicted, [vocab].
+        dtype: Dtype of the products.
     """
 
     def __init__(self, head: Any, counts: NDArray[np.int64], dtype: torch.dtype) -> None:
@@ -38,24 +37,24 @@ class SampledHead:
             if head.added is None
             else head.added.float()
         )
-        kept = head.token_ids.cpu().numpy()
-        self._places = np.full(len(counts), len(kept))  # the last: not kept
-        self._places[kept] = np.arange(len(kept))
-        self._often = np.zeros(len(kept) + 1, dtype=bool)
-        self._often[fewest(counts[kept], _OFTEN)] = True
+        token_ids = head.token_ids.cpu().numpy()
+        self._row_of_token = np.full(len(counts), len(token_ids))  # the last row: not in the head
+        self._row_of_token[token_ids] = np.arange(len(token_ids))
+        self._frequent = np.zeros(len(token_ids) + 1, dtype=bool)
+        self._frequent[smallest_cover(counts[token_ids], FREQUENT_SHARE)] = True
 
-    def drawn(self, said: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return weight [n, states] and bias [n] of the tokens of one step.
+    def sample(self, token_ids: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Return the weight [n, states] and bias [n] of the rows of one step.
 
         Args:
-            said: token ids of its texts.
+            token_ids: Token ids of the step's texts.
+            random: Random generator.
         """
-        surely = self._often.copy()
-        surely[self._places[said.cpu().numpy()]] = True
-        surely = surely[:-1]
-        drawn = torch.from_numpy(
-            np.flatnonzero(surely | (random.random(len(surely)) < 1 / _STANDS_FOR))
-        )
-        more = torch.where(torch.from_numpy(surely)[drawn], 0.0, math.log(_STANDS_FOR))
+        certain = self._frequent.copy()
+        certain[self._row_of_token[token_ids.cpu().numpy()]] = True
+        certain = certain[:-1]
+        sampled = random.random(len(certain)) < 1 / SAMPLING_INTERVAL
+        drawn = torch.from_numpy(np.flatnonzero(certain | sampled))
+        offset = torch.where(torch.from_numpy(certain)[drawn], 0.0, math.log(SAMPLING_INTERVAL))
         rows, device = drawn.to(self._weight.device), self._weight.device
-        return self._weight[rows], (self._bias[rows] + more.to(device)).to(self._weight.dtype)
+        return self._weight[rows], (self._bias[rows] + offset.to(device)).to(self._weight.dtype)

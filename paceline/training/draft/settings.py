@@ -1,21 +1,53 @@
-"""Define the settings of training a draft model."""
+"""Define the settings and constants of training a draft model."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError
+from paceline.training.settings import TrainingSettings
 from paceline.util.config import require_range
 
-HEAD_SIZE = 32  # of attention
+HEAD_SIZE = 32  # dimensions of an attention head
+
+# Schedule. Fitted on drafts for the built-in target and for SmolLM2-135M-Instruct.
+WARM_UP_STEPS = 50  # steps of linear warm-up
+CONSTANT_SHARE = 0.4  # share of the time before the learning rate falls linearly to 0
+FIRST_ANSWERS_SHARE = 0.4  # share of steps on answers at the start, relative to the end
+EMBEDDING_LR_FACTOR = 0.5  # learning rate of the embedding, relative to the peak
+MAX_GRADIENT_NORM = 1.0  # norm to which gradients are clipped
+ANSWERS_WEIGHT = 0.7  # weight of answers, relative to texts, in the reduced vocabulary
+
+# Initial weights.
+INDEPENDENT_HIDDEN, INDEPENDENT_LAYERS = 96, 3  # default shape without target states
+INDEPENDENT_DEVIATION = 0.04  # standard deviation without target states
+EMBEDDING_DEVIATION = 0.06  # standard deviation of the projected embedding
+EAGLE_LAYERS = 2  # default number of layers of a draft that reads target states
+EAGLE_DEVIATION = 0.03  # standard deviation of its weights
+LEAST_SQUARES_PAIRS = 60_000  # pairs of states that the linear map is fitted to
+LEAST_SQUARES_RIDGE = 100.0  # ridge, in pairs of unit size whose next state is 0
+
+# Loss of a draft that reads target states.
+GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # weight after 0, 1, ... guesses; the last for all later ones
+PROMPT_WEIGHT = 0.3  # weight of prompt positions, where no draft is needed
+UNREAD_SHARE = 0.1  # share of batches whose first tokens have no state, as with prefix caching
+FREQUENT_SHARE = 0.9  # share of all tokens covered by the tokens that every step includes
+SAMPLING_INTERVAL = 8  # each sampled token stands for this many rare tokens
+LOSS_ROWS = 256  # positions whose logits are computed together, so that they stay in the cache
+
+# Evaluation.
+CHAIN_LENGTHS = tuple(range(1, 9))  # chain lengths K that are compared
+TIMED_FORWARDS = 24  # forward passes per measurement
+TIMED_CONTEXT = 160  # tokens before each timed forward pass
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTraining:
+class DraftTraining(TrainingSettings):
     """Set how a draft model is trained and evaluated.
 
     Attributes:
+        batch: Tokens per training step; at least 1.
+        lr: Peak learning rate, of Muon for matrices and of AdamW for the embedding and norms.
         uses_target_states: Read the target's hidden states (EAGLE-style), with the target's
             embedding and LM head. Such a draft accepts more tokens, but serves only this target.
             False trains an independent model.
@@ -31,20 +63,18 @@ class DraftTraining:
         coverage: Share of the training tokens that the reduced draft vocabulary covers; 1 keeps the
             whole vocabulary.
         length: Draft tokens per chain in the evaluation; at least 1.
-        batch: Tokens per training step; at least 1.
         context: Maximum tokens per text chunk; at least 8.
-        lr: Peak learning rate, of Muon for matrices and of AdamW for the embedding and norms.
         answers: Share of the training steps on recorded answers instead of texts, at the end of
             training.
         held_out: Each n-th answer is held out for validation; at least 2.
         validations: Number of validations; the best draft so far is saved.
-        seed: Random seed for weight initialisation and data order.
-        note: Text for the training record, such as sources and licences.
 
     Raises:
         ConfigError: A value is out of range.
     """
 
+    batch: int = 2048
+    lr: float = 8e-3
     uses_target_states: bool = True
     reads_at: float = 0.75
     hidden: int = 0
@@ -54,35 +84,18 @@ class DraftTraining:
     minutes: float = 60.0
     coverage: float = 0.99
     length: int = 4
-    batch: int = 2048
     context: int = 384
-    lr: float = 8e-3
     answers: float = 0.8
     held_out: int = 16
     validations: int = 30
-    seed: int = 0
-    note: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "neurons"):
-            require_range("draft train", name, getattr(self, name), 0)
-        for name, low in (
-            ("length", 1),
-            ("batch", 1),
-            ("context", 8),
-            ("held_out", 2),
-            ("validations", 1),
-        ):
-            require_range("draft train", name, getattr(self, name), low)
-        require_range("draft train", "answers", self.answers, 0, 1)
-        require_range("draft train", "reads_at", self.reads_at, 0, 1)
+        minimums = {"hidden": 0, "layers": 0, "neurons": 0, "length": 1, "context": 8}
+        minimums |= {"held_out": 2, "validations": 1}
+        self.require("draft train", minimums, positive=("minutes", "coverage"))
+        for name in ("answers", "reads_at", "coverage"):
+            require_range("draft train", name, getattr(self, name), 0, 1)
         if self.hidden % HEAD_SIZE:
             raise ConfigError(
                 f"draft train: hidden: got {self.hidden}; expected a multiple of {HEAD_SIZE}."
             )
-        for name in ("minutes", "coverage", "lr"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(
-                    f"draft train: {name}: got {getattr(self, name)}; expected a positive number."
-                )
-        require_range("draft train", "coverage", self.coverage, 0, 1)

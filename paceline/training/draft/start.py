@@ -1,6 +1,4 @@
-"""Where a draft begins that does not begin from nothing: at another one, which other answers or
-another target taught.
-"""
+"""Start training from an existing draft model."""
 
 from __future__ import annotations
 
@@ -15,28 +13,26 @@ from paceline.training.draft.settings import DraftTraining
 
 
 def shaped_as_start(config: DraftTraining) -> DraftTraining:
-    """Return the configuration with the shape of the draft that `start` names, if it names one, and
-    with the states it reads.
+    """Return the settings with the shape of the draft model that `start` names, if any.
 
     Raises:
-        ConfigError: it cannot be loaded, is of the other kind, or of another shape than was asked
-            for.
+        ConfigError: The draft cannot be loaded, is of the other kind, or has another shape than
+            the settings.
     """
     if not config.start:
         return config
-    theirs = load_draft(config.start, "float32", "cpu")
-    if uses_target_states(theirs) != config.uses_target_states:
-        kinds = ("has an embedding of its own", "reads the target's states")
+    start = load_draft(config.start, "float32", "cpu")
+    if uses_target_states(start) != config.uses_target_states:
+        kinds = ("has its own embedding", "reads the target's states")
         raise ConfigError(
-            f"draft train: start: got {config.start!r}, which {kinds[uses_target_states(theirs)]};"
-            f" expected one that {kinds[config.uses_target_states]}. Change reads_states, or begin"
-            " with another draft."
+            f"draft train: start: got {config.start!r}, which {kinds[uses_target_states(start)]};"
+            f" expected one that {kinds[config.uses_target_states]}. Change uses_target_states, or"
+            " start from another draft."
         )
-    there = theirs.config
     shape = {
-        "hidden": there.hidden_size,
-        "layers": there.num_hidden_layers,
-        "neurons": there.intermediate_size,
+        "hidden": start.config.hidden_size,
+        "layers": start.config.num_hidden_layers,
+        "neurons": start.config.intermediate_size,
     }
     for name, value in shape.items():
         if getattr(config, name) not in (0, value):
@@ -47,26 +43,30 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
     config = dataclasses.replace(config, **shape)
     if not config.uses_target_states:
         return config
-    layers = layers_read(theirs)
-    return dataclasses.replace(
-        config, reads_at=layers[0] / getattr(there, READS)["depth"] if layers else 0.0
-    )
+    layers = layers_read(start)
+    depth = getattr(start.config, READS)["depth"] if layers else 1
+    return dataclasses.replace(config, reads_at=layers[0] / depth if layers else 0.0)
 
 
-def begin_as(model: PreTrainedModel, start: str) -> None:
-    """Give a draft the weights of another of its shape; each keeps the tokens it keeps.
+def load_start(model: PreTrainedModel, start: str) -> None:
+    """Copy the weights of another draft model of the same shape; reduced vocabularies stay.
 
+    Args:
+        model: Draft model that is trained.
+        start: Draft model: directory, hub id or built-in name.
     Raises:
-        ConfigError: it cannot be loaded, or is of another shape.
+        ConfigError: The draft cannot be loaded, or has another shape.
     """
-    weights, mine = load_draft(start, "float32", "cpu").state_dict(), model.state_dict()
-    for name in sorted({*weights, *mine}):
-        theirs, ours = (
-            "none" if name not in one else str(list(one[name].shape)) for one in (weights, mine)
+    weights, expected = load_draft(start, "float32", "cpu").state_dict(), model.state_dict()
+    for name in sorted({*weights, *expected}):
+        shape, expected_shape = (
+            str(list(state[name].shape)) if name in state else "none"
+            for state in (weights, expected)
         )
-        if theirs != ours:
+        if shape != expected_shape:
             raise ConfigError(
-                f"draft train: start: got {start!r}, whose {name} is {theirs}; expected {ours}, as"
-                " drafts for this target have. Begin with another draft, or from nothing."
+                f"draft train: start: got {start!r}, whose {name} is {shape}; expected"
+                f" {expected_shape}, as drafts for this target have. Start from another draft, or"
+                " leave start out."
             )
     model.load_state_dict(weights)

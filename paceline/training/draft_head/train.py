@@ -1,207 +1,241 @@
-"""Train foresight: cross-entropy with what the target says one and two places on (EAGLE, Li et al.
-2024, without attention).
+"""Train a hidden-state draft head by cross-entropy with the target one and two tokens ahead.
 
-It begins as the linear map of least squares. The second place is guessed from what the first guess
-made of the state, as it is in use. Inputs are scaled to unit size meanwhile; the weights that are
-kept take them as they are.
+The head is the next-state predictor of EAGLE (Li et al. 2024), without attention. It starts as the
+linear map of least squares. The second token is predicted from the state that the first prediction
+returned, as in use. Inputs are scaled to unit size during training; the returned weights take them
+unscaled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.optim.lr_scheduler import OneCycleLR
 
 from paceline.draft_head.guessing import DraftHead
+from paceline.draft_head.trained import save
 from paceline.draft_head.weights import Weights, ends
 from paceline.errors import ConfigError
-from paceline.model.cached_lm import CachedLM
-from paceline.report.progress import progress_bar
-from paceline.training.draft_head.settings import DraftHeadTraining
-from paceline.training.draft_head.states import AHEAD, States
+from paceline.training.draft_head.prepare import DraftHeadData
+from paceline.training.draft_head.settings import (
+    EVALUATION_ROWS,
+    RIDGE,
+    SECOND_WEIGHT,
+    TOP_GUESSES,
+    TRAINED_LEVELS,
+    WARM_UP_SHARE,
+    WEIGHT_DECAY,
+    DraftHeadTraining,
+)
+from paceline.training.draft_head.states import States
+from paceline.training.loop import Trainer, TrainingLimit, TrainingProgress, TrainingReport
 from paceline.training.optimisers import product_dtype
-
-_SECOND = 0.3  # weight of the second place's loss
-_DECAY, _WARM_UP = 0.01, 0.1  # of AdamW; share of the steps until the highest rate
-_RIDGE = 200.0  # places whose inputs are of average size, and whose next state is 0
-_TOGETHER = 4096  # places of a piece where no gradient is wanted
-_AMONG = 8  # guesses that are judged, besides the first
 
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadReport:
-    """On answers held back. Attributes:
+    """Hold the accuracy of a draft head on held-out answers.
 
-    places: of them. first: share of places, by how far ahead, whose token is the first guess.
-    among: is among the first eight.
+    Attributes:
+        positions: Number of positions.
+        first: Share of positions whose token is the first guess, by tokens ahead.
+        among: Share of positions whose token is among the first eight guesses, by tokens ahead.
     """
 
-    places: int
+    positions: int
     first: tuple[float, ...]
     among: tuple[float, ...]
 
     def __str__(self) -> str:
-        """In words."""
+        """Return the shares in words."""
         shares = [
-            f"{one:.1%} / {eight:.1%}" for one, eight in zip(self.first, self.among, strict=True)
+            f"{first:.1%} / {among:.1%}"
+            for first, among in zip(self.first, self.among, strict=True)
         ]
         return (
-            f"{', '.join(shares)} of tokens guessed 1, 2 places ahead (first guess / first"
-            f" {_AMONG})"
+            f"{', '.join(shares)} of tokens guessed 1, 2 positions ahead (first guess / first"
+            f" {TOP_GUESSES})"
         )
 
+    def as_dict(self, epoch: int) -> dict[str, Any]:
+        """Return the entries of the card of a draft head after an epoch."""
+        return {"epoch": epoch, "places": self.positions, "first": self.first, "among": self.among}
 
-class DraftHeadTrainer:
-    """Foresight while it is trained.
+
+class DraftHeadTrainer(Trainer):
+    """Train a hidden-state draft head.
 
     Args:
-        learnt: what it learns from. held_out: answers that judge it.
+        data: Target model, and hidden states to train on and for validation.
+        config: Settings of the training.
+        out: File to which the best epoch is saved. Default: not saved.
+    Attributes:
+        reports: Accuracy before the first epoch and after each.
+        best: Accuracy of the best epoch; None before the first one ends.
     Raises:
-        ConfigError: too little to learn from.
+        ConfigError: There are too few positions to train on.
     """
 
+    command = "draft-head train"
+
     def __init__(
-        self, model: CachedLM, learnt: States, held_out: States, config: DraftHeadTraining
+        self, data: DraftHeadData, config: DraftHeadTraining, out: Path | None = None
     ) -> None:
-        if len(learnt.places) < config.batch or not len(held_out.answers):
+        training, held_out = data.training, data.held_out
+        if len(training.positions) < config.batch or not len(held_out.answers):
             raise ConfigError(
-                f"draft-head train: got {len(learnt.places)} places to learn from, and"
-                f" {len(held_out.answers)} of answers held back; expected at least {config.batch},"
-                " a batch, and one. Record more."
+                f"draft-head train: got {len(training.positions)} positions to train on and"
+                f" {len(held_out.answers)} held-out positions; expected at least {config.batch}, a"
+                " batch, and 1. Record more."
             )
-        self._model, self._learnt, self._held_out, self._config = model, learnt, held_out, config
+        self._epoch_steps = len(training.positions) // config.batch
+        steps = config.epochs * self._epoch_steps
+        super().__init__(config, TrainingLimit(steps, self._epoch_steps, "steps"))
+        self.progress = TrainingProgress()
+        self.reports: list[DraftHeadReport] = []
+        self.best: DraftHeadReport | None = None
+        self._model, self._config, self._card, self._out = data.model, config, data.card, out
+        self._training, self._held_out = training, held_out
         self._random = torch.Generator().manual_seed(config.seed)
-        embedding, head = ends(model)
-        self._device, self._embedding = model.device, embedding.weight.detach()
-        self._kept = commonest(learnt, config.kept, len(head.weight))
-        self._dtype = product_dtype(self._device)
-        self._head = head.weight.detach()[self._kept.to(self._device)].to(self._dtype)
-        self._head_bias = (
-            None if head.bias is None else head.bias.detach()[self._kept.to(self._device)].float()
-        )
-        self._scales = _size(learnt.states), _size(self._embedding)
-        hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
-        inner = (
-            torch.randn(config.neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5
-        )
-        self._direct = self._least_squares(inputs + 1, hidden).requires_grad_()
-        self._inner = inner.to(self._device).requires_grad_()
-        self._outer = torch.zeros(hidden, config.neurons, device=self._device, requires_grad=True)
+        self._set_target()
+        self._set_weights()
+        self.optimisers = [
+            torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=WEIGHT_DECAY)
+        ]
+        self.schedules = [
+            OneCycleLR(
+                self.optimisers[0], config.lr, total_steps=steps + 1, pct_start=WARM_UP_SHARE
+            )
+        ]
+        self._batches = self._shuffled_batches()
 
-    def run(self, judged: Callable[[int, DraftHeadReport], None], progress: bool = False) -> None:
-        """Train.
+    def run(self, report: TrainingReport | None = None) -> None:
+        """Train for all epochs; the first validation is of the linear map.
 
-        Args:
-            judged: called before the first epoch and behind each, with its number and what the
-                head predicts.
+        Raises:
+            ConfigError: A loss is not finite.
         """
-        config = self._config
-        parameters = [self._direct, self._inner, self._outer]
-        optimiser = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=_DECAY)
-        each = len(self._learnt.places) // config.batch
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimiser, config.lr, total_steps=config.epochs * each + 1, pct_start=_WARM_UP
-        )
-        judged(0, self.judge())
-        with progress_bar(shown=progress) as bar:
-            task = bar.add_task("training", total=config.epochs * each)
-            for epoch in range(config.epochs):
-                for places in self._batches():
-                    loss = self._loss(places)
-                    if not torch.isfinite(loss):
-                        raise ConfigError(
-                            f"draft-head train: lr: got {config.lr:g}, and a loss that is not"
-                            " finite; expected less. Lower it."
-                        )
-                    optimiser.zero_grad()
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimiser.step()
-                    schedule.step()
-                    bar.advance(task)
-                judged(epoch + 1, self.judge())
+        report = report or TrainingReport()
+        self.report_validation(report)
+        super().run(report)
+
+    def next_loss(self) -> tuple[str, Tensor]:
+        """Return the loss on the next batch, one and two tokens ahead."""
+        positions = next(self._batches)
+        predicted = self._next_states(self._states(positions), positions + 1)
+        loss = self._cross_entropy(predicted, positions + 1)
+        predicted = self._next_states(predicted, positions + 2)
+        return "training", loss + SECOND_WEIGHT * self._cross_entropy(predicted, positions + 2)
+
+    def validate(self, losses: dict[str, float]) -> str:
+        """Measure the accuracy on held-out answers, and save the head if it is the best."""
+        epoch, report = self.progress.steps // self._epoch_steps, self.evaluate()
+        self.reports.append(report)
+        if epoch and (self.best is None or report.first[0] > self.best.first[0]):
+            self.best = report
+            if self._out is not None:
+                card = replace(self._card, judged=report.as_dict(epoch))
+                save(self._out, self.weights(), card)
+        return str(report)
 
     def weights(self) -> Weights:
-        """Return the weights as they are now, for inputs that are not scaled."""
+        """Return the current weights, for unscaled inputs."""
         first = torch.cat((self._direct, self._inner)).detach().clone()
         hidden = len(self._outer)
-        first[:, :hidden] /= self._scales[0]
-        first[:, hidden:-1] /= self._scales[1]
+        first[:, :hidden] /= self._state_scale
+        first[:, hidden:-1] /= self._token_scale
         return Weights(
             first[:, :-1].contiguous(),
             first[:, -1].clone(),
             self._outer.detach(),
-            self._kept,
+            self._token_ids,
             self._config.levels,
         )
 
     @torch.inference_mode()
-    def judge(self) -> DraftHeadReport:
-        """Return what the head predicts on the answers held back."""
-        found, head = DraftHead(self._model, self.weights()), ends(self._model)[1]
+    def evaluate(self) -> DraftHeadReport:
+        """Return the accuracy of the current weights on held-out answers."""
+        draft_head, lm_head = DraftHead(self._model, self.weights()), ends(self._model)[1]
         states, token_ids = self._held_out.states, self._held_out.token_ids
-        first, among = [0] * AHEAD, [0] * AHEAD
-        for places in torch.split(self._held_out.answers, _TOGETHER):
-            guessed = states[places].to(self._device)
-            for ahead in range(AHEAD):
-                guessed = found.next_states(guessed, token_ids[places + ahead + 1].to(self._device))
-                said = (
-                    head(states[places + ahead + 1].to(self._device, head.weight.dtype))
-                    .argmax(-1)
-                    .cpu()
+        first, among = [0] * TRAINED_LEVELS, [0] * TRAINED_LEVELS
+        for positions in torch.split(self._held_out.answers, EVALUATION_ROWS):
+            predicted = states[positions].to(self._device)
+            for level in range(TRAINED_LEVELS):
+                next_positions = positions + level + 1
+                predicted = draft_head.next_states(
+                    predicted, token_ids[next_positions].to(self._device)
                 )
-                right = torch.from_numpy(found.guess(guessed, _AMONG)[0]) == said[:, None]
-                first[ahead] += int(right[:, 0].sum())
-                among[ahead] += int(right.any(-1).sum())
+                target_states = states[next_positions].to(self._device, lm_head.weight.dtype)
+                chosen = lm_head(target_states).argmax(-1).cpu()
+                guesses = torch.from_numpy(draft_head.guess(predicted, TOP_GUESSES)[0])
+                right = guesses == chosen[:, None]
+                first[level] += int(right[:, 0].sum())
+                among[level] += int(right.any(-1).sum())
         count = len(self._held_out.answers)
         return DraftHeadReport(
-            count, tuple(one / count for one in first), tuple(one / count for one in among)
+            count, tuple(hits / count for hits in first), tuple(hits / count for hits in among)
         )
 
-    def _batches(self) -> Iterator[Tensor]:
-        places, size = self._learnt.places, self._config.batch
-        order = places[torch.randperm(len(places), generator=self._random)]
-        return iter(torch.split(order[: len(order) // size * size], size))
+    def _set_target(self) -> None:
+        """Read embedding and LM head of the target, the latter for the reduced vocabulary."""
+        embedding, head = ends(self._model)
+        self._device, self._embedding = self._model.device, embedding.weight.detach()
+        self._token_ids = most_frequent(self._training, self._config.kept, len(head.weight))
+        self._dtype = product_dtype(self._device)
+        rows = self._token_ids.to(self._device)
+        self._head = head.weight.detach()[rows].to(self._dtype)
+        self._head_bias = None if head.bias is None else head.bias.detach()[rows].float()
+        self._state_scale = _root_mean_square(self._training.states)
+        self._token_scale = _root_mean_square(self._embedding)
 
-    def _loss(self, places: Tensor) -> Tensor:
-        """Return the loss of guesses at places, one and two on."""
-        guessed = self._following(self._states(places), places + 1)
-        loss = self._cross_entropy(guessed, places + 1)
-        return loss + _SECOND * self._cross_entropy(
-            self._following(guessed, places + 2), places + 2
-        )
+    def _set_weights(self) -> None:
+        """Initialise the weights: least squares, random inner and zero outer weights."""
+        neurons, (embedding, head) = self._config.neurons, ends(self._model)
+        hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
+        inner = torch.randn(neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5
+        self._direct = self._least_squares(inputs + 1, hidden).requires_grad_()
+        self._inner = inner.to(self._device).requires_grad_()
+        self._outer = torch.zeros(hidden, neurons, device=self._device, requires_grad=True)
+        self.parameters = [self._direct, self._inner, self._outer]
 
-    def _following(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return what is made of states, float32 [n, hidden], and of the tokens at places behind
-        them.
+    def _shuffled_batches(self) -> Iterator[Tensor]:
+        positions, size = self._training.positions, self._config.batch
+        while True:
+            order = positions[torch.randperm(len(positions), generator=self._random)]
+            yield from torch.split(order[: len(order) // size * size], size)
+
+    def _next_states(self, states: Tensor, following: Tensor) -> Tensor:
+        """Predict the states after the next tokens, float32 [n, hidden].
+
+        Args:
+            states: Hidden states, float32 [n, hidden].
+            following: Positions of the next tokens, [n].
         """
-        inputs = self._inputs(states, tokens).to(self._dtype)
+        inputs = self._inputs(states, following).to(self._dtype)
         inside = functional.silu(functional.linear(inputs, self._inner.to(self._dtype)))
-        beside = functional.linear(inside, self._outer.to(self._dtype)).float()
-        return functional.linear(inputs, self._direct.to(self._dtype)).float() + beside
+        correction = functional.linear(inside, self._outer.to(self._dtype)).float()
+        return functional.linear(inputs, self._direct.to(self._dtype)).float() + correction
 
-    def _inputs(self, states: Tensor, tokens: Tensor) -> Tensor:
-        embedded = (
-            self._embedding[self._learnt.token_ids[tokens].to(self._device)].float()
-            / self._scales[1]
-        )
-        return torch.cat(
-            (states / self._scales[0], embedded, torch.ones(len(states), 1, device=self._device)),
-            dim=-1,
-        )
+    def _inputs(self, states: Tensor, following: Tensor) -> Tensor:
+        token_ids = self._training.token_ids[following].to(self._device)
+        embedded = self._embedding[token_ids].float() / self._token_scale
+        ones = torch.ones(len(states), 1, device=self._device)
+        return torch.cat((states / self._state_scale, embedded, ones), dim=-1)
 
-    def _states(self, places: Tensor) -> Tensor:
-        return self._learnt.states[places].to(self._device).float()
+    def _states(self, positions: Tensor) -> Tensor:
+        return self._training.states[positions].to(self._device).float()
 
-    def _cross_entropy(self, guessed: Tensor, places: Tensor) -> Tensor:
-        """Return that of guessed states with what the target says at places, among the kept
-        tokens.
-        """
+    def _cross_entropy(self, predicted: Tensor, positions: Tensor) -> Tensor:
+        """Compare predicted states with the target's, by their logits in the reduced vocabulary."""
         with torch.no_grad():
-            said = self._logits(self._states(places)).softmax(-1)
-        return -(said * self._logits(guessed).log_softmax(-1)).sum(-1).mean()
+            probs = self._logits(self._states(positions)).softmax(-1)
+        return -(probs * self._logits(predicted).log_softmax(-1)).sum(-1).mean()
 
     def _logits(self, states: Tensor) -> Tensor:
         logits = functional.linear(states.to(self._dtype), self._head).float()
@@ -209,22 +243,28 @@ class DraftHeadTrainer:
 
     @torch.no_grad()
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
-        """Return the linear map to begin with, [hidden, inputs and one]."""
-        square, beside = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
-        for places in torch.split(self._learnt.places, _TOGETHER):
-            rows = self._inputs(self._states(places), places + 1).cpu()
-            square += rows.T @ rows
-            beside += rows.T @ self._learnt.states[places + 1].float()
-        square.diagonal().add_(_RIDGE)
-        solution: Tensor = torch.linalg.solve(square, beside).T.contiguous().to(self._device)
+        """Return the linear map from inputs and a constant to next states, [hidden, inputs]."""
+        gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
+        for positions in torch.split(self._training.positions, EVALUATION_ROWS):
+            rows = self._inputs(self._states(positions), positions + 1).cpu()
+            gram += rows.T @ rows
+            moments += rows.T @ self._training.states[positions + 1].float()
+        gram.diagonal().add_(RIDGE)
+        solution: Tensor = torch.linalg.solve(gram, moments).T.contiguous().to(self._device)
         return solution
 
 
-def commonest(learnt: States, count: int, vocab_size: int) -> Tensor:
-    """Return the commonest tokens, ascending."""
-    counts = torch.bincount(learnt.token_ids, minlength=vocab_size)
+def most_frequent(states: States, count: int, vocab_size: int) -> Tensor:
+    """Return the most frequent tokens of the training text, ascending.
+
+    Args:
+        states: Training text.
+        count: Number of tokens.
+        vocab_size: Vocabulary size of the target.
+    """
+    counts = torch.bincount(states.token_ids, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:count].sort().values
 
 
-def _size(values: Tensor) -> float:
+def _root_mean_square(values: Tensor) -> float:
     return max(1e-6, float(values.float().square().mean().sqrt()))

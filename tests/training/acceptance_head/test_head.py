@@ -23,6 +23,7 @@ from paceline.training.acceptance_head.evaluate import (
     evaluate,
     write_judgement,
 )
+from paceline.training.acceptance_head.fitting import weighted_loss
 from paceline.training.acceptance_head.metrics import (
     calibration_error,
     reliability_bins,
@@ -30,7 +31,7 @@ from paceline.training.acceptance_head.metrics import (
 )
 from paceline.training.acceptance_head.recording import read_recording
 from paceline.training.acceptance_head.settings import TrainConfig
-from paceline.training.acceptance_head.train import split_prompts, train, weighted_loss
+from paceline.training.acceptance_head.train import split_prompts, train
 from tests.support.cli import call
 from tests.support.recordings import made_up, quick
 from tests.support.shared import Pair
@@ -116,7 +117,7 @@ def test_training_and_judging_what_does_not_go_together(pair: Pair, tmp_path: Pa
         train([made, other])
     with pytest.raises(ConfigError, match="got 2 prompts, which cannot be split"):
         train([other])
-    with pytest.raises(ConfigError, match="got no recording; expected at least one"):
+    with pytest.raises(ConfigError, match="no recording"):
         train([])
     head = train([made], TrainConfig(depth=0, epochs=1))
     with pytest.raises(ConfigError, match="got a recording of draft"):

@@ -22,10 +22,10 @@ from paceline.training.acceptance_head.along import draft_along
 from paceline.training.acceptance_head.record import _draft_and_label
 from paceline.training.draft.eagle_student import EagleStudent
 from paceline.training.draft.evaluate import guesses_agree
-from paceline.training.draft.first_model import first_model
+from paceline.training.draft.independent_student import IndependentStudent, first_model
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.student import IndependentStudent, Student
-from paceline.training.optimisers import Optimisers
+from paceline.training.draft.train import Student
+from paceline.training.optimisers import model_optimisers
 from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk
 from tests.support.other_device import OTHER, moved, other_device
@@ -64,13 +64,13 @@ def test_the_device_refuses_to_meet_the_cpu() -> None:
 
 def learnt(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
     """The losses of a few steps, and what the draft is worth then."""
-    optimisers, losses = Optimisers(student.model, 1e-2, 1e-2), []
+    (muon, _), losses = model_optimisers(student.model, 1e-2, 1e-2), []
     for number in range(3):
         loss = student.loss(stretches, number)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimisers.each[0].step()
+        muon.step()
         losses.append(loss.item())
-    return [*losses, student.judge(stretches, 3).agreement]
+    return [*losses, student.acceptance(stretches, 3).agreement]
 
 
 def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[TextChunk]) -> None:
@@ -91,7 +91,8 @@ def test_a_draft_with_an_embedding_of_its_own_learns_there(
     target, first = moved(copy.deepcopy(pair.target)), first_model(pair.target, config)
     # `.to` keeps ties where both devices are real.
     monkeypatch.setattr(
-        "paceline.training.draft.student.first_model", lambda target, config: moved(first)
+        "paceline.training.draft.independent_student.first_model",
+        lambda target, config: moved(first),
     )
     with other_device():
         there = learnt(IndependentStudent(target, config, KEPT), stretches)

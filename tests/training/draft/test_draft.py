@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,18 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import model_identity
 from paceline.model.loading import draft_lm, load_draft
 from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
+from paceline.training.draft.batches import Batches, collated
 from paceline.training.draft.chains import expected_chains
-from paceline.training.draft.evaluate import evaluate, judge
-from paceline.training.draft.first_model import first_model, principal
+from paceline.training.draft.evaluate import acceptance, evaluate
 from paceline.training.draft.folder import STATE, DraftFolder
+from paceline.training.draft.independent_student import first_model, principal
 from paceline.training.draft.loss import distillation_loss
+from paceline.training.draft.prepare import DraftData
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.train import DraftData, DraftTrainer, kept_tokens
+from paceline.training.draft.train import DraftTrainer, reduced_vocabulary
+from paceline.training.loop import TrainingReport
 from paceline.training.optimisers import Muon, orthogonal
-from paceline.training.text_chunks import Batches, TextChunk, collated, recorded, shortened
+from paceline.training.text_chunks import TextChunk, recorded_chunks, shortened
 from tests.support.shared import COUNT, Pair
 
 QUICK = DraftTraining(
@@ -58,7 +63,7 @@ def answers_file(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def answers(answers_file: Path, pair: Pair) -> list[TextChunk]:
-    return recorded([answers_file], model_identity(pair.target)[0])
+    return recorded_chunks([answers_file], model_identity(pair.target)[0])
 
 
 def simulated(hits: list[bool], length: int) -> list[int]:
@@ -106,7 +111,7 @@ def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[T
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
     accepted = sum(out.stats.accepted_tokens for out in outs)
-    assert sum(judge(pair.draft, answers, 4).accepted) == pytest.approx(accepted)
+    assert sum(acceptance(pair.draft, answers, 4).accepted) == pytest.approx(accepted)
 
 
 def test_the_loss_and_its_gradients_are_autograds() -> None:
@@ -170,7 +175,7 @@ def test_a_batch_says_what_the_target_said(answers: list[TextChunk]) -> None:
     at = 0
     for row, stretch in enumerate(answers[:3]):
         for place in range(stretch.first, len(stretch)):
-            assert int(batch.places[at]) == row * batch.token_ids.shape[1] + place - 1
+            assert int(batch.positions[at]) == row * batch.token_ids.shape[1] + place - 1
             best = int(batch.probs[at].argmax())
             assert (
                 kept[int(batch.targets[at, best])] == stretch.token_ids[place]
@@ -190,14 +195,14 @@ def test_a_long_stretch_loses_its_beginning_first(answers: list[TextChunk]) -> N
 
 
 def test_kept_tokens_are_the_fewest_that_cover(answers: list[TextChunk]) -> None:
-    material = DraftData.of(answers, [], QUICK)
-    kept = kept_tokens(material, 256, 0.8)
-    said = np.concatenate([one.token_ids[one.first :] for one in material.learnt["answers"]])
+    material = DraftData.split(answers, [], QUICK)
+    kept = reduced_vocabulary(material, 256, 0.8)
+    said = np.concatenate([one.token_ids[one.first :] for one in material.answers])
     assert np.isin(said, kept).mean() >= 0.8
     assert len(kept) % WIDTH == 0
     fewer = np.argsort(-np.bincount(said, minlength=256), kind="stable")[: len(kept) - WIDTH]
     assert np.isin(said, fewer).mean() < 0.8
-    assert kept_tokens(material, 256, 1.0).tolist() == list(range(256))
+    assert reduced_vocabulary(material, 256, 1.0).tolist() == list(range(256))
 
 
 def trained(pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraining) -> DraftFolder:
@@ -205,8 +210,8 @@ def trained(pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraini
     # seconds: every step takes as long, whatever else the machine does
     ticks = itertools.count(0.0, 0.05)
     DraftTrainer(
-        pair.target, DraftData.of(answers, [], config), config, folder, lambda: next(ticks)
-    ).run(lambda text: None)
+        pair.target, DraftData.split(answers, [], config), config, folder, lambda: next(ticks)
+    ).run()
     return folder
 
 
@@ -232,7 +237,7 @@ def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) 
     )
     made = trained(pair, counting(80), tmp_path, config).finish()
     assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
-    assert judge(load_draft(tmp_path), counting(100)[80:], 4).agreement == pytest.approx(
+    assert acceptance(load_draft(tmp_path), counting(100)[80:], 4).agreement == pytest.approx(
         made.best.agreement, abs=0.15
     )
     assert made.best.agreement > 0.7  # 0.005 by chance
@@ -247,35 +252,69 @@ def test_an_interrupted_training_goes_on(
     pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     folder = DraftFolder(tmp_path, {"seed": 0}, {})
-    material = DraftData.of(answers, [], QUICK)
+    material = DraftData.split(answers, [], QUICK)
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
 
     first = DraftTrainer(pair.target, material, QUICK, folder)
     with pytest.raises(KeyboardInterrupt):
-        first.run(interrupt)
+        first.run(TrainingReport(interrupt))
     assert (tmp_path / STATE).exists()
     assert not folder.finished
     second = DraftTrainer(pair.target, material, QUICK, DraftFolder(tmp_path, {"seed": 0}, {}))
-    assert (second.done.steps, second.done.batches) == (first.done.steps, first.done.batches)
+    assert (second.progress.steps, second.progress.batches) == (
+        first.progress.steps,
+        first.progress.batches,
+    )
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    second.run(lambda text: None)
-    assert second.done.steps > first.done.steps
+    second.run()
+    assert second.progress.steps > first.progress.steps
     folder.finish()
     assert folder.finished
     with pytest.raises(ConfigError, match="seed: got 1; expected 0"):
         DraftFolder(tmp_path, {"seed": 1}, {})
 
 
+def test_ctrl_c_completes_the_step_and_stores_the_state(
+    pair: Pair, answers: list[TextChunk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(QUICK, minutes=5.0)
+    trainer = DraftTrainer(
+        pair.target, DraftData.split(answers, [], config), config, DraftFolder(tmp_path, {}, {})
+    )
+    next_loss = trainer.next_loss
+
+    def interrupt() -> Any:
+        if trainer.progress.steps == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return next_loss()
+
+    monkeypatch.setattr(trainer, "next_loss", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    resumed = DraftTrainer(
+        pair.target, DraftData.split(answers, [], config), config, DraftFolder(tmp_path, {}, {})
+    )
+    assert resumed.progress == trainer.progress
+    assert resumed.progress.steps == 3
+    for one, other in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for steps in (trainer, resumed):
+        steps.progress.seconds = 0.0
+        steps.step()
+    for one, other in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_steps_are_reproducible(pair: Pair, answers: list[TextChunk], tmp_path: Path) -> None:
-    material = DraftData.of(answers, [], QUICK)
+    material = DraftData.split(answers, [], QUICK)
     models = []
     for name in ("one", "other"):
         trainer = DraftTrainer(pair.target, material, QUICK, DraftFolder(tmp_path / name, {}, {}))
         for _ in range(3):
-            trainer._step(0.0)
+            trainer.step()
         models.append(trainer.model)
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(one, other)
@@ -314,12 +353,12 @@ def test_a_judgement_says_what_drafting_would_gain(pair: Pair, answers: list[Tex
 
 def test_answers_of_another_model_are_refused(pair: Pair, answers_file: Path) -> None:
     with pytest.raises(ConfigError, match="expected those of the target"):
-        recorded([answers_file], model_identity(pair.draft)[0])
+        recorded_chunks([answers_file], model_identity(pair.draft)[0])
 
 
 def test_too_few_answers_are_refused(answers: list[TextChunk]) -> None:
     with pytest.raises(ConfigError, match="got 3 answers"):
-        DraftData.of(answers[:3], [], QUICK)
+        DraftData.split(answers[:3], [], QUICK)
 
 
 @pytest.mark.parametrize(

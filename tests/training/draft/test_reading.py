@@ -36,10 +36,11 @@ from paceline.training.acceptance_head.record import chains_along
 from paceline.training.draft.evaluate import evaluate
 from paceline.training.draft.folder import STATE, DraftFolder
 from paceline.training.draft.loss import states_loss
+from paceline.training.draft.prepare import DraftData
 from paceline.training.draft.rows import Rows, hidden_of_rows
 from paceline.training.draft.settings import DraftTraining
-from paceline.training.draft.start import begin_as, shaped_as_start
-from paceline.training.draft.train import DraftData, DraftTrainer
+from paceline.training.draft.start import load_start, shaped_as_start
+from paceline.training.draft.train import DraftTrainer
 from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk
 from tests.support.models import redrawn
@@ -72,9 +73,11 @@ def trained(
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
     # seconds: every step takes as long, whatever else the machine does
     ticks = itertools.count(0.0, 0.25)
-    material = DraftData.of(answers, [], config).read(CachedLM(pair.target), config.reads_at)
+    material = DraftData.split(answers, [], config).with_states(
+        CachedLM(pair.target), config.reads_at
+    )
     trainer = DraftTrainer(pair.target, material, config, folder, lambda: next(ticks))
-    trainer.run(lambda text: None)
+    trainer.run()
     return trainer
 
 
@@ -92,11 +95,13 @@ def test_training_lowers_the_loss_and_continues(
     made = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
     assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
     assert (folder / STATE).exists()
-    material = DraftData.of(answers * 2, [], CONFIG).read(CachedLM(pair.target), CONFIG.reads_at)
+    material = DraftData.split(answers * 2, [], CONFIG).with_states(
+        CachedLM(pair.target), CONFIG.reads_at
+    )
     again = DraftTrainer(
         pair.target, material, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"})
     )
-    assert again.done.steps == made.curve[-1].steps
+    assert again.progress.steps == made.curve[-1].steps
 
 
 def test_several_texts_are_read_at_once(pair: Pair, answers: list[TextChunk]) -> None:
@@ -125,7 +130,9 @@ def test_a_draft_begins_as_another_one(
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
     config = shaped_as_start(config)
     assert (config.hidden, config.layers) == (CONFIG.hidden, CONFIG.layers)
-    material = DraftData.of(answers, [], config).read(CachedLM(pair.target), config.reads_at)
+    material = DraftData.split(answers, [], config).with_states(
+        CachedLM(pair.target), config.reads_at
+    )
     trainer = DraftTrainer(
         pair.target, material, config, DraftFolder(tmp_path, {}, {"target": "the pair's"})
     )
@@ -195,7 +202,7 @@ def test_a_start_for_another_size_of_states_is_refused(pair: Pair, folder: Path)
         ConfigError,
         match=r"start: got .*, whose .* is .*; expected .*, as drafts for this target have",
     ):
-        begin_as(pair.draft, str(folder))
+        load_start(pair.draft, str(folder))
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -261,11 +268,11 @@ def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> 
     draft = load_draft(folder, "float32")
     attach(draft, pair.target)
     tokens, states = torch.arange(9), torch.randn(9, *states_shape(draft))
-    rows = Rows.judged(9, 3, 2)
+    rows = Rows.for_evaluation(9, 3, 2)
     embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
     whole = hidden_of_rows(embedding, decoder, tokens[None], states[None], rows)[0]
     for row, (place, guessed) in enumerate(
-        zip(rows.places.tolist(), rows.guessed.tolist(), strict=True)
+        zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True)
     ):
         root = place - guessed
         at = torch.stack((torch.zeros(root, dtype=torch.long), torch.arange(1, root + 1)))
@@ -277,16 +284,16 @@ def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> 
 
 def test_guesses_are_learnt_in_whole_chains_behind_a_prompt() -> None:
     for offset in range(4):
-        rows = Rows.learnt(20, 4, offset, first=7)
-        assert rows.places[:20].tolist() == list(range(20))
+        rows = Rows.for_training(20, 4, offset, first=7)
+        assert rows.positions[:20].tolist() == list(range(20))
         assert not rows.guessed[:20].any()
-        roots = rows.places[20:] - rows.guessed[20:]
+        roots = rows.positions[20:] - rows.guessed[20:]
         assert roots.min() >= 6  # the last token of the prompt is one that the target has said
         for place, guessed in zip(
-            rows.places[20:].tolist(), rows.guessed[20:].tolist(), strict=True
+            rows.positions[20:].tolist(), rows.guessed[20:].tolist(), strict=True
         ):
             assert guessed == 1 or (place - 1, guessed - 1) in zip(
-                rows.places.tolist(), rows.guessed.tolist(), strict=True
+                rows.positions.tolist(), rows.guessed.tolist(), strict=True
             )
 
 

@@ -32,7 +32,7 @@ def test_what_is_often_said_or_in_the_texts_is_always_taken_as_it_is(head: Simpl
     sampled = SampledHead(head, COUNTS, torch.float32)
     said = torch.tensor([[297, 150, 1, 2]])  # the last two are not kept
     for seed in range(5):
-        weight, bias = sampled.drawn(said, np.random.default_rng(seed))
+        weight, bias = sampled.sample(said, np.random.default_rng(seed))
         places = places_of(weight, head)
         offset = bias if head.added is None else bias - head.added[places]
         surely = [*range(18), 50, 99]
@@ -48,7 +48,7 @@ def test_the_sum_over_a_part_is_that_over_all_in_the_mean(head: SimpleNamespace)
     state = torch.randn(8, generator=torch.Generator().manual_seed(1)) / 4
     parts = [
         weight @ state + bias
-        for weight, bias in (sampled.drawn(torch.tensor([[1]]), random) for _ in range(2000))
+        for weight, bias in (sampled.sample(torch.tensor([[1]]), random) for _ in range(2000))
     ]
     bias = 0 if head.added is None else head.added
     whole = (head.kept @ state + bias).exp().sum()

@@ -19,8 +19,9 @@ from paceline.draft_head.weights import Weights
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch
+from paceline.training.draft_head.prepare import DraftHeadData
 from paceline.training.draft_head.settings import DraftHeadTraining
-from paceline.training.draft_head.states import states_of
+from paceline.training.draft_head.states import States, states_of
 from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
 from paceline.training.text_chunks import TextChunk
 from tests.support.cli import call
@@ -37,14 +38,18 @@ def answers_of(pair: Pair) -> list[TextChunk]:
     ]
 
 
+def data_of(model: CachedLM, states: States) -> DraftHeadData:
+    """The same states for training and validation."""
+    return DraftHeadData(model, states, states, Card("pair", "", model.vocab_size))
+
+
 @pytest.fixture(scope="module")
 def trained(pair: Pair) -> tuple[Weights, list[DraftHeadReport]]:
     model = CachedLM(pair.target)
     answers = states_of(model, answers_of(pair))
-    trainer = DraftHeadTrainer(model, answers, answers, SETTINGS)
-    judged: list[DraftHeadReport] = []
-    trainer.run(lambda epoch, found: judged.append(found))
-    return trainer.weights(), judged
+    trainer = DraftHeadTrainer(data_of(model, answers), SETTINGS)
+    trainer.run()
+    return trainer.weights(), trainer.reports
 
 
 @pytest.fixture
@@ -78,7 +83,7 @@ def test_places_and_answers_are_those_with_two_tokens_behind(pair: Pair) -> None
     found = states_of(
         CachedLM(pair.target), [TextChunk(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2
     )
-    assert found.places.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert found.positions.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
     assert found.answers.tolist() == [2, 3, 8, 9]
     assert len(found.states) == len(found.token_ids) == 12
 
@@ -88,8 +93,8 @@ def test_a_seed_is_the_same_weights(pair: Pair) -> None:
     answers = states_of(model, answers_of(pair)[:4])
     made = []
     for _ in range(2):
-        trainer = DraftHeadTrainer(model, answers, answers, replace(SETTINGS, epochs=1, batch=8))
-        trainer.run(lambda epoch, found: None)
+        trainer = DraftHeadTrainer(data_of(model, answers), replace(SETTINGS, epochs=1, batch=8))
+        trainer.run()
         made.append(trainer.weights())
     assert torch.equal(made[0].first, made[1].first)
     assert torch.equal(made[0].outer, made[1].outer)
@@ -223,7 +228,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
     assert call(*train, "--epochs", "2", "--dtype", "float32", "--out", str(out))[0] == 0
     said = capsys.readouterr().err
-    assert "least squares: " in said
+    assert "min, step 0: " in said
     assert f"wrote {out}" in said
     card = read(out)[1]
     assert card.about["recordings"] == ["answers.jsonl"]
@@ -241,4 +246,4 @@ def test_too_little_is_refused(pair: Pair) -> None:
     model = CachedLM(make("llama"))
     few = states_of(model, [TextChunk(torch.arange(1, 7, dtype=torch.int32).numpy(), 2)])
     with pytest.raises(ConfigError, match="expected at least 32"):
-        DraftHeadTrainer(model, few, few, SETTINGS)
+        DraftHeadTrainer(data_of(model, few), SETTINGS)

@@ -1,0 +1,204 @@
+"""Train in steps up to a limit of steps or seconds, with validations in between.
+
+`Trainer` holds the loop that draft models, draft heads and acceptance heads share. A subclass
+supplies batches, loss and validation, and may store its state.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.engine.keyboard_interrupts import interrupts_held
+from paceline.errors import ConfigError
+from paceline.report.progress import progress_bar
+from paceline.training.settings import LOSS_WINDOW, TrainingSettings
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """Hold how far a training is: seconds of training time and optimiser steps."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLimit:
+    """Set the length of a training and the interval between validations.
+
+    Attributes:
+        total: Steps or seconds of the whole training.
+        interval: Steps or seconds between two validations.
+        unit: Unit of both.
+    """
+
+    total: float
+    interval: float
+    unit: Literal["steps", "seconds"]
+
+    def position(self, progress: TrainingProgress) -> float:
+        """Return the steps or seconds that a training has used."""
+        return progress.steps if self.unit == "steps" else progress.seconds
+
+
+class TrainingReport:
+    """Report a training by a line per validation and a progress bar.
+
+    Args:
+        write: Writes a line. Default: no lines.
+        shown: Show a progress bar if standard error is a terminal.
+    Attributes:
+        bar: The progress bar.
+    """
+
+    def __init__(self, write: Callable[[str], None] | None = None, shown: bool = False) -> None:
+        self._write = write
+        self.bar = progress_bar(shown=shown)
+        self._task = self.bar.add_task("training", total=1.0)
+
+    def advance(self, share: float) -> None:
+        """Show the share of the training that is over."""
+        self.bar.update(self._task, completed=share)
+
+    def validation(self, progress: TrainingProgress, losses: dict[str, float], scores: str) -> None:
+        """Write the line of one validation.
+
+        Args:
+            progress: State of the training.
+            losses: Mean loss of the last steps, by kind of batch.
+            scores: Results on held-out data, in words.
+        """
+        if self._write is not None:
+            parts = [", ".join(f"{kind} loss {loss:.3f}" for kind, loss in losses.items()), scores]
+            position = f"{progress.seconds / 60:.1f} min, step {progress.steps}"
+            self._write(f"{position}: {'; '.join(filter(None, parts))}")
+
+
+class Trainer(ABC):
+    """Train a model; subclasses supply its batches, loss and validation.
+
+    Args:
+        settings: Settings of the training.
+        limit: Length of the training.
+        clock: Returns the time in seconds.
+    Attributes:
+        command: Command that error messages name.
+        max_gradient_norm: Norm to which gradients are clipped. None: no clipping.
+        progress: State of the training.
+        parameters: Weights that are trained, in the order of the gradient norm's sum.
+        optimisers: Optimisers of these weights.
+        schedules: Learning-rate schedules of the optimisers, advanced after each step.
+    """
+
+    command: ClassVar[str]
+    max_gradient_norm: ClassVar[float | None] = None
+    progress: TrainingProgress
+    parameters: Sequence[Tensor]
+    optimisers: Sequence[torch.optim.Optimizer]
+    schedules: Sequence[LRScheduler]
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        limit: TrainingLimit,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._lr, self._limit, self._clock = settings.lr, limit, clock
+        self._losses: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOSS_WINDOW))
+
+    @abstractmethod
+    def next_loss(self) -> tuple[str, Tensor]:
+        """Return the kind of the next batch and the loss on it."""
+
+    def validate(self, losses: dict[str, float]) -> str:
+        """Evaluate the model on held-out data and return the scores in words.
+
+        Args:
+            losses: Mean loss of the last steps, by kind of batch.
+        """
+        return ""
+
+    def save_state(self) -> None:  # noqa: B027  (optional)
+        """Store what resumes the training after Ctrl-C; the default stores nothing."""
+
+    @property
+    def share(self) -> float:
+        """Share of the training that is over."""
+        return self._limit.position(self.progress) / self._limit.total
+
+    def run(self, report: TrainingReport | None = None) -> None:
+        """Train up to the limit.
+
+        On Ctrl-C, the loop completes the step, stores the state and raises KeyboardInterrupt.
+
+        Raises:
+            ConfigError: A loss is not finite.
+        """
+        report = report or TrainingReport()
+        limit, last = self._limit, self._clock()
+        due = limit.position(self.progress) + limit.interval
+        with report.bar:
+            try:
+                while self.share < 1:
+                    with interrupts_held():  # a step that is half taken would spoil the state
+                        self.step()
+                        last = self._advance(last)
+                    report.advance(self.share)
+                    if limit.position(self.progress) >= min(due, limit.total):
+                        self.report_validation(report)
+                        due += limit.interval
+            except KeyboardInterrupt:
+                with interrupts_held():
+                    self.save_state()
+                raise
+
+    def step(self) -> None:
+        """Take one optimiser step on the next batch."""
+        kind, loss = self.next_loss()
+        require_finite(self.command, loss, self._lr)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.max_gradient_norm)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.progress.steps += 1
+        self._losses[kind].append(loss.item())
+
+    def report_validation(self, report: TrainingReport) -> None:
+        """Validate the model and report the scores."""
+        losses = {kind: float(np.mean(values)) for kind, values in sorted(self._losses.items())}
+        report.validation(self.progress, losses, self.validate(losses))
+
+    def _advance(self, last: float) -> float:
+        """Count the time since `last`, set the next learning rates and return the time."""
+        now = self._clock()
+        self.progress.seconds = self.progress.seconds + now - last
+        # Schedules may depend on the time, so they follow the clock.
+        for schedule in self.schedules:
+            schedule.step()
+        return now
+
+
+def require_finite(command: str, values: Tensor, lr: float) -> None:
+    """Check a loss or weights for infinities and NaN.
+
+    Raises:
+        ConfigError: The learning rate `lr` has made the training diverge.
+    """
+    if not torch.isfinite(values).all():
+        raise ConfigError(
+            f"{command}: lr: got {lr:g}, with which the loss is not finite; expected less. Lower"
+            " it."
+        )
