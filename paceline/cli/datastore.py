@@ -21,7 +21,7 @@ from paceline.util.config import require_range
 if TYPE_CHECKING:
     from paceline.datastore import Info
     from paceline.datastore.gathering import Document
-    from paceline.datastore.writer import Progress as Report
+    from paceline.datastore.options import Progress as Report
 
 datastore = App(
     name="datastore", help="Build, extend, inspect and verify datastores for retrieval drafters."

@@ -1,4 +1,4 @@
-"""Which tokenizer the ids of a store belong to."""
+"""Identify the tokenizer that the ids of a store belong to."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def fingerprint_of(tokenizer: Any) -> str | None:
-    """Return `sha256:...` over the vocabulary, the merges and the added tokens: equal where every
-    id means the same text.
+    """Return the SHA-256 fingerprint of a tokenizer's vocabulary.
+
+    It covers the vocabulary, the merges and the added tokens. Tokenizers with the same fingerprint
+    have the same text for every id. Padding, truncation and special tokens do not count.
 
     Args:
-        tokenizer: of transformers, or of tokenizers; a fingerprint is returned as it is, None too.
-            What a tokenizer does besides (padding, truncation, special tokens around a text) is
-            left out.
+        tokenizer: A tokenizer of transformers or tokenizers. A fingerprint or None is returned
+            unchanged.
     Raises:
-        ConfigError: something else came.
+        ConfigError: The argument is no tokenizer.
     """
     if tokenizer is None:
         return None
@@ -34,18 +35,18 @@ def fingerprint_of(tokenizer: Any) -> str | None:
         return tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(backend, "to_str"):
-        whole = json.loads(backend.to_str())
+        description = json.loads(backend.to_str())
         content: Any = {
-            "model": whole["model"],
+            "model": description["model"],
             "added": sorted(
-                (token["id"], token["content"]) for token in whole.get("added_tokens") or ()
+                (token["id"], token["content"]) for token in description.get("added_tokens") or ()
             ),
         }
     elif hasattr(tokenizer, "get_vocab"):
         content = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     else:
         raise ConfigError(
-            f"tokenizer: got an object that is none, as {type(tokenizer).__name__} has no"
-            " vocabulary; expected one of transformers or tokenizers. Load it first."
+            f"tokenizer: got an object without a vocabulary, {type(tokenizer).__name__};"
+            " expected a tokenizer of transformers or tokenizers. Load it first."
         )
     return "sha256:" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

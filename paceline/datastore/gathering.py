@@ -1,4 +1,4 @@
-"""Documents on their way into a shard: checked, counted, put one behind the other."""
+"""Collect checked documents into the text of a shard."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.layout import MOST_VOCAB
+from paceline.datastore.layout import MAX_VOCAB_SIZE
+from paceline.datastore.store_settings import MIN_ROOM, ROOM_SHARE
 from paceline.errors import DatastoreError
 
 Document = Sequence[int] | NDArray[np.integer[Any]]
-_LEAST_ROOM, _ROOM_SHARE = 1 << 16, 8
 
 
 class Gathering:
-    """The text of one shard as it grows: documents with a separator after each.
+    """Collects the text of one shard: documents with a separator after each.
 
+    Args:
+        vocab_size: Vocabulary size of the store.
+        width: Bytes of a token in the store.
     Attributes:
-        documents: how many. separator: a value that is none of their tokens.
+        documents: Number of documents.
+        separator: Value that no document contains.
     """
 
     def __init__(self, vocab_size: int, width: int) -> None:
@@ -27,23 +31,23 @@ class Gathering:
         self.clear()
 
     def clear(self) -> None:
-        """Begin the next shard."""
-        self._text = np.empty(_LEAST_ROOM, dtype=np.uint32)
+        """Start the next shard with an empty text."""
+        self._text = np.empty(MIN_ROOM, dtype=np.uint32)
         self._size, self.documents, self.separator = 0, 0, 256**self._width - 1
 
     def __len__(self) -> int:
-        """Return the number of tokens and separators so far."""
+        """Return the number of tokens and separators."""
         return self._size
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens so far."""
+        """Number of tokens without separators."""
         return self._size - self.documents
 
     def add(self, document: NDArray[np.uint32]) -> None:
-        """Append one document, checked before."""
+        """Append a document that `checked` returned."""
         self._reserve(document.size + 1)
-        if self._vocab_size == MOST_VOCAB and (document == self.separator).any():
+        if self._vocab_size == MAX_VOCAB_SIZE and (document == self.separator).any():
             self._change_separator(document)
         self._text[self._size : self._size + document.size] = document
         self._text[self._size + document.size] = self.separator
@@ -51,8 +55,14 @@ class Gathering:
         self.documents += 1
 
     def add_text(self, text: NDArray[np.uint32], documents: int, separator: int) -> None:
-        """Append what another shard holds; text is [n], a separator after each document."""
-        if separator != self.separator or self._vocab_size == MOST_VOCAB:
+        """Append the text of another shard.
+
+        Args:
+            text: [n] documents with a separator after each.
+            documents: Number of documents.
+            separator: Separator of that shard.
+        """
+        if separator != self.separator or self._vocab_size == MAX_VOCAB_SIZE:
             for document in np.split(text, np.flatnonzero(text == separator) + 1)[:-1]:
                 self.add(document[:-1])
             return
@@ -62,45 +72,46 @@ class Gathering:
         self.documents += documents
 
     def text(self) -> NDArray[np.uint32]:
-        """Return what came so far, [tokens + documents], without the spare room. Nothing may be
-        added afterwards.
-        """
+        """Return the text [tokens + documents]; no document may be added afterwards."""
         self._text.resize(self._size, refcheck=False)
         return self._text
 
     def _reserve(self, more: int) -> None:
-        """Make room for `more` values; the block is moved by the system, not copied, so it is
-        never there twice.
-        """
+        # `resize` lets the system move the block, so the text is never in memory twice.
         needed = self._size + more
         if needed > self._text.size:
             self._text.resize(
-                max(needed, self._size + max(_LEAST_ROOM, self._size // _ROOM_SHARE)),
+                max(needed, self._size + max(MIN_ROOM, self._size // ROOM_SHARE)),
                 refcheck=False,
             )
 
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
-        """Take the largest value that no document of the shard has, where all 2^32 values may be
-        tokens.
+        """Use the largest value that neither the text nor the document contains.
+
+        Only a vocabulary of all 2^32 values has no value left for a fixed separator.
         """
         text = self._text[: self._size]
         used = np.unique(np.concatenate((text[text != self.separator], document))).astype(np.int64)
-        value = MOST_VOCAB - 1 if used[-1] < MOST_VOCAB - 1 else _gap_below(used)
+        value = MAX_VOCAB_SIZE - 1 if used[-1] < MAX_VOCAB_SIZE - 1 else _gap_below(used)
         text[text == self.separator] = value
         self.separator = value
 
 
 def _gap_below(used: NDArray[np.int64]) -> int:
-    """Return the largest value below MOST_VOCAB that is not in `used`, sorted."""
+    """Return the largest value below MAX_VOCAB_SIZE that is not in the sorted `used`."""
     gaps = np.flatnonzero(np.diff(used, prepend=-1) > 1)
     return int(used[gaps[-1]]) - 1
 
 
 def checked(document: Document, index: int, vocab_size: int) -> NDArray[np.uint32]:
-    """Return a document as ids [n].
+    """Return a document as an array of ids [n].
 
+    Args:
+        document: Token ids.
+        index: Number of the document, for error messages.
+        vocab_size: Vocabulary size; ids must be below it.
     Raises:
-        DatastoreError: no sequence of integers, or an id that is not of the vocabulary.
+        DatastoreError: The document is no sequence of integers, or an id is out of range.
     """
     try:
         ids = np.asarray(document)
@@ -113,10 +124,10 @@ def checked(document: Document, index: int, vocab_size: int) -> NDArray[np.uint3
             f"document {index}: got {type(document).__name__} of {ids.dtype} with {ids.ndim}"
             " dimensions; expected a sequence of token ids (integers). Tokenize text first."
         )
-    least, most = int(ids.min()), int(ids.max())
-    if least < 0 or most >= vocab_size:
+    min_id, max_id = int(ids.min()), int(ids.max())
+    if min_id < 0 or max_id >= vocab_size:
         raise DatastoreError(
-            f"document {index}: got the token id {least if least < 0 else most}; expected 0 to"
+            f"document {index}: got the token id {min_id if min_id < 0 else max_id}; expected 0 to"
             f" {vocab_size - 1}. Use the tokenizer of the store, or build one with a larger"
             " vocab_size."
         )

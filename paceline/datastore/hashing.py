@@ -1,7 +1,8 @@
-"""XXH64 of pages: the checksum that is fast enough to be taken of every page before its first use.
+"""Compute the XXH64 checksums of pages in compiled code.
 
-Source: the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, seed 0,
-for lengths that are a multiple of 32 bytes.
+Source: the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, with seed
+0 and for sizes that are a multiple of 32 bytes. The `xxhash` library cannot be called from compiled
+code, where a page is checked before its first use.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from paceline.util.compiled import compiled, load_uint64
 
 PAGE = 4096  # bytes
 
+# The primes of the specification.
 _P1 = np.uint64(11400714785074694791)
 _P2 = np.uint64(14029467366897019727)
 _P3 = np.uint64(1609587929392839161)
@@ -22,30 +24,35 @@ _P4 = np.uint64(9650029242287828579)
 
 
 @compiled
-def _rotate(value: Any, by: int) -> Any:
-    return (value << np.uint64(by)) | (value >> np.uint64(64 - by))
+def _rotate(value: Any, bits: int) -> Any:
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
 @compiled
-def _round(lane: Any, word: Any) -> Any:
-    return _rotate(lane + word * _P2, 31) * _P1
+def _round(accumulator: Any, word: Any) -> Any:
+    return _rotate(accumulator + word * _P2, 31) * _P1
 
 
 @compiled
-def _merge(digest: Any, lane: Any) -> Any:
-    return (digest ^ _round(np.uint64(0), lane)) * _P1 + _P4
+def _merge(digest: Any, accumulator: Any) -> Any:
+    return (digest ^ _round(np.uint64(0), accumulator)) * _P1 + _P4
 
 
 @compiled
 def xxh64(address: int, size: int) -> Any:
-    """Return the XXH64 of `size` bytes at `address`; `size` is a multiple of 32 and not 0."""
+    """Return the XXH64 of bytes in memory.
+
+    Args:
+        address: Address of the first byte.
+        size: Number of bytes; a multiple of 32, at least 32.
+    """
     a, b = _P1 + _P2, _P2
     c, d = np.uint64(0), np.uint64(0) - _P1
-    for at in range(address, address + size, 32):
-        a = _round(a, load_uint64(at))
-        b = _round(b, load_uint64(at + 8))
-        c = _round(c, load_uint64(at + 16))
-        d = _round(d, load_uint64(at + 24))
+    for block in range(address, address + size, 32):
+        a = _round(a, load_uint64(block))
+        b = _round(b, load_uint64(block + 8))
+        c = _round(c, load_uint64(block + 16))
+        d = _round(d, load_uint64(block + 24))
     digest = _rotate(a, 1) + _rotate(b, 7) + _rotate(c, 12) + _rotate(d, 18)
     digest = _merge(_merge(_merge(_merge(digest, a), b), c), d) + np.uint64(size)
     digest = (digest ^ (digest >> np.uint64(33))) * _P2
@@ -55,20 +62,26 @@ def xxh64(address: int, size: int) -> Any:
 
 @compiled
 def hash_pages(address: int, sums: NDArray[np.uint64]) -> None:
-    """Fill `sums` [pages] with the XXH64 of each page from `address` on."""
+    """Fill `sums` [pages] with the XXH64 of each page, the first one at `address`."""
     for page in range(sums.size):
         sums[page] = xxh64(address + page * PAGE, PAGE)
 
 
 @compiled
 def find_bad_pages(address: int, sums: NDArray[np.uint64], bad: NDArray[np.int64]) -> int:
-    """Fill `bad` with the numbers of the pages whose XXH64 is not in `sums`, as many as it
-    takes; returns how many there are.
+    """Find the pages whose XXH64 differs from `sums`.
+
+    Args:
+        address: Address of the first page.
+        sums: [pages] expected checksums.
+        bad: [n] filled with the numbers of the first n such pages.
+    Returns:
+        The number of such pages, which may be larger than n.
     """
-    found = 0
+    count = 0
     for page in range(sums.size):
         if xxh64(address + page * PAGE, PAGE) != sums[page]:
-            if found < bad.size:
-                bad[found] = page
-            found += 1
-    return found
+            if count < bad.size:
+                bad[count] = page
+            count += 1
+    return count

@@ -1,5 +1,6 @@
-"""Documents out of files: JSON lines, plain text, arrays of ids, and, through an extra, Parquet
-files and `datasets`.
+"""Read documents from JSON lines, plain text, arrays, Parquet and data sets.
+
+Parquet files and data sets need the packages of the extra `datasets`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
+from paceline.datastore.store_settings import TEXT_CHARACTERS, TOKENIZED_TEXTS
 from paceline.errors import ConfigError
 from paceline.recorded_answers.reading import read_answers, read_settings
 from paceline.text.conversations import Message, chat_text, checked_messages, text_of
@@ -24,14 +26,12 @@ from paceline.util.text_files import open_text
 
 DATASET = "datasets:"  # prefix of the name of a data set
 _SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")
-_BATCH = 512  # texts tokenized together
-_TEXT_PIECE = 1 << 20  # characters of a plain text tokenized at a time
 _Bad = Callable[[ConfigError], None]
 _FIELDS = "text, messages (a list of {role, content}), or prompt and output"
 
 
 class _JsonLine(str):
-    """A line of JSON lines, not read yet."""
+    """Mark a text as a line of JSON that was not parsed yet."""
 
     __slots__ = ()
 
@@ -43,24 +43,25 @@ def documents(
     answers_only: bool = False,
     left_out: Callable[[ConfigError], None] | None = None,
 ) -> Iterator[Document]:
-    """Return the token ids of all documents of `inputs`, one file after the other.
+    """Yield the token ids of all documents, one file after the other.
+
+    A record of JSON, Parquet or a data set is one document. Its fields are text; or messages; or
+    prompt and output, as texts or ids. A file of `paceline record` has such records. A plain text
+    is cut into documents of about 1 MiB at the ends of lines. An array of ids is one document; a
+    two-dimensional array has one document per row.
 
     Args:
-        inputs: names of files (.jsonl, .txt, .npy, .parquet), or 'datasets:NAME' with '@SPLIT'
-            behind it if not 'train'. A record of JSON, Parquet or a data set is one document and
-            has the fields text | messages | prompt and output; prompt and output may be ids, and
-            each answer of a file of `paceline record` is such a record. A plain text is one
-            document for each MiB of it, cut at the end of a line. Arrays of ids have one document,
-            or in two dimensions one in each row.
-        tokenizer: of transformers. Texts get no special tokens, conversations the chat template
-            where it has one.
-        answers_only: leave out prompts and what others than the assistant say.
-        left_out: called with what is wrong with each record or line that is no document; None: that
-            is raised.
+        inputs: Names of files (.jsonl, .txt, .npy, .parquet), or 'datasets:NAME'. '@SPLIT' after
+            the name of a data set selects a split other than 'train'.
+        tokenizer: Tokenizer of transformers. Texts get no special tokens. Conversations get the
+            chat template, if the tokenizer has one.
+        answers_only: Leave out prompts and all messages but the assistant's; default false.
+        left_out: Called with the error of each invalid record or line. Default: the error is
+            raised.
     Raises:
-        ConfigError: a file that is not there or of another kind, recorded answers that are damaged,
-            unfinished or of another tokenizer, or a record that is no document (no JSON, no UTF-8,
-            other fields); it and the line are named.
+        ConfigError: A file does not exist or has an unknown kind; or recorded answers are damaged,
+            incomplete or of another tokenizer; or a record is invalid. The error names the file
+            and the line.
     """
     bad = _raised if left_out is None else left_out
     names = list(inputs)
@@ -78,23 +79,21 @@ def documents(
 def _check_file(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
         raise ConfigError(
-            f"input {str(path)!r}: got a {path.suffix or 'nameless'} file; expected"
+            f"input {str(path)!r}: got the file type {path.suffix!r}; expected"
             f" {', '.join(_SUFFIXES)} or {DATASET}NAME. Convert it first."
         )
     if not path.is_file():
-        raise ConfigError(
-            f"input {str(path)!r}: got a name of no such file; expected one that is there. Check"
-            " the path."
-        )
+        raise ConfigError(f"There is no input file {str(path)!r}. Check the path.")
 
 
 def check_recorded(path: str | Path, tokenizer: Any) -> bool:
-    """Return whether a file is one of `paceline record`, and refuse one of another tokenizer.
+    """Return whether `paceline record` wrote a file; refuse another tokenizer.
 
     Args:
-        tokenizer: of transformers, or its fingerprint; None = not known, which fits all.
+        path: The file.
+        tokenizer: Tokenizer of transformers, its fingerprint, or None, which fits every file.
     Raises:
-        ConfigError: the tokenizer is another one; both fingerprints are named.
+        ConfigError: The file has another tokenizer; the error shows both fingerprints.
     """
     settings = read_settings(path)
     if settings is None:
@@ -102,8 +101,8 @@ def check_recorded(path: str | Path, tokenizer: Any) -> bool:
     recorded, given = settings["tokenizer"], fingerprint_of(tokenizer)
     if None not in (recorded, given) and recorded != given:
         raise ConfigError(
-            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, whose ids they"
-            " are. Name that tokenizer, or record the answers of another model."
+            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, which encoded"
+            " them. Name that tokenizer, or record the answers of another model."
         )
     return True
 
@@ -115,22 +114,22 @@ def _raised(error: ConfigError) -> None:
 def _texts(
     name: str, tokenizer: Any, answers_only: bool, bad: _Bad
 ) -> Iterator[list[str | list[int]]]:
-    """Yield each document as the parts that are tokenized one by one and put together."""
+    """Yield each document as parts, which are tokenized one by one and concatenated."""
     if name.endswith(".txt"):
-        for piece in _pieces(Path(name), bad):
-            yield [piece]
+        for text in _text_documents(Path(name), bad):
+            yield [text]
         return
-    for where, record in _records(name):
+    for source, record in _records(name):
         try:
             parts = _parts(
-                where,
-                parse_record(where, record) if isinstance(record, _JsonLine) else record,
+                source,
+                parse_record(source, record) if isinstance(record, _JsonLine) else record,
                 tokenizer,
                 answers_only,
             )
             for part in parts:
                 if isinstance(part, str):
-                    require_text(where, part)
+                    require_text(source, part)
         except ConfigError as error:
             bad(error)
             continue
@@ -138,8 +137,8 @@ def _texts(
 
 
 def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterator[list[int]]:
-    """Yield the ids of each document, many tokenized in one call."""
-    while batch := list(islice(texts, _BATCH)):
+    """Yield the ids of each document; many texts are tokenized in one call."""
+    while batch := list(islice(texts, TOKENIZED_TEXTS)):
         strings = [part for parts in batch for part in parts if isinstance(part, str)]
         ids = iter(tokenizer(strings, add_special_tokens=False)["input_ids"] if strings else ())
         for parts in batch:
@@ -148,8 +147,8 @@ def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterat
             ]
 
 
-def _parts(where: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
-    """Return the parts of one record, by its fields."""
+def _parts(source: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
+    """Return the parts of a record, which its fields select."""
     if isinstance(record, Mapping):
         text, messages = record.get("text"), record.get("messages")
         prompt, output = record.get("prompt", ""), record.get("output")
@@ -157,13 +156,13 @@ def _parts(where: str, record: Any, tokenizer: Any, answers_only: bool) -> list[
             return [text]
         if messages is not None:
             return _conversation(
-                where, checked_messages(messages, f"{where}: messages"), tokenizer, answers_only
+                source, checked_messages(messages, f"{source}: messages"), tokenizer, answers_only
             )
         if _is_part(output) and _is_part(prompt):
             return [output] if answers_only else [prompt, output]
     fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
     raise ConfigError(
-        f"{where}: got a record of {fields or 'nothing'}; expected {_FIELDS}. Rename its fields,"
+        f"{source}: got a record of {fields or 'nothing'}; expected {_FIELDS}. Rename its fields,"
         " or leave it out."
     )
 
@@ -175,19 +174,19 @@ def _is_part(value: Any) -> TypeGuard[str | list[int]]:
 
 
 def _conversation(
-    where: str, messages: list[Message], tokenizer: Any, answers_only: bool
+    source: str, messages: list[Message], tokenizer: Any, answers_only: bool
 ) -> list[str | list[int]]:
     if answers_only:
         return [
             "\n".join(text_of(message) for message in messages if message["role"] == "assistant")
         ]
     if getattr(tokenizer, "chat_template", None):
-        return [chat_text(tokenizer, messages, where)]
+        return [chat_text(tokenizer, messages, source)]
     return ["\n".join(map(text_of, messages))]
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield records, or the lines they are in, with a description of where each is."""
+    """Yield a description of the source of each record, and the record or its line."""
     if not name.startswith(DATASET) and read_settings(name) is not None:
         for answer in read_answers(name):
             yield (
@@ -209,10 +208,9 @@ def _dataset(name: str) -> Iterator[Any]:
     source, _, split = name.removeprefix(DATASET).partition("@")
     try:
         yield from load(source, split=split or "train", streaming=True)
-    except Exception as error:  # of many libraries: not there, no network, no such split, damaged
+    except Exception as error:  # from many libraries, without a common ancestor
         raise ConfigError(
-            f"input {name!r}: got {error}, so the data set cannot be read; expected one. Check its"
-            " name and split."
+            f"The data set {name!r} cannot be read: {error}. Check its name and split."
         ) from error
 
 
@@ -220,55 +218,57 @@ def _parquet(name: str) -> Iterator[Any]:
     file = _extra("pyarrow.parquet", name).ParquetFile
     try:
         with file(name) as opened:
-            for batch in opened.iter_batches(_BATCH):
+            for batch in opened.iter_batches(TOKENIZED_TEXTS):
                 yield from batch.to_pylist()
-    except Exception as error:  # pyarrow's have no common ancestor
+    except Exception as error:  # those from pyarrow have no common ancestor
         raise ConfigError(
-            f"input {name!r} is no Parquet file, or a damaged one: got {error}; expected a sound"
-            " one. Make it again."
+            f"The input {name!r} is no Parquet file, or is damaged: {error}. Write it again."
         ) from error
 
 
-def parse_record(where: str, line: str) -> Any:
-    """Return what a line of JSON lines says.
+def parse_record(source: str, line: str) -> Any:
+    """Parse a line of JSON.
 
+    Args:
+        source: Description of the line for errors, such as "a.jsonl, line 3".
+        line: The line.
     Raises:
-        ConfigError: it is no UTF-8, or not JSON; `where` names the line.
+        ConfigError: The line is no valid UTF-8 or no JSON.
     """
-    require_text(where, line)
+    require_text(source, line)
     try:
         return parse_json(line)
     except ValueError as error:
         raise ConfigError(
-            f"{where}: it is not JSON: got {error}; expected one record in each line. Convert it"
+            f"{source}: it is not JSON: got {error}; expected one record in each line. Convert it"
             " first."
         ) from error
 
 
-def _pieces(path: Path, bad: _Bad) -> Iterator[str]:
-    """Yield a plain text in pieces of about _TEXT_PIECE characters, cut at the ends of lines."""
+def _text_documents(path: Path, bad: _Bad) -> Iterator[str]:
+    """Yield a plain text in parts of about TEXT_CHARACTERS, cut at the ends of lines."""
     with _opened(path) as file:
-        piece, size = [], 0
+        lines, size = [], 0
         for number, line in enumerate(file, 1):
             try:
-                piece.append(require_text(f"{path}, line {number}", line))
+                lines.append(require_text(f"{path}, line {number}", line))
             except ConfigError as error:
                 bad(error)
                 continue
             size += len(line)
-            if size >= _TEXT_PIECE:
-                yield "".join(piece)
-                piece, size = [], 0
-        yield "".join(piece)
+            if size >= TEXT_CHARACTERS:
+                yield "".join(lines)
+                lines, size = [], 0
+        yield "".join(lines)
 
 
 def _opened(path: Path) -> Any:
     try:
-        # the line that is not UTF-8 is named, and no other
+        # Surrogates mark invalid UTF-8, so that an error can name its line.
         return open_text(path, "surrogateescape")
     except OSError as error:
         raise ConfigError(
-            f"input {str(path)!r}: got {error}; expected a file that can be read. Check its rights."
+            f"The input {str(path)!r} cannot be read: {error}. Check its rights."
         ) from error
 
 
@@ -277,8 +277,7 @@ def _arrays(path: Path) -> Iterator[NDArray[Any]]:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(
-            f"input {str(path)!r} is no array of numpy: got {error}; expected one. Write it with"
-            " numpy.save."
+            f"The input {str(path)!r} is no array of numpy: {error}. Write it with numpy.save."
         ) from error
     if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
         raise ConfigError(
@@ -294,6 +293,6 @@ def _extra(module: str, name: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ConfigError(
-            f"input {name!r}: expected the package {package}, which reads it; got none installed."
-            " Install it: pip install 'paceline[datasets]'"
+            f"The input {name!r} needs the package {package}, which is not installed. Install it:"
+            " pip install 'paceline[datasets]'"
         ) from error

@@ -1,9 +1,16 @@
-"""What a store is on disk: `manifest.json`, the commit point, and the immutable shards it names.
+"""Define the files of a store: a manifest and the immutable shards that it names.
 
-A shard is one file of 4 KiB pages: a header page (JSON), the text (token ids with a separator after
-each document, uint16 where the vocabulary fits and uint32 elsewhere), the suffix array (int32), the
-pivots (uint64), and the XXH64 of each of those pages (uint64). The manifest holds the checksum of
-that last part, and its own. Numbers have the byte order of the machine, which the header names.
+Replacing `manifest.json` commits a change. A shard is one file of 4 KiB pages with five parts:
+
+- The header, one page of JSON.
+- The text: token ids with a separator after each document. They are uint16 if the vocabulary fits,
+  otherwise uint32.
+- The suffix array (int32).
+- The pivots (uint64), the first tokens of every 64th suffix.
+- The XXH64 of each page of the parts above (uint64).
+
+The manifest holds the checksum of the last part and of itself. Numbers have the byte order of the
+machine, which the header names.
 """
 
 from __future__ import annotations
@@ -26,22 +33,24 @@ from paceline.util.files import digest_of, parse_json, write_atomically
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 VERSION = 1
-MOST_VOCAB = 2**32
-MOST_TEXT = 2**31 - 1  # tokens and separators of a shard: positions are int32
+MAX_VOCAB_SIZE = 2**32
+MAX_TEXT_SIZE = 2**31 - 1  # tokens and separators of a shard, as positions are int32
 _FORMAT = "paceline datastore"
-_EMBEDDED_PLACE = Path(__file__).parent.parent / "demo" / "store"
+_EMBEDDED_FOLDER = Path(__file__).parent.parent / "demo" / "store"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard as its manifest names it.
+    """Describe a shard in the manifest.
 
     Attributes:
-        tokens, documents: of its text; each document has a separator besides.
-        separator: a value that is no token of this shard.
-        sums: XXH64 of its table of checksums, in hexadecimal.
-        live: came from `Datastore.append`; such shards are dropped, oldest first, when they grow
-            beyond their bound.
+        name: File name.
+        tokens: Number of tokens without separators.
+        documents: Number of documents, which is the number of separators.
+        separator: Value in the text after each document; no token of the shard.
+        sums: XXH64 of the table of checksums, in hexadecimal.
+        live: Whether `Datastore.append` wrote the shard. The oldest such shards are dropped when
+            all of them exceed `UpdateOptions.max_tokens`.
     """
 
     name: str
@@ -54,7 +63,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """Where the parts of a shard begin, in bytes, and how long they are."""
+    """Hold the offsets of the parts of a shard, and its size, in bytes."""
 
     text: int
     array: int
@@ -74,12 +83,13 @@ class ShardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a store.
+    """Describe the content of a store.
 
     Attributes:
-        tokenizer: fingerprint; None = not known.
-        shards: those built, largest first as a rule, then the live ones from the oldest to the
-            newest.
+        vocab_size: Vocabulary size; all token ids are below it.
+        tokenizer: Fingerprint of the tokenizer; None if it is unknown.
+        shards: Shards of `build` and `add`, usually largest first; then those of
+            `Datastore.append`, oldest first.
     """
 
     vocab_size: int
@@ -88,29 +98,31 @@ class Manifest:
 
     @property
     def width(self) -> int:
-        """Return the bytes of a token on disk; the largest uint16 is kept for the separator."""
+        """Bytes of a token on disk; the largest uint16 is reserved for the separator."""
         return 2 if self.vocab_size <= 65535 else 4
 
 
-def place_of(path: str | Path, *, written: bool = False) -> Path:
-    """Return the folder of a store; the text "demo" names the embedded one, "./demo" a folder of
-    that name.
+def store_folder(path: str | Path, *, written: bool = False) -> Path:
+    """Return the folder of a store.
 
+    Args:
+        path: The folder. The text "demo" names the built-in store, "./demo" a folder of that name.
+        written: Whether the caller writes the store; default false.
     Raises:
-        ConfigError: no name of a folder, or the embedded one is to be `written`.
+        ConfigError: The path is empty, or the caller wants to write the built-in store.
     """
     if not isinstance(path, str | Path) or path == "":
         raise ConfigError(
-            f"store: got {path!r}; expected the name of a folder. Write '.' for the present one."
+            f"store: got {path!r}; expected the path of a folder. Write '.' for the current one."
         )
     if path != demo.NAME:
         return Path(path)
     if written:
         raise ConfigError(
-            f"store {path!r}: expected a folder to write; got the embedded one, which stays as it"
-            f" is. Write ./{path} for a folder of that name."
+            f"The store {path!r} is built in and read-only. Write ./{path} for a folder of that"
+            " name."
         )
-    return _EMBEDDED_PLACE
+    return _EMBEDDED_FOLDER
 
 
 def padded(size: int) -> int:
@@ -131,10 +143,10 @@ def header(shard: ShardInfo, vocab_size: int) -> bytes:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Commit `manifest`: from now on the store is what it says.
+    """Replace the manifest of a store atomically, which commits the change.
 
     Raises:
-        DatastoreError: it cannot be written; the store stays what it was.
+        DatastoreError: The manifest cannot be written; the store is unchanged.
     """
     content: dict[str, Any] = {
         "format": _FORMAT,
@@ -146,39 +158,36 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         write_atomically(path / MANIFEST, json.dumps(content, indent=1).encode())
     except ConfigError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: got {error}; expected to write its {MANIFEST}. The store is as"
-            " it was: make room, or choose another place."
+            f"The {MANIFEST} of the store {str(path)!r} cannot be written: {error}. The store is"
+            " unchanged. Make room, or choose another folder."
         ) from error
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """Return what changes with every commit to the store at `path`; zeros where there is no
-    manifest.
-    """
+    """Return a value that changes with every commit; zeros without a manifest."""
     try:
-        found = os.stat(path / MANIFEST)
+        status = os.stat(path / MANIFEST)
     except OSError:
         return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return what the store at `path` holds.
+    """Read the manifest of a store.
 
     Raises:
-        DatastoreError: there is none, or it is damaged or of another version.
+        DatastoreError: There is no store, or the manifest is damaged or has another version.
     """
     try:
         content = parse_json((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
-            f"store {str(path)!r}: got a place where there is no store; expected the folder of one."
-            f" Build one: paceline datastore build {shlex.quote(str(path))} ..."
+            f"There is no store at {str(path)!r}. Build one: paceline datastore build"
+            f" {shlex.quote(str(path))} ..."
         ) from None
     except OSError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: got {error}; expected a store that can be read. Check its"
-            " rights."
+            f"The store {str(path)!r} cannot be read: {error}. Check its rights."
         ) from error
     except ValueError as error:
         raise DatastoreError(_damaged(path)) from error
@@ -200,18 +209,19 @@ def read_manifest(path: Path) -> Manifest:
         manifest: Manifest = _checked(Manifest, {**content, "shards": shards})
     except (TypeError, KeyError, ValueError) as error:
         raise DatastoreError(_damaged(path)) from error
-    if not sound or not 0 < manifest.vocab_size <= MOST_VOCAB or not all(map(_possible, shards)):
+    is_possible = 0 < manifest.vocab_size <= MAX_VOCAB_SIZE and all(map(_is_possible, shards))
+    if not sound or not is_possible:
         raise DatastoreError(_damaged(path))
     return manifest
 
 
-def _possible(shard: ShardInfo) -> bool:
-    counts = 0 < shard.documents <= shard.tokens and shard.tokens + shard.documents <= MOST_TEXT
-    return counts and 0 <= shard.separator < MOST_VOCAB and shard.name == Path(shard.name).name
+def _is_possible(shard: ShardInfo) -> bool:
+    counts = 0 < shard.documents <= shard.tokens and shard.tokens + shard.documents <= MAX_TEXT_SIZE
+    return counts and 0 <= shard.separator < MAX_VOCAB_SIZE and shard.name == Path(shard.name).name
 
 
 def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Return the dataclass `kind` with `values`, whose types are looked at."""
+    """Return the dataclass `kind` with `values`; raise TypeError for a wrong type."""
     hints = get_type_hints(kind)
     for name, value in values.items():
         if name != "shards" and (
@@ -224,6 +234,6 @@ def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
 
 def _damaged(path: Path) -> str:
     return (
-        f"store {str(path)!r}: got one whose {MANIFEST} is damaged or is no manifest; expected a"
-        " sound one. Build the store again from its documents."
+        f"The store {str(path)!r} cannot be used, as its {MANIFEST} is damaged or is no manifest."
+        " Build the store again from its documents."
     )

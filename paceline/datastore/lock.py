@@ -1,5 +1,6 @@
-"""One writer at a time: a lock that dies with its process (`filelock`), and a note beside it
-that says who holds it.
+"""Lock a store for one writer, and note who holds the lock.
+
+The lock (`filelock`) ends with its process.
 """
 
 from __future__ import annotations
@@ -19,37 +20,38 @@ from paceline.errors import DatastoreError
 
 
 class LockedError(DatastoreError):
-    """Another writer holds the store; trying again later may do."""
+    """Report that another writer holds the store; a later attempt may succeed."""
 
 
 @contextmanager
-def writing(path: Path, doing: str) -> Iterator[None]:
-    """Be the only writer of the store at `path`.
+def writing(path: Path, action: str) -> Iterator[None]:
+    """Hold the writer's lock of the store at `path`.
 
     Args:
-        doing: what a second writer reads about this one.
+        path: Folder of the store.
+        action: Name of the action, which a second writer reads in its error.
     Raises:
-        LockedError: another holds it; who, where and since when. DatastoreError: the folder cannot
-            be written.
+        LockedError: Another writer holds the lock. The error names its process, host and time.
+        DatastoreError: The folder cannot be written.
     """
     file = path / LOCK
-    # No soft lock where the file system has none: it would stay behind when its process is killed.
+    # A soft lock would stay behind when its process is killed, so there is no fallback to one.
     lock = FileLock(file, mode=0o644, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:
-        raise LockedError(_held(path, file)) from error
+        raise LockedError(_locked_message(path, file)) from error
     except OSError as error:
         raise DatastoreError(
-            f"store {str(path)!r}: got a folder that cannot be written ({error}); expected one"
-            f" where {LOCK} can be locked. Change its rights, or write elsewhere."
+            f"The store {str(path)!r} cannot be written, as {LOCK} cannot be locked: {error}."
+            " Change its rights, or write to another folder."
         ) from error
     try:
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "doing": doing,
+            "doing": action,
         }
         _write(file, json.dumps(holder))
         try:
@@ -61,23 +63,21 @@ def writing(path: Path, doing: str) -> Iterator[None]:
 
 
 def _write(file: Path, note: str) -> None:
-    """Write the note, best effort: the lock holds without it, and a full disk may leave no room
-    for it.
-    """
+    # The lock holds without the note, for which a full disk may have no room.
     with suppress(OSError):
         file.write_text(note, encoding="utf-8")
 
 
-def _held(path: Path, file: Path) -> str:
+def _locked_message(path: Path, file: Path) -> str:
     try:
         holder = json.loads(file.read_bytes())
-        who = (
-            f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+        writer = (
+            f"Process {holder['pid']} on {holder['host']} since {holder['since']}"
             f" ({holder['doing']})"
         )
     except (OSError, ValueError, KeyError, TypeError):
-        who = "another process"
+        writer = "Another process"
     return (
-        f"store {str(path)!r}: got a second writer; expected one at a time, and it is {who}. Wait"
-        " for it, or end it."
+        f"{writer} is writing the store {str(path)!r}, which takes one writer at a time. Wait for"
+        " it, or end it."
     )

@@ -1,4 +1,4 @@
-"""The 32k tokenizer inside the package mistral-common: a real vocabulary without a download."""
+"""Load the 32k tokenizer in the package mistral-common, without a download."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
-MISTRAL = "mistral-common"  # stands for it where a tokenizer is asked for
+MISTRAL = "mistral-common"  # name of this tokenizer in options
 _FILE = "tokenizer.model.v1"  # 32,000 ids
 
 
 class MistralTokenizer:
-    """Do what stores and replays need of a transformers tokenizer.
+    """Offers the part of a transformers tokenizer that stores and replays use.
 
     Raises:
-        ConfigError: the packages are not installed.
+        ConfigError: The packages are not installed.
     """
 
     def __init__(self) -> None:
@@ -28,15 +28,20 @@ class MistralTokenizer:
             )
         except ImportError as error:
             raise ConfigError(
-                f"tokenizer {MISTRAL!r}: got an environment without its packages; expected"
-                " mistral-common with sentencepiece. Install them: pip install 'paceline[replay]'"
+                f"The tokenizer {MISTRAL!r} needs mistral-common with sentencepiece, which are not"
+                " installed. Install them: pip install 'paceline[replay]'"
             ) from error
 
     def __call__(
         self, texts: str | list[str], *, add_special_tokens: bool = False
     ) -> dict[str, Any]:
-        """Return {"input_ids": ids} of a text, or of each text of a list; with the first token
-        <s> if `add_special_tokens`.
+        """Tokenize a text or a list of texts.
+
+        Args:
+            texts: A text, or a list of texts.
+            add_special_tokens: Begin each result with the token <s>; default false.
+        Returns:
+            {"input_ids": ids}, with a list of ids for a text and a list of lists for a list.
         """
         if isinstance(texts, str):
             return {"input_ids": list(self._inner.encode(texts, bos=add_special_tokens, eos=False))}
@@ -47,5 +52,5 @@ class MistralTokenizer:
         }
 
     def get_vocab(self) -> dict[str, int]:
-        """Return token -> id."""
+        """Return the ids by token."""
         return {token: number for number, token in enumerate(self._inner.vocab())}

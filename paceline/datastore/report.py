@@ -1,4 +1,4 @@
-"""What a store holds, and whether it is sound."""
+"""Report the contents of a store and its damage."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.datastore.layout import MANIFEST, ShardLayout, place_of, read_manifest
+from paceline.datastore.layout import MANIFEST, ShardLayout, read_manifest, store_folder
 from paceline.datastore.shard import find_damage
 from paceline.errors import DatastoreError
 
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """One shard: tokens without separators, size in bytes, whether it came from live appending."""
+    """Describe one shard of a store.
+
+    Attributes:
+        name: File name.
+        tokens: Number of tokens without separators.
+        documents: Number of documents.
+        size: Size in bytes.
+        live: Whether `Datastore.append` wrote it, and not `build` or `add`.
+    """
 
     name: str
     tokens: int
@@ -24,10 +32,14 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What a store says of itself.
+    """Describe a store by its manifest.
 
     Attributes:
-        tokenizer: fingerprint; None = not known. dtype: of a token on disk.
+        path: Folder of the store.
+        vocab_size: Vocabulary size; all token ids are below it.
+        dtype: Data type of a token on disk.
+        tokenizer: Fingerprint of the tokenizer; None if it is unknown.
+        shards: Description of each shard.
     """
 
     path: Path
@@ -38,36 +50,37 @@ class Info:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of all shards."""
+        """Number of tokens in all shards."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def documents(self) -> int:
-        """Return the documents of all shards."""
+        """Number of documents in all shards."""
         return sum(shard.documents for shard in self.shards)
 
     @property
     def size(self) -> int:
-        """Return the bytes of all shards."""
+        """Size of all shards in bytes."""
         return sum(shard.size for shard in self.shards)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file of a store and what is wrong with it."""
+    """Name a damaged file of a store and describe its damage."""
 
     file: str
     what: str
 
 
 def info(path: str | Path) -> Info:
-    """Return what the manifest of a store says; its shards are not looked at. `path` is that of
-    `open`.
+    """Describe a store by its manifest, without reading its shards.
 
+    Args:
+        path: Folder of the store; "demo" is the built-in one.
     Raises:
-        DatastoreError: no store, or a damaged manifest.
+        DatastoreError: There is no store, or its manifest is damaged.
     """
-    path = place_of(path)
+    path = store_folder(path)
     manifest = read_manifest(path)
     shards = tuple(
         ShardReport(
@@ -83,25 +96,26 @@ def info(path: str | Path) -> Info:
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store, as it is now; return all damage that there is. `path` is that of
-    `open`.
+    """Read every byte of a store and return all damage.
 
+    Args:
+        path: Folder of the store; "demo" is the built-in one.
     Raises:
-        DatastoreError: there is no store.
+        DatastoreError: There is no store.
     """
-    path = place_of(path)
+    path = store_folder(path)
     try:
         manifest = read_manifest(path)
     except DatastoreError as error:
-        if not os.path.isfile(path / MANIFEST):  # nor where nobody may look
+        if not os.path.isfile(path / MANIFEST):  # false, too, if the folder cannot be searched
             raise
         return [Damage(MANIFEST, str(error))]
-    found = [
+    results = [
         (shard.name, find_damage(path, shard, manifest.vocab_size, manifest.width))
         for shard in manifest.shards
     ]
-    damage = [Damage(name, what) for name, what in found if what is not None]
-    if damage:  # a writer may have merged shards away meanwhile
-        named = {shard.name for shard in read_manifest(path).shards}
-        damage = [one for one in damage if one.file in named]
-    return damage
+    damages = [Damage(name, damage) for name, damage in results if damage is not None]
+    if damages:  # a writer may have merged these shards into others since
+        current = {shard.name for shard in read_manifest(path).shards}
+        damages = [damage for damage in damages if damage.file in current]
+    return damages

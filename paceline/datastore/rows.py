@@ -1,18 +1,16 @@
-"""One shard as a row of addresses and sizes: how compiled code reads it, and never believes what is
-damaged.
+"""Read one shard in compiled code, and check every page before its first use.
 
 The documents (3 1 2) and (1 2), with the separator 9:
 
-    text           3 1 2 9 1 2 9          text_size 7
-    suffix_array   1 4 2 5 0              suffix_count 5: there begin "1 2 9 ...", "1 2 9", "2 9
-    ...", "2 9" and "3 1 2 9 ..."
+    text: 3 1 2 9 1 2 9, so text_size is 7.
+    suffix_array: 1 4 2 5 0, so suffix_count is 5.
+    The suffixes at these positions: "1 2 9 ...", "1 2 9", "2 9 ...", "2 9" and "3 1 2 9 ...".
 
-The ranks of the suffixes that begin with "1 2" are [0, 2). Two bisections find them: one among the
-pivots (every SUFFIXES_PER_PIVOT-th suffix, its first tokens as one number), one in the part of the
-suffix array between two pivots.
+The ranks of the suffixes that begin with "1 2" are [0, 2). Two binary searches find them. The first
+one searches the pivots: the first tokens of every SUFFIXES_PER_PIVOT-th suffix as one number. The
+second one searches the part of the suffix array between two pivots.
 
-Every page (4 KiB) is compared with its checksum before its first use, and every position with the
-size of the text.
+A check compares a page (4 KiB) with its checksum. Positions are compared with the size of the text.
 """
 
 from __future__ import annotations
@@ -36,76 +34,92 @@ from paceline.util.compiled import (
 
 
 class ShardRow(NamedTuple):
-    """One shard in the table of a snapshot: addresses of its parts, and sizes."""
+    """Hold the addresses and sizes of one shard, as a record of a snapshot's table.
 
-    pages: int  # address of page 0
-    # address of one byte for each page, 1 = found good; 0 = the shard is in memory, nothing to
-    # check
+    Attributes:
+        pages: Address of page 0; 0 for a shard that is in memory only.
+        seen: Address of one byte per page, 1 once the page was checked. 0 for a shard in memory,
+            which needs no check.
+        checksums: Address of the XXH64 of each page (uint64).
+        text: Address of the tokens and separators.
+        text_size: Number of tokens and separators.
+        token_bytes: Bytes of a token: 2 or 4.
+        suffix_array: Address of the text positions in the order of their suffixes (int32).
+        suffix_count: Number of these positions.
+        pivots: Address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number
+            each (uint64).
+        separator: Value in the text after each document.
+        vocab_size: Vocabulary size; a document ends before an id that is not below it.
+    """
+
+    pages: int
     seen: int
-    checksums: int  # address of the checksum of each page
-    text: int  # address of its tokens and separators
-    text_size: int  # how many these are
-    token_bytes: int  # 2 or 4
-    # address of the positions in the text, in the order of the suffixes that begin there (int32)
+    checksums: int
+    text: int
+    text_size: int
+    token_bytes: int
     suffix_array: int
-    suffix_count: int  # how many these are
-    # address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number (uint64)
+    suffix_count: int
     pivots: int
-    separator: int  # what stands in the text after each document
-    vocab_size: int  # tokens are below it
+    separator: int
+    vocab_size: int
+
+
+class Query(NamedTuple):
+    """Select the tokens ids[begin:end] as a query."""
+
+    ids: NDArray[np.int64]
+    begin: int
+    end: int
 
 
 SHARD = record_dtype(ShardRow)
-# every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens as one number, for the upper
-# steps of a search
-SUFFIXES_PER_PIVOT = 64
+SUFFIXES_PER_PIVOT = 64  # part of the file format
 PIVOT_BYTES = 8
 DAMAGED = -1
 _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 
 
 @kernel
-def within(
-    row: ShardRow, low: int, high: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
-) -> tuple[int, int]:
-    """Find the ranks in [low, high) whose suffix has ids[begin:end] after `depth` tokens; (0, 0)
-    if none, (DAMAGED, 0).
+def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tuple[int, int]:
+    """Find the suffixes in a range that continue with the query after `depth` tokens.
+
+    Args:
+        row: The shard.
+        low: First rank.
+        high: End of the ranks; the suffixes agree in their first `depth` tokens.
+        depth: Number of tokens to skip.
+        query: Tokens to find.
+    Returns:
+        The ranks [low, high); (0, 0) for none; or (DAMAGED, 0).
     """
-    low = edge(row, low, high, depth, ids, begin, end, False)
+    low = edge(row, low, high, depth, query, False)
     if low < 0:
         return DAMAGED, 0
     top, probe, step = low, low, 1
-    while probe < high:  # most ranges are short: their end is looked for from their start
-        order = _compare(row, probe, depth, ids, begin, end)
+    while probe < high:  # galloping from the start, as most ranges are short
+        order = _compare(row, probe, depth, query)
         if order == _BAD:
             return DAMAGED, 0
         if order != _EQUAL:
             high = probe
             break
         top, probe, step = probe + 1, probe + step, 2 * step
-    top = edge(row, top, high, depth, ids, begin, end, True)
+    top = edge(row, top, high, depth, query, True)
     if top < 0:
         return DAMAGED, 0
     return (low, top) if low < top else (0, 0)
 
 
 @kernel
-def edge(
-    row: ShardRow,
-    low: int,
-    high: int,
-    depth: int,
-    ids: NDArray[np.int64],
-    begin: int,
-    end: int,
-    after: bool,
-) -> int:
-    """Find the first rank in [low, high] whose suffix is not below the ids (or, `after`, is
-    above them); DAMAGED.
+def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bool) -> int:
+    """Find the first rank in [low, high] whose suffix is not less than the query.
+
+    With `after`, the suffix must be greater than the query. Returns DAMAGED for a damaged page.
     """
     while low < high:
         middle = (low + high) // 2
-        order = _compare(row, middle, depth, ids, begin, end)
+        order = _compare(row, middle, depth, query)
         if order == _BAD:
             return DAMAGED
         if order == _LESS or (after and order == _EQUAL):
@@ -116,61 +130,62 @@ def edge(
 
 
 @kernel
-def _compare(
-    row: ShardRow, rank: int, depth: int, ids: NDArray[np.int64], begin: int, end: int
-) -> int:
-    """Compare the suffix with this rank, from `depth` on, with ids[begin:end], as far as those
-    go: _LESS ... _BAD.
+def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
+    """Compare a suffix from `depth` on with the query, up to the query's length.
+
+    Returns:
+        _LESS, _EQUAL or _MORE; or _BAD for a damaged page.
     """
     position = suffix(row, rank)
     if position < 0:
         return _BAD
     position += depth
-    size = min(end - begin, row.text_size - position)
+    length = query.end - query.begin
+    size = min(length, row.text_size - position)
     if size > 0 and not text_sound(row, position, size):
         return _BAD
     for offset in range(size):
         token = token_at(row, position + offset)
-        if token != ids[begin + offset]:
-            return _LESS if token < ids[begin + offset] else _MORE
-    return _EQUAL if size == end - begin else _MORE
+        if token != query.ids[query.begin + offset]:
+            return _LESS if token < query.ids[query.begin + offset] else _MORE
+    return _EQUAL if size == length else _MORE
 
 
 @kernel
-def among_pivots(row: ShardRow, ids: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-    """Count the pivots below all suffixes that begin with ids[begin:end], as far as pivots tell,
-    and those that are not above.
+def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
+    """Find the pivots whose first tokens agree with the query.
 
-    (DAMAGED, 0) where the shard cannot be believed.
+    Returns:
+        The number of pivots less than the query, and the number of pivots not greater than it; or
+        (DAMAGED, 0).
     """
     bits = 8 * row.token_bytes
-    least, most = np.uint64(0), np.uint64(0)
+    min_key, max_key = np.uint64(0), np.uint64(0)
     for offset in range(64 // bits):
-        inside = begin + offset < end
-        token = ids[begin + offset] if inside else 0
-        least = (least << np.uint64(bits)) | np.uint64(token)
-        most = (most << np.uint64(bits)) | np.uint64(token if inside else (1 << bits) - 1)
+        inside = query.begin + offset < query.end
+        token = query.ids[query.begin + offset] if inside else 0
+        min_key = (min_key << np.uint64(bits)) | np.uint64(token)
+        max_key = (max_key << np.uint64(bits)) | np.uint64(token if inside else (1 << bits) - 1)
     count = (row.suffix_count + SUFFIXES_PER_PIVOT - 1) // SUFFIXES_PER_PIVOT
-    first = _first_pivot(row, 0, count, least, False)
+    first = _first_pivot(row, 0, count, min_key, False)
     low, probe, step = first, first, 1
-    while (
-        low >= 0 and probe < count
-    ):  # most ranges hold few pivots: their end is looked for from their start
-        order = _pivot_order(row, probe, most)
+    while low >= 0 and probe < count:  # galloping, as most ranges hold few pivots
+        order = _pivot_order(row, probe, max_key)
         if order == _BAD:
             return DAMAGED, 0
         if order == _MORE:
             count = probe
             break
         low, probe, step = probe + 1, probe + step, 2 * step
-    last = _first_pivot(row, low, count, most, True) if low >= 0 else DAMAGED
+    last = _first_pivot(row, low, count, max_key, True) if low >= 0 else DAMAGED
     return (first, last) if last >= 0 else (DAMAGED, 0)
 
 
 @kernel
 def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
-    """Find the first pivot in [low, high] that is not below `key` (or, `after`, is above it);
-    DAMAGED.
+    """Find the first pivot in [low, high] that is not less than `key`.
+
+    With `after`, the pivot must be greater than `key`. Returns DAMAGED for a damaged page.
     """
     while low < high:
         middle = (low + high) // 2
@@ -186,7 +201,6 @@ def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool
 
 @kernel
 def _pivot_order(row: ShardRow, index: int, key: np.uint64) -> int:
-    """Compare a pivot with a key: _LESS, _EQUAL, _MORE or _BAD."""
     address = row.pivots + 8 * index
     if not _sound(row, address):
         return _BAD
@@ -196,7 +210,7 @@ def _pivot_order(row: ShardRow, index: int, key: np.uint64) -> int:
 
 @kernel
 def suffix(row: ShardRow, rank: int) -> int:
-    """Return the position in the text of the suffix with this rank; DAMAGED."""
+    """Return the text position of the suffix with this rank, or DAMAGED."""
     address = row.suffix_array + 4 * rank
     if rank < 0 or rank >= row.suffix_count or not _sound(row, address):
         return DAMAGED
@@ -206,7 +220,7 @@ def suffix(row: ShardRow, rank: int) -> int:
 
 @kernel
 def token_at(row: ShardRow, position: int) -> int:
-    """Return the token at a position whose page is good."""
+    """Return the token at a position whose page was checked."""
     if row.token_bytes == 2:
         return int(load_uint16(row.text + 2 * position))
     return int(load_uint32(row.text + 4 * position))
@@ -214,8 +228,9 @@ def token_at(row: ShardRow, position: int) -> int:
 
 @kernel
 def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
-    """Whether the pages that hold `tokens` tokens, 1 to SORTED, from `position` on are good: one
-    page or two.
+    """Check the pages of the next `tokens` tokens of the text.
+
+    `tokens` is at least 1 and at most SORTED_TOKENS, so these tokens lie in one or two pages.
     """
     width = row.token_bytes
     return _sound(row, row.text + width * position) and _sound(
@@ -225,7 +240,7 @@ def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
 
 @kernel
 def _sound(row: ShardRow, address: int) -> bool:
-    """Whether the page of `address` has the checksum it should have; looked at once."""
+    """Compare the page of an address with its checksum, once per page."""
     if row.seen == 0:
         return True
     page = (address - row.pages) // PAGE

@@ -1,6 +1,4 @@
-"""Outputs that go on, as far as they have come: searched beside the finished ones, in memory
-only.
-"""
+"""Collect the tokens of unfinished outputs in memory, for searches."""
 
 from __future__ import annotations
 
@@ -9,39 +7,42 @@ from numpy.typing import NDArray
 
 
 class RunningOutputs:
-    """What is kept of them until they end.
+    """Collects unfinished outputs until they end.
 
     Args:
-        most: tokens of all together; beyond, the longest output is forgotten, and begins anew with
-            what it gets next.
+        max_tokens: Maximum number of tokens in all outputs. Above it the longest output is dropped;
+            its later tokens are collected again.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._tokens = most, 0
-        self._texts: dict[int, list[NDArray[np.uint32]]] = {}  # in the pieces they came in
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens, self._num_tokens = max_tokens, 0
+        self._texts: dict[int, list[NDArray[np.uint32]]] = {}  # as lists of their chunks
 
     def __bool__(self) -> bool:
-        """Whether there is anything to search: one alone knows its own text."""
+        """Return whether there are two outputs; a request knows its own output."""
         return len(self._texts) > 1
 
     @property
     def tokens(self) -> int:
-        """Tokens that are to be searched."""
-        return self._tokens if self else 0
+        """Number of tokens that `documents` returns."""
+        return self._num_tokens if self else 0
 
     def extend(self, output: int, token_ids: NDArray[np.uint32]) -> None:
-        """Put tokens behind an output, which may be new; ids of the vocabulary."""
+        """Append tokens to an output, which is created if it is new."""
         self._texts.setdefault(output, []).append(token_ids)
-        self._tokens += token_ids.size
-        while self._tokens > self._most:
-            self.drop(
-                max(self._texts, key=lambda one: sum(piece.size for piece in self._texts[one]))
-            )
+        self._num_tokens += token_ids.size
+        while self._num_tokens > self._max_tokens:
+            self.drop(max(self._texts, key=self._size_of))
 
     def drop(self, output: int) -> None:
-        """Forget an output, where anything is kept of it."""
-        self._tokens -= sum(piece.size for piece in self._texts.pop(output, ()))
+        """Remove an output, if it is there."""
+        if output in self._texts:
+            self._num_tokens -= self._size_of(output)
+            del self._texts[output]
 
     def documents(self) -> list[NDArray[np.uint32]]:
-        """Return what is to be searched."""
-        return [np.concatenate(pieces) for pieces in self._texts.values()] if self else []
+        """Return all outputs, or none if there is only one."""
+        return [np.concatenate(chunks) for chunks in self._texts.values()] if self else []
+
+    def _size_of(self, output: int) -> int:
+        return sum(chunk.size for chunk in self._texts[output])

@@ -1,13 +1,14 @@
-"""Searching a snapshot: ranges of suffix arrays, and what stands behind them. Compiled, without the
-interpreter lock.
+"""Search the suffix arrays of a snapshot in compiled code.
 
-A snapshot is a table with a record for each shard (`paceline.datastore.rows.ShardRow`), so that one
-call sees any number of shards. Whoever passes a table keeps the snapshot it came from alive for as
-long as the call lasts. Other compiled code may call these functions; `Snapshot` wraps `find` and
-`gather` for Python.
+The functions do not hold the interpreter lock. A snapshot is a table with one record per shard
+(`paceline.datastore.rows.ShardRow`), so a single call searches any number of shards. The caller
+keeps the snapshot alive during a call. Other compiled code may call these functions; `Snapshot`
+wraps `find` and `gather` for Python.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from paceline.datastore.rows import (
     DAMAGED,
     PIVOT_BYTES,
     SUFFIXES_PER_PIVOT,
+    Query,
     ShardRow,
     among_pivots,
     edge,
@@ -24,70 +26,91 @@ from paceline.datastore.rows import (
     token_at,
     within,
 )
-from paceline.datastore.store_settings import SORTED
+from paceline.datastore.store_settings import FIRST_LENGTH, SORTED_TOKENS
 from paceline.util.compiled import Records, kernel
 
-_FIRST_LENGTH = 4  # the length of a match that is tried first
+
+class Ranges(NamedTuple):
+    """Hold the ranks of the suffixes that begin with the last tokens of each query.
+
+    Attributes:
+        low: [batch, longest, shards] first rank for the last m tokens of query b at [b, m - 1].
+        high: [batch, longest, shards] end of the ranks; 0 if there are none or none were searched.
+        lengths: [batch, 2] longest suffix that occurs in any shard, and shortest suffix that was
+            searched; 0, 0 if no suffix occurs.
+    """
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 @kernel
-def _are_tokens(row: ShardRow, ids: NDArray[np.int64], begin: int, end: int) -> bool:
-    while begin < end and 0 <= ids[begin] < row.vocab_size and ids[begin] != row.separator:
+def _are_tokens(row: ShardRow, query: Query) -> bool:
+    begin = query.begin
+    while (
+        begin < query.end
+        and 0 <= query.ids[begin] < row.vocab_size
+        and query.ids[begin] != row.separator
+    ):
         begin += 1
-    return begin >= end
+    return begin >= query.end
 
 
 @kernel
 def range_of(
     table: Records[ShardRow], shard: int, ids: NDArray[np.int64], begin: int, end: int
 ) -> tuple[int, int]:
-    """Find the ranks [low, high) of the suffixes of a shard that begin with ids[begin:end], of
-    which the first SORTED count.
+    """Find the suffixes of a shard that begin with ids[begin:end].
 
-    (0, 0) where none does; (DAMAGED, 0) where the shard cannot be believed. Some 2 log2(suffixes)
-    steps, the upper ones among the pivots, which stay in the processor's cache.
+    Only the first SORTED_TOKENS ids count. The search takes about 2 log2(suffixes) steps. The upper
+    steps search the pivots, which stay in the processor's cache.
+
+    Returns:
+        The ranks [low, high); (0, 0) for none; (DAMAGED, 0) for a damaged shard.
     """
     row = table[shard]
-    end = min(end, begin + SORTED)
-    if not _are_tokens(row, ids, begin, end):
+    query = Query(ids, begin, min(end, begin + SORTED_TOKENS))
+    if not _are_tokens(row, query):
         return 0, 0
-    first, last = among_pivots(row, ids, begin, end)
+    first, last = among_pivots(row, query)
     if first < 0:
         return DAMAGED, 0
     low, high = (
         max(0, (first - 1) * SUFFIXES_PER_PIVOT + 1),
         min(row.suffix_count, last * SUFFIXES_PER_PIVOT),
     )
-    if first == last or (end - begin) * row.token_bytes > PIVOT_BYTES:
-        return within(row, low, high, 0, ids, begin, end)
-    # the pivots have all of the ids: each edge is beside one
-    low = edge(row, low, first * SUFFIXES_PER_PIVOT, 0, ids, begin, end, False)
-    high = edge(row, (last - 1) * SUFFIXES_PER_PIVOT + 1, high, 0, ids, begin, end, True)
+    if first == last or (query.end - begin) * row.token_bytes > PIVOT_BYTES:
+        return within(row, low, high, 0, query)
+    # The pivots hold the whole query, so each end of the range is next to a pivot.
+    low = edge(row, low, first * SUFFIXES_PER_PIVOT, 0, query, False)
+    high = edge(row, (last - 1) * SUFFIXES_PER_PIVOT + 1, high, 0, query, True)
     return (low, high) if low >= 0 and high >= 0 else (DAMAGED, 0)
 
 
 @kernel
 def narrow(
-    table: Records[ShardRow],
-    shard: int,
-    low: int,
-    high: int,
-    depth: int,
-    ids: NDArray[np.int64],
-    begin: int,
-    end: int,
+    table: Records[ShardRow], shard: int, low: int, high: int, depth: int, query: Query
 ) -> tuple[int, int]:
-    """Find the part [low, high) of a range whose first `depth` tokens agree where ids[begin:end]
-    come next.
+    """Narrow a range to the suffixes that continue with the query.
 
-    (0, 0) if it is empty or deeper than SORTED tokens; (DAMAGED, 0).
+    Args:
+        table: Shards of a snapshot.
+        shard: Index of the shard.
+        low: First rank of the range, whose suffixes agree in their first `depth` tokens.
+        high: End of the range.
+        depth: Number of tokens matched so far.
+        query: Tokens that follow.
+    Returns:
+        The ranks [low, high); (0, 0) if there are none or more than SORTED_TOKENS tokens would be
+        compared; (DAMAGED, 0) for a damaged shard.
     """
     row = table[shard]
-    if low < 0 or high > row.suffix_count or depth + end - begin > SORTED:
+    if low < 0 or high > row.suffix_count or depth + query.end - query.begin > SORTED_TOKENS:
         return 0, 0
-    if not _are_tokens(row, ids, begin, end):
+    if not _are_tokens(row, query):
         return 0, 0
-    return within(row, low, high, depth, ids, begin, end)
+    return within(row, low, high, depth, query)
 
 
 @kernel
@@ -97,33 +120,31 @@ def find(
     offsets: NDArray[np.int64],
     shortest: int,
     enough: int,
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    ranges: Ranges,
 ) -> int:
-    """Find the ranges of the suffixes of each query, from the longest that occurs down to
-    `shortest`.
+    """Find the suffixes of each query, from the longest that occurs downwards.
 
     Args:
-        ids, offsets: [total], [batch + 1] query b is ids[offsets[b]:offsets[b + 1]].
-        enough: stop shortening when the ranges hold this many suffixes together; 0 = never.
-        low, high: [batch, longest, shards] filled: the range of the last m ids of query b is at [b,
-            m - 1]; empty: (0, 0).
-        lengths: [batch, 2] filled: the longest suffix that occurs in any shard, and the shortest
-            one searched; 0, 0 if none.
+        table: Shards of a snapshot.
+        ids: [total] tokens of all queries; query b is ids[offsets[b]:offsets[b + 1]].
+        offsets: [batch + 1].
+        shortest: Length of the shortest suffix that is searched, in tokens; at least 1.
+        enough: Number of matches after which no shorter suffix is searched; 0 for no limit.
+        ranges: Result, filled. Its second axis is the length of the longest suffix searched.
     Returns:
-        -1, or the index of a damaged shard; then the rest is not filled.
+        -1, or the index of a damaged shard; then the result is incomplete.
     """
+    low, high, lengths = ranges
     low[:], high[:], lengths[:] = 0, 0, 0
     for query in range(offsets.size - 1):
         begin, end = offsets[query], offsets[query + 1]
         longest = 0
         for shard in range(len(table)):
-            length = _longest(table, shard, ids, begin, end, low[query], high[query])
+            length = _longest(table, shard, Query(ids, begin, end), low[query], high[query])
             if length < 0:
                 return shard
             longest = max(longest, length)
-        found = 0
+        matches = 0
         for length in range(longest, shortest - 1, -1):
             for shard in range(len(table)):
                 if high[query, length - 1, shard] == 0:
@@ -131,9 +152,9 @@ def find(
                     if first < 0:
                         return shard
                     low[query, length - 1, shard], high[query, length - 1, shard] = first, last
-                found += high[query, length - 1, shard] - low[query, length - 1, shard]
+                matches += high[query, length - 1, shard] - low[query, length - 1, shard]
             lengths[query, 0], lengths[query, 1] = longest, length
-            if 0 < enough <= found:
+            if 0 < enough <= matches:
                 break
     return -1
 
@@ -147,15 +168,16 @@ def gather(
     out: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Read what follows in the store: continuations at regular intervals over the ranges of each
-    query.
+    """Read continuations at regular intervals over the ranges of each query.
 
     Args:
-        low, high: [batch, shards] ranges; skip: [batch] tokens of each suffix to leave out: the
-            length of the match.
-        out: [batch, count, depth] filled with token ids, `depth` at most SORTED; each ends with its
-            document.
-        lengths: [batch, count] filled: tokens of each, 0 beyond the last one.
+        table: Shards of a snapshot.
+        low: [batch, shards] first ranks.
+        high: [batch, shards] ends of the ranks.
+        skip: [batch] tokens of each suffix to leave out, which is the length of the match.
+        out: [batch, count, depth] filled with token ids; depth is at most SORTED_TOKENS. A
+            continuation ends with its document.
+        lengths: [batch, count] filled with the length of each continuation; 0 after the last one.
     Returns:
         -1, or the index of a damaged shard.
     """
@@ -183,50 +205,53 @@ def gather(
 
 @kernel
 def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
-    """Return the position in the text of a shard of the suffix with this rank; DAMAGED if it
-    cannot be had.
-    """
+    """Return the text position of a shard's suffix with this rank, or DAMAGED."""
     return suffix(table[shard], rank)
 
 
 @kernel
 def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
-    """Fill `out`, at most SORTED long, with the tokens from `position` of a shard to the end of the
-    document at most.
+    """Read tokens of a shard up to the end of the document.
 
+    Args:
+        table: Shards of a snapshot.
+        shard: Index of the shard.
+        position: Text position of the first token.
+        out: [n] filled, with at most SORTED_TOKENS tokens.
     Returns:
-        how many there are; DAMAGED.
+        The number of tokens, or DAMAGED.
     """
     row = table[shard]
-    most = min(out.size, row.text_size - position, SORTED)
-    if most <= 0 or position < 0:
+    max_tokens = min(out.size, row.text_size - position, SORTED_TOKENS)
+    if max_tokens <= 0 or position < 0:
         return 0
-    if not text_sound(row, position, most):
+    if not text_sound(row, position, max_tokens):
         return DAMAGED
-    for index in range(most):
+    for index in range(max_tokens):
         token = token_at(row, position + index)
         if token == row.separator or token >= row.vocab_size:
             return index
         out[index] = token
-    return int(most)
+    return int(max_tokens)
 
 
 @kernel
 def _longest(
     table: Records[ShardRow],
     shard: int,
-    ids: NDArray[np.int64],
-    begin: int,
-    end: int,
+    query: Query,
     low: NDArray[np.int64],
     high: NDArray[np.int64],
 ) -> int:
-    """Return how many last ids of ids[begin:end] occur in a shard, up to len(low);
-    what was found on the way goes to low, high."""
-    most = min(end - begin, len(low), SORTED)
-    good, bad, length = 0, most + 1, min(_FIRST_LENGTH, most)
+    """Return the length of the longest suffix of a query that occurs in a shard.
+
+    The search doubles the length first and then bisects. Ranges that it finds go to low and high
+    [longest, shards].
+    """
+    max_length = min(query.end - query.begin, len(low), SORTED_TOKENS)
+    good, bad, length = 0, max_length + 1, min(FIRST_LENGTH, max_length)
     while good + 1 < bad:
-        first, last = range_of(table, shard, ids, end - length, end)
+        first, last = range_of(table, shard, query.ids, query.end - length, query.end)
         if first < 0:
             return DAMAGED
         if first < last:
@@ -234,5 +259,5 @@ def _longest(
             good = length
         else:
             bad = length
-        length = min(2 * good, most) if bad > most else (good + bad) // 2
+        length = min(2 * good, max_length) if bad > max_length else (good + bad) // 2
     return good

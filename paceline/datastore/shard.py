@@ -1,4 +1,4 @@
-"""Shards: written whole, mapped read-only, verified."""
+"""Write shards to files, map them read-only, and find their damage."""
 
 from __future__ import annotations
 
@@ -16,52 +16,61 @@ from paceline.datastore.gathering import Gathering
 from paceline.datastore.hashing import PAGE, find_bad_pages, hash_pages, xxh64
 from paceline.datastore.layout import ShardInfo, ShardLayout, header
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT, ShardRow
+from paceline.datastore.store_settings import CONVERTED_TOKENS, HASHED_BYTES, MAX_NAMED_PAGES
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import DatastoreError
 
-_PIECE = 1 << 22  # tokens converted at a time
-_WINDOW = 1 << 26  # bytes mapped at a time where a whole file is read
-_MOST_NAMED = 16  # bad pages of a shard that a report names
-
 
 class DamagedShardError(DatastoreError):
-    """A shard that cannot be used; `what` is wrong with it."""
+    """Report a damaged shard.
+
+    Attributes:
+        what: Description of the damage.
+    """
 
     def __init__(self, path: Path, name: str, what: str) -> None:
         super().__init__(
-            f"store {str(path)!r}, shard {name!r}: got damage, {what}; expected the file as it was"
-            f" built. `paceline datastore verify {path}` lists all damage; build the store again."
+            f"The shard {name!r} of the store {str(path)!r} is damaged: {what}. Build the store"
+            f" again; `paceline datastore verify {path}` lists all damage."
         )
         self.what = what
 
 
 class Shard:
-    """The text of some documents with its suffix array, ready to be searched.
+    """Holds the text of some documents and its suffix array, for searches.
 
-    Attributes:
-        info: what the manifest says of it. row: its record in a snapshot's table; it holds
-            addresses inside this object.
+    Args:
+        info: Entry of the shard in the manifest.
+        row: Addresses and sizes for compiled code, as a record of a snapshot's table.
+        arrays: Arrays that the addresses point into; the shard keeps them alive.
     """
 
     def __init__(
-        self, info: ShardInfo, row: ShardRow, kept: tuple[NDArray[np.generic], ...]
+        self, info: ShardInfo, row: ShardRow, arrays: tuple[NDArray[np.generic], ...]
     ) -> None:
         self.info, self.row = info, row
-        self._kept = kept
+        self._arrays = arrays
 
     @classmethod
     def mapped(cls, path: Path, info: ShardInfo, vocab_size: int, width: int) -> Shard:
-        """Open a shard of the store at `path`: size, header and table of checksums are looked at
-        now, the rest at its first use.
+        """Map a shard of a store into memory.
 
+        Size, header and the table of checksums are checked now, every page at its first use.
+
+        Args:
+            path: Folder of the store.
+            info: Entry of the shard in the manifest.
+            vocab_size: Vocabulary size of the store.
+            width: Bytes of a token in the store.
         Raises:
-            DatastoreError: it is damaged. FileNotFoundError: it is gone.
+            DatastoreError: The shard is damaged.
+            FileNotFoundError: The file does not exist.
         """
         layout = ShardLayout.of(info, width)
         pages = _map(path / info.name, layout.size)
         base = pages.ctypes.data
         if pages[:PAGE].tobytes() != header(info, vocab_size):
-            raise DamagedShardError(path, info.name, "its header is not what the manifest says")
+            raise DamagedShardError(path, info.name, "its header differs from the manifest")
         if f"{xxh64(base + layout.sums, layout.size - layout.sums):016x}" != info.sums:
             raise DamagedShardError(path, info.name, "its table of checksums is damaged")
         seen = np.zeros(layout.sums // PAGE, dtype=np.uint8)
@@ -84,11 +93,12 @@ class Shard:
     def in_memory(
         cls, documents: Iterable[NDArray[np.uint32]], vocab_size: int, width: int
     ) -> Shard:
-        """Make a shard that is in no file.
+        """Create a shard in memory, without a file.
 
         Args:
-            documents: each [n], of ids below vocab_size. width: bytes of a token in the store it
-                belongs to.
+            documents: Token ids of each document [n], below `vocab_size`.
+            vocab_size: Vocabulary size of the store.
+            width: Bytes of a token in the store.
         """
         gathering = Gathering(vocab_size, width)
         for document in documents:
@@ -122,14 +132,20 @@ def write_shard(
     workers: int,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> ShardInfo:
-    """Sort `text` and write it as a new file of the store at `path`; no manifest names it yet.
+    """Sort a text and write it as a shard, which no manifest names yet.
 
     Args:
-        text: [tokens + documents], a separator after each document.
-        info: all but `name` and `sums`, which the result has.
-        done: called with the number of suffixes sorted.
+        path: Folder of the store.
+        text: [tokens + documents] documents with a separator after each.
+        info: Entry of the shard in the manifest, without `name` and `sums`.
+        vocab_size: Vocabulary size of the store.
+        width: Bytes of a token in the store.
+        workers: Number of threads that sort.
+        done: Called with the number of suffixes in each part that was sorted.
+    Returns:
+        The entry of the shard with `name` and `sums`.
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: The shard cannot be written; its file is removed.
     """
     array = suffix_array(text, info.separator, workers, done)
     info = replace(info, name=f"shard-{secrets.token_hex(8)}.bin")
@@ -138,8 +154,8 @@ def write_shard(
     try:
         with target.open("xb") as file:
             file.write(header(info, vocab_size))
-            for start in range(0, text.size, _PIECE):
-                file.write(text[start : start + _PIECE].astype(f"u{width}").data)
+            for start in range(0, text.size, CONVERTED_TOKENS):
+                file.write(text[start : start + CONVERTED_TOKENS].astype(f"u{width}").data)
             for part, offset in (
                 (array, layout.array),
                 (_pivots(text, array, width), layout.pivots),
@@ -149,8 +165,8 @@ def write_shard(
             file.truncate(layout.sums)
             file.flush()
             sums = np.zeros((layout.size - layout.sums) // 8, dtype=np.uint64)
-            for start in range(0, layout.sums, _WINDOW):
-                pages = _map(target, layout.sums, start, min(_WINDOW, layout.sums - start))
+            for start in range(0, layout.sums, HASHED_BYTES):
+                pages = _map(target, layout.sums, start, min(HASHED_BYTES, layout.sums - start))
                 hash_pages(pages.ctypes.data, sums[start // PAGE : (start + pages.size) // PAGE])
             file.seek(layout.sums)
             file.write(sums.data)
@@ -163,14 +179,14 @@ def write_shard(
 
 
 def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArray[np.uint32]:
-    """Return the text of a shard, [tokens + documents], a separator after each document.
+    """Return the text of a shard: documents with a separator after each.
 
     Raises:
-        DatastoreError: the shard is damaged.
+        DatastoreError: The shard is damaged.
     """
-    found = find_damage(path, info, vocab_size, width)
-    if found is not None:
-        raise DamagedShardError(path, info.name, found)
+    damage = find_damage(path, info, vocab_size, width)
+    if damage is not None:
+        raise DamagedShardError(path, info.name, damage)
     layout = ShardLayout.of(info, width)
     pages = _map(path / info.name, layout.size)
     size = (info.tokens + info.documents) * width
@@ -178,9 +194,7 @@ def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArr
 
 
 def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str | None:
-    """Return what is wrong with a shard of the store at `path`, every page looked at; None if
-    nothing is.
-    """
+    """Check every page of a shard; return a description of its damage, or None."""
     try:
         shard_layout = ShardLayout.of(info, width)
         Shard.mapped(path, info, vocab_size, width)
@@ -192,42 +206,45 @@ def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str
     except DamagedShardError as error:
         return error.what
     sums = pages[shard_layout.sums :].view(np.uint64)[: shard_layout.sums // PAGE]
-    bad = np.zeros(_MOST_NAMED, dtype=np.int64)
-    found = find_bad_pages(pages.ctypes.data, sums, bad)
-    if not found:
+    bad = np.zeros(MAX_NAMED_PAGES, dtype=np.int64)
+    num_bad = find_bad_pages(pages.ctypes.data, sums, bad)
+    if not num_bad:
         return None
-    named = ", ".join(str(page) for page in bad[:found])
+    named = ", ".join(str(page) for page in bad[:num_bad])
     return (
-        f"{found} of {sums.size} pages of 4 KiB are damaged:"
-        f" {named}{', ...' if found > bad.size else ''}"
+        f"{num_bad} of {sums.size} pages of 4 KiB are damaged:"
+        f" {named}{', ...' if num_bad > bad.size else ''}"
     )
 
 
 def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> NDArray[np.uint64]:
-    """Return the first 8 bytes of tokens of every SUFFIXES_PER_PIVOT-th suffix, as numbers that
-    sort like them.
-    """
+    """Return the first 8 bytes of every n-th suffix as a number that sorts like them."""
     starts = array[::SUFFIXES_PER_PIVOT].astype(np.int64)
     keys = np.zeros(starts.size, dtype=np.uint64)
     for offset in range(8 // width):
-        # the text ends with a separator: nothing looks beyond
+        # The text ends with a separator, so the clamped positions change no order.
         token = text[np.minimum(starts + offset, text.size - 1)]
         keys = (keys << np.uint64(8 * width)) | token.astype(np.uint64)
     return keys
 
 
 def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.uint8]:
-    """Map a file of `size` bytes, or `length` of them from `start` on, read-only, as long as the
-    array lives.
+    """Map a file read-only; it stays mapped as long as the array exists.
 
+    Args:
+        path: The file.
+        size: Expected size of the file in bytes.
+        start: First byte to map; a multiple of the page size; default 0.
+        length: Number of bytes to map; default 0: all.
     Raises:
-        DatastoreError: it has another size. OSError: it cannot be opened.
+        DatastoreError: The file has another size.
+        OSError: The file cannot be opened.
     """
     with path.open("rb") as file:
-        found = os.fstat(file.fileno()).st_size
-        if found != size:
+        actual = os.fstat(file.fileno()).st_size
+        if actual != size:
             raise DamagedShardError(
-                path.parent, path.name, f"it has {found} bytes instead of {size}"
+                path.parent, path.name, f"it has {actual} bytes instead of {size}"
             )
         return np.frombuffer(
             mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start), dtype=np.uint8

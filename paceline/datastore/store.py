@@ -1,11 +1,8 @@
-"""Reading a store: a snapshot of its shards, searched and refreshed without ever waiting for a
-writer.
-"""
+"""Open the shards of a store as a snapshot and search it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +13,25 @@ from paceline.datastore import search
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.layout import MANIFEST, Manifest, read_manifest
 from paceline.datastore.rows import SHARD
+from paceline.datastore.search import Ranges
 from paceline.datastore.shard import DamagedShardError, Shard
-from paceline.datastore.store_settings import SORTED
+from paceline.datastore.store_settings import OPEN_ATTEMPTS, SORTED_TOKENS
 from paceline.errors import ConfigError, DatastoreError
-
-_ATTEMPTS = 10  # a shard may be merged away between reading the manifest and opening it
-
-
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """Where the suffixes of some queries stand.
-
-    Attributes:
-        low, high: [batch, longest, shards] ranks of the last m tokens of query b at [b, m - 1]; 0,
-            0 = none, or not searched.
-        lengths: [batch, 2] the longest suffix that occurs in any shard, and the shortest one
-            searched; 0, 0 if none.
-    """
-
-    low: NDArray[np.int64]
-    high: NDArray[np.int64]
-    lengths: NDArray[np.int64]
 
 
 class Snapshot:
-    """Some shards, as they were at one moment. Immutable: searches of several threads may share it.
+    """Holds the shards of a store as they were at one moment.
+
+    A snapshot never changes, so several threads may search it.
 
     Args:
-        ids_below: documents end before an id that is not below it; 0 = all ids are read.
+        path: Folder of the store, for error messages.
+        shards: The shards.
+        ids_below: Limit of the token ids; a document ends before an id that is not below it.
+            Default 0: no limit.
     Attributes:
-        table: [shards] of SHARD, what the functions of `paceline.datastore.search` take; valid
-            while this object lives.
+        table: [shards] of SHARD, as the functions of `paceline.datastore.search` take it. It is
+            valid while the snapshot exists.
     """
 
     def __init__(self, path: Path, shards: tuple[Shard, ...], ids_below: int = 0) -> None:
@@ -63,26 +48,29 @@ class Snapshot:
         longest: int = 32,
         enough: int = 0,
     ) -> Ranges:
-        """Return the ranges of each query's last tokens, from the longest suffix that occurs down
-        to `shortest` tokens.
+        """Find the suffixes of each query, from the longest that occurs downwards.
 
         Args:
-            longest: most tokens of a suffix, up to 64.
-            enough: stop shortening when the ranges hold this many suffixes together; 0 = never.
+            queries: Token ids of each query.
+            shortest: Length of the shortest suffix, in tokens; from 1; default 1.
+            longest: Length of the longest suffix, in tokens; up to 64; default 32.
+            enough: Number of matches after which no shorter suffix is searched. Default 0: no
+                limit.
         Raises:
-            ConfigError: lengths out of range. DatastoreError: a shard is damaged; it is named.
+            ConfigError: A length is out of range.
+            DatastoreError: A shard is damaged; the error names it.
         """
-        if not 1 <= shortest <= longest <= SORTED:
+        if not 1 <= shortest <= longest <= SORTED_TOKENS:
             raise ConfigError(
                 f"find: got shortest={shortest}, longest={longest}; expected 1 <= shortest <="
-                f" longest <= {SORTED}."
+                f" longest <= {SORTED_TOKENS}."
             )
         ids = np.array([token for query in queries for token in query], dtype=np.int64)
         offsets = np.cumsum([0, *map(len, queries)], dtype=np.int64)
         low = np.empty((len(queries), longest, len(self.shards)), dtype=np.int64)
-        high, lengths = np.empty_like(low), np.empty((len(queries), 2), dtype=np.int64)
-        self.check(search.find(self.table, ids, offsets, shortest, enough, low, high, lengths))
-        return Ranges(low, high, lengths)
+        ranges = Ranges(low, np.empty_like(low), np.empty((len(queries), 2), dtype=np.int64))
+        self.check(search.find(self.table, ids, offsets, shortest, enough, ranges))
+        return ranges
 
     def gather(
         self,
@@ -92,17 +80,20 @@ class Snapshot:
         count: int,
         depth: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Read up to `count` continuations of each query, at regular intervals over its ranges.
+        """Read continuations of each query at regular intervals over its ranges.
 
         Args:
-            low, high: [batch, shards] ranges, a row of `Ranges` for each query.
-            skip: [batch] tokens matched, left out of the continuations.
-            depth: most tokens of a continuation, up to 64; it ends with its document.
+            low: [batch, shards] first ranks, a row of `Ranges.low` per query.
+            high: [batch, shards] ends of the ranks.
+            skip: [batch] length of each match, which is left out of the continuations.
+            count: Maximum number of continuations per query.
+            depth: Maximum number of tokens in a continuation; up to 64. A continuation ends with
+                its document.
         Returns:
-            token ids [batch, count, depth] and their numbers [batch, count]; 0 where there is no
-            continuation.
+            The token ids [batch, count, depth], and their number per continuation [batch, count].
+            The number is 0 after the last continuation.
         Raises:
-            DatastoreError: a shard is damaged; it is named.
+            DatastoreError: A shard is damaged; the error names it.
         """
         out = np.zeros((len(low), count, depth), dtype=np.int64)
         lengths = np.empty((len(low), count), dtype=np.int64)
@@ -110,10 +101,12 @@ class Snapshot:
         return out, lengths
 
     def check(self, result: int) -> None:
-        """Raise for what a search function returned.
+        """Raise if a search function found a damaged shard.
 
+        Args:
+            result: Result of the search: -1, or the index of a damaged shard.
         Raises:
-            DatastoreError: `result` is the index of a damaged shard.
+            DatastoreError: A shard is damaged; the error names it.
         """
         if result >= 0:
             raise DamagedShardError(
@@ -122,12 +115,15 @@ class Snapshot:
 
 
 def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Shard, ...]]:
-    """Open the shards that the manifest names now; those in `known` (by name) are taken from there.
+    """Open the shards that the manifest names now.
 
+    Args:
+        path: Folder of the store.
+        known: Open shards by name, which are reused.
     Raises:
-        DatastoreError: no store, or a damaged one.
+        DatastoreError: There is no store, or it is damaged.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(OPEN_ATTEMPTS):
         manifest = read_manifest(path)
         try:
             shards = tuple(
@@ -140,26 +136,27 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
             continue
         except OSError as error:
             raise DatastoreError(
-                f"store {str(path)!r}: got {error}; expected a store that can be read. Check its"
-                " rights."
+                f"The store {str(path)!r} cannot be read: {error}. Check its rights."
             ) from error
         return manifest, shards
     raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
 
 
 def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
-    """Refuse a store of another tokenizer; nothing is said where either is not known.
+    """Refuse a store of another tokenizer, if both tokenizers are known.
 
     Args:
-        known: fingerprint of the store's.
+        path: Folder of the store.
+        known: Fingerprint of the store's tokenizer, or None.
+        tokenizer: Tokenizer whose ids are searched, its fingerprint, or None.
     Raises:
-        DatastoreError: with both fingerprints.
+        DatastoreError: The tokenizers differ; the error shows both fingerprints.
     """
-    # costs up to a second for a large vocabulary
+    # The fingerprint of a large vocabulary takes up to a second.
     wanted = None if known is None else fingerprint_of(tokenizer)
     if wanted not in (None, known):
         raise DatastoreError(
             f"store {str(path)!r}, built with the tokenizer {known}: got the tokenizer {wanted},"
-            " whose ids mean other text; expected the same. Build one with this tokenizer:"
+            " whose ids mean other text; expected the same. Build a store with this tokenizer:"
             " paceline datastore build PATH --tokenizer DIRECTORY ..."
         )

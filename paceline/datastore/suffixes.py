@@ -1,11 +1,11 @@
-"""Suffix arrays over integer tokens, sorted by the first `SORTED` tokens of every suffix.
+"""Sort suffix arrays of integer tokens.
 
-Nothing that searches a store looks deeper than `SORTED` tokens, so the sort stops there: its worst
-case is linear in the text (a corpus of one repeated token included), where a full suffix array
-needs an algorithm for just that case. Method: counting sort by the first token, then, in each of
-those buckets, a three-way quicksort of as many following tokens as fit a 64-bit key, and so on in
-the runs of equal keys; short runs are sorted by comparing. Buckets are independent of one another
-and are sorted by several threads.
+The sort compares the first SORTED_TOKENS tokens of every suffix, as no search compares more. Its
+time is therefore linear in the text even in the worst case, such as a single repeated token. The
+method is a counting sort by the first token, then a three-way quicksort within each bucket. The
+quicksort compares as many tokens as fit a 64-bit key. Runs with equal keys are sorted by their next
+tokens, and short runs by insertion. Several threads sort the buckets, which are independent of each
+other.
 """
 
 from __future__ import annotations
@@ -13,18 +13,50 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.store_settings import SORTED
+from paceline.datastore.pair_sort import MAX_PENDING, sort_pairs
+from paceline.datastore.store_settings import (
+    MAX_BUCKETS,
+    MIN_BUCKETS,
+    PARTS_PER_WORKER,
+    SHORT_RUN,
+    SORTED_TOKENS,
+)
 from paceline.util.compiled import compiled, load_uint64
 
-_SHORT = 12  # runs up to this size are sorted by comparing
-# no more than tokens, for a small text of a large vocabulary
-_LEAST_BUCKETS, _MOST_BUCKETS = (1 << 12, 1 << 22)
-_PARTS_PER_WORKER = 16
-_DEEPEST = 2 * SORTED + 2
+_MAX_LEVELS = 2 * SORTED_TOKENS + 2  # of runs within runs
+
+
+class PackedText(NamedTuple):
+    """Hold a text and the form of its sort keys.
+
+    Attributes:
+        text: [n] tokens and separators.
+        bits: Bits per token in a key.
+        max_value: Value in a key of separators and of positions after the text; above all tokens.
+    """
+
+    text: NDArray[np.uint32]
+    bits: int
+    max_value: int
+
+
+class SortBuffers(NamedTuple):
+    """Hold the scratch arrays of one thread.
+
+    Attributes:
+        keys: [largest bucket] sort keys of a bucket.
+        ends: [_MAX_LEVELS] end of the run of each level.
+        pending: [MAX_PENDING] bounds of the parts that a quicksort sorts later.
+    """
+
+    keys: NDArray[np.uint64]
+    ends: NDArray[np.int64]
+    pending: NDArray[np.int64]
 
 
 def suffix_array(
@@ -33,36 +65,37 @@ def suffix_array(
     workers: int = 1,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> NDArray[np.int32]:
-    """Return the positions of all tokens of `text` but the separators, sorted by the `SORTED`
-    tokens from there on (unsigned).
+    """Return the positions of all tokens, sorted by the next SORTED_TOKENS tokens.
+
+    Besides the text, the sort needs 4 bytes per token for the result, and 8 bytes per token of the
+    largest bucket for each thread.
 
     Args:
-        text: [n] documents, a separator after each one; n < 2^31. The order of suffixes past a
-            separator is not defined.
-        separator: no token of a document has this value.
-        done: called with the number of suffixes sorted, a part at a time.
-    Memory: 4 bytes a token for the text, 4 for the array, and 8 for each token of the largest
-        bucket of every worker.
+        text: [n] documents with a separator after each one; n < 2^31. The order of suffixes is
+            undefined after a separator.
+        separator: Value that is no token of a document. Separators are left out of the result.
+        workers: Number of threads; default 1.
+        done: Called with the number of suffixes in each part that was sorted.
     """
-    most = int(text.max(initial=0, where=text != separator)) if text.size else 0
-    shift = (most // min(_MOST_BUCKETS, max(_LEAST_BUCKETS, text.size))).bit_length()
-    starts = np.zeros((most >> shift) + 2, dtype=np.int64)
+    max_token = int(text.max(initial=0, where=text != separator)) if text.size else 0
+    shift = (max_token // min(MAX_BUCKETS, max(MIN_BUCKETS, text.size))).bit_length()
+    starts = np.zeros((max_token >> shift) + 2, dtype=np.int64)
     _count_buckets(text, separator, shift, starts)
     array = np.empty(starts[-1], dtype=np.int32)
     _fill_buckets(text, separator, shift, starts[:-1].copy(), array)
-    above = min(most + 1, 2**32 - 1)
-    bits = above.bit_length()
+    max_value = min(max_token + 1, 2**32 - 1)
+    packed = PackedText(text, max_value.bit_length(), max_value)
     depth = 0 if shift else 1
 
     def sort_part(part: tuple[int, int]) -> int:
         first, last = part
-        _sort_buckets(text, array, starts[first : last + 1], depth, bits, above)
+        _sort_buckets(packed, array, starts[first : last + 1], depth)
         return int(starts[last] - starts[first])
 
-    edges = np.linspace(0, starts[-1], workers * _PARTS_PER_WORKER + 1)[1:-1]
+    edges = np.linspace(0, starts[-1], workers * PARTS_PER_WORKER + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     parts = [(int(first), int(last)) for first, last in pairwise(cuts)]
-    if workers == 1:  # no thread: at the end of a process none can be started
+    if workers == 1:  # without a thread, as none can be started while the process exits
         for part in parts:
             done(sort_part(part))
         return array
@@ -76,9 +109,7 @@ def suffix_array(
 def _count_buckets(
     text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]
 ) -> None:
-    """Fill starts [buckets + 1]: where the suffixes of each bucket (first token >> shift) begin
-    in the suffix array.
-    """
+    """Fill starts [buckets + 1] with the first rank of each bucket."""
     for token in text:
         if token != separator:
             starts[(np.int64(token) >> shift) + 1] += 1
@@ -94,8 +125,9 @@ def _fill_buckets(
     ends: NDArray[np.int64],
     array: NDArray[np.int32],
 ) -> None:
-    """Put the position of every token into its bucket; ends [buckets] comes as their starts and
-    is used up.
+    """Put the position of every token into its bucket.
+
+    ends [buckets] holds the first rank of each bucket, and its end on return.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -106,46 +138,36 @@ def _fill_buckets(
 
 @compiled
 def _sort_buckets(
-    text: NDArray[np.uint32],
-    array: NDArray[np.int32],
-    starts: NDArray[np.int64],
-    depth: int,
-    bits: int,
-    above: int,
+    packed: PackedText, array: NDArray[np.int32], starts: NDArray[np.int64], depth: int
 ) -> None:
-    """Sort the buckets between `starts`, whose suffixes agree in their first `depth` tokens (0
-    or 1).
-    """
+    """Sort buckets whose suffixes agree in their first `depth` tokens (0 or 1)."""
     largest = 0
     for bucket in range(starts.size - 1):
         largest = max(largest, starts[bucket + 1] - starts[bucket])
-    keys = np.empty(largest, dtype=np.uint64)
-    ends, todo = np.empty(_DEEPEST, dtype=np.int64), np.empty(256, dtype=np.int64)
+    buffers = SortBuffers(
+        np.empty(largest, dtype=np.uint64),
+        np.empty(_MAX_LEVELS, dtype=np.int64),
+        np.empty(MAX_PENDING, dtype=np.int64),
+    )
     for bucket in range(starts.size - 1):
         run = array[starts[bucket] : starts[bucket + 1]]
         if run.size > 1:
-            _sort_bucket(text, run, keys[: run.size], depth, bits, above, ends, todo)
+            _sort_bucket(packed, run, depth, buffers)
 
 
 @compiled
 def _sort_bucket(
-    text: NDArray[np.uint32],
-    run: NDArray[np.int32],
-    keys: NDArray[np.uint64],
-    depth: int,
-    bits: int,
-    above: int,
-    ends: NDArray[np.int64],
-    todo: NDArray[np.int64],
+    packed: PackedText, run: NDArray[np.int32], depth: int, buffers: SortBuffers
 ) -> None:
-    """Sort `run` by the tokens from `depth` on. Runs of equal keys are sorted by the next tokens
-    before the scan goes on; ends [level] is where the run of each level ends, and `low` where the
-    scan of the innermost stands.
+    """Sort the suffixes of a bucket by the tokens from `depth` on.
+
+    The scan stops at each run of equal keys and sorts it by its next tokens, one level deeper.
     """
-    step = min(64 // bits, SORTED)
+    keys, ends = buffers.keys[: run.size], buffers.ends
+    step = min(64 // packed.bits, SORTED_TOKENS)  # tokens per key
     low, level = 0, 0
     ends[0] = run.size
-    _sort_run(text, run, keys, depth, step, bits, above, todo)
+    _sort_run(packed, run, keys, depth, buffers.pending)
     while level >= 0:
         high = ends[level]
         if low >= high:
@@ -157,49 +179,53 @@ def _sort_bucket(
         deeper = depth + (level + 1) * step
         if end - low == 1:
             low = end
-        elif end - low <= _SHORT or deeper >= SORTED:
-            _insertion_sort(
-                text, run, low, end, deeper
-            ) if end - low <= _SHORT else _sort_positions(run, keys, low, end, todo)
+        elif end - low <= SHORT_RUN:
+            _insertion_sort(packed.text, run, low, end, deeper)
+            low = end
+        elif deeper >= SORTED_TOKENS:
+            _sort_positions(run, keys, low, end, buffers.pending)
             low = end
         else:
-            _sort_run(text, run[low:end], keys[low:end], deeper, step, bits, above, todo)
+            _sort_run(packed, run[low:end], keys[low:end], deeper, buffers.pending)
             level += 1
             ends[level] = end
 
 
 @compiled
 def _sort_run(
-    text: NDArray[np.uint32],
+    packed: PackedText,
     run: NDArray[np.int32],
     keys: NDArray[np.uint64],
     depth: int,
-    step: int,
-    bits: int,
-    above: int,
-    todo: NDArray[np.int64],
+    pending: NDArray[np.int64],
 ) -> None:
-    """Sort `run` by the `step` tokens from `depth` on; their packed keys are left in `keys`."""
+    """Sort suffixes by one key of tokens from `depth` on; leave the keys in `keys`."""
+    text, bits, max_value = packed
+    step = min(64 // bits, SORTED_TOKENS)
     for index in range(run.size):
         start = np.int64(run[index]) + depth
         key = np.uint64(0)
         for position in range(start, start + step):
-            token = np.int64(text[position]) if position < text.size else above
-            if token > above:
-                token = above
+            token = np.int64(text[position]) if position < text.size else max_value
+            if token > max_value:
+                token = max_value
             key = (key << np.uint64(bits)) | np.uint64(token)
         keys[index] = key
-    _sort_pairs(keys, run, todo)
+    sort_pairs(keys, run, pending)
 
 
 @compiled
 def _sort_positions(
-    run: NDArray[np.int32], keys: NDArray[np.uint64], low: int, high: int, todo: NDArray[np.int64]
+    run: NDArray[np.int32],
+    keys: NDArray[np.uint64],
+    low: int,
+    high: int,
+    pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes that are equal as deep as anyone looks: in text order."""
+    """Sort suffixes that agree in SORTED_TOKENS tokens by their position."""
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
-    _sort_pairs(keys[low:high], run[low:high], todo)
+    sort_pairs(keys[low:high], run[low:high], pending)
 
 
 @compiled
@@ -208,84 +234,27 @@ def _insertion_sort(
 ) -> None:
     for index in range(low + 1, high):
         moving = run[index]
-        place = index
-        while place > low and _before(text, moving, run[place - 1], depth):
-            run[place] = run[place - 1]
-            place -= 1
-        run[place] = moving
+        hole = index
+        while hole > low and _is_before(text, moving, run[hole - 1], depth):
+            run[hole] = run[hole - 1]
+            hole -= 1
+        run[hole] = moving
 
 
 @compiled
-def _before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool:
-    """Whether the suffix at `left` stands before the one at `right`; they are equal in the first
-    `depth` tokens.
-    """
-    end = min(SORTED, text.size - max(left, right))
-    one, other = text.ctypes.data + 4 * left, text.ctypes.data + 4 * right
-    while depth + 4 <= end:  # four tokens at a time
-        first = load_uint64(one + 4 * depth) ^ load_uint64(other + 4 * depth)
-        if first | (load_uint64(one + 4 * depth + 8) ^ load_uint64(other + 4 * depth + 8)):
+def _is_before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool:
+    """Compare two suffixes that agree in their first `depth` tokens."""
+    end = min(SORTED_TOKENS, text.size - max(left, right))
+    left_address, right_address = text.ctypes.data + 4 * left, text.ctypes.data + 4 * right
+    while depth + 4 <= end:  # four tokens at once
+        offset = 4 * depth
+        first = load_uint64(left_address + offset) ^ load_uint64(right_address + offset)
+        offset += 8
+        second = load_uint64(left_address + offset) ^ load_uint64(right_address + offset)
+        if first | second:
             break
         depth += 4
     for offset in range(depth, end):
         if text[left + offset] != text[right + offset]:
             return bool(text[left + offset] < text[right + offset])
     return left < right
-
-
-@compiled
-def _insertion_sort_keys(
-    keys: NDArray[np.uint64], run: NDArray[np.int32], low: int, high: int
-) -> None:
-    for index in range(low + 1, high):
-        key, moving, place = keys[index], run[index], index
-        while place > low and keys[place - 1] > key:
-            keys[place], run[place] = keys[place - 1], run[place - 1]
-            place -= 1
-        keys[place], run[place] = key, moving
-
-
-@compiled
-def _sort_pairs(keys: NDArray[np.uint64], run: NDArray[np.int32], todo: NDArray[np.int64]) -> None:
-    """Sort keys and, with them, run, by three-way quicksort; the pivot is drawn, so that no input
-    is a bad one.
-
-    todo: [256] room for the parts put off; the larger one is, so 2 log2(n) entries do.
-    """
-    low, high, depth = 0, keys.size, 0
-    noise = np.uint64(0x9E3779B97F4A7C15)
-    while True:
-        if high - low <= _SHORT:
-            _insertion_sort_keys(keys, run, low, high)
-            if depth == 0:
-                return
-            depth -= 2
-            low, high = todo[depth], todo[depth + 1]
-            continue
-        noise ^= noise << np.uint64(13)
-        noise ^= noise >> np.uint64(7)
-        noise ^= noise << np.uint64(17)
-        first = keys[low + np.int64(noise % np.uint64(high - low))]
-        second, third = keys[low + (high - low) // 2], keys[high - 1]
-        pivot = max(min(first, second), min(max(first, second), third))
-        less, index, more = low, low, high
-        while index < more:
-            key = keys[index]
-            if key < pivot:
-                keys[index], keys[less] = keys[less], key
-                run[index], run[less] = run[less], run[index]
-                less += 1
-                index += 1
-            elif key > pivot:
-                more -= 1
-                keys[index], keys[more] = keys[more], key
-                run[index], run[more] = run[more], run[index]
-            else:
-                index += 1
-        if less - low > high - more:
-            todo[depth], todo[depth + 1] = low, less
-            low = more
-        else:
-            todo[depth], todo[depth + 1] = more, high
-            high = less
-        depth += 2

@@ -1,87 +1,35 @@
-"""Building a store, adding to it, and keeping the number of its shards small."""
+"""Build a store, add documents to it, and merge its small shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.datastore.fingerprint import fingerprint_of
+from paceline.datastore.folder import cleaned, make_folder
 from paceline.datastore.gathering import Document, Gathering, checked
 from paceline.datastore.layout import (
-    LOCK,
-    MANIFEST,
-    MOST_TEXT,
-    MOST_VOCAB,
+    MAX_VOCAB_SIZE,
     Manifest,
     ShardInfo,
-    place_of,
     read_manifest,
+    store_folder,
     write_manifest,
 )
 from paceline.datastore.lock import writing
+from paceline.datastore.options import BuildOptions, Progress, no_progress
 from paceline.datastore.shard import read_text, write_shard
 from paceline.datastore.store import check_tokenizer
+from paceline.datastore.store_settings import (
+    DROP_SHARE,
+    MERGE_RATIO,
+    MIN_SHARD_TOKENS,
+    SORT_MEMORY,
+)
 from paceline.errors import ConfigError, DatastoreError
 from paceline.util.config import require_count, require_range
-from paceline.util.machine import usable_cores
-
-MEMORY = 2 << 30  # bytes
-_BYTES_PER_TOKEN = (
-    12  # of a shard while it is sorted: text and array 4 each, keys and spare room the rest
-)
-_LEAST_SHARD = 1 << 10
-_RATIO = 4  # a shard is merged with the next smaller ones unless it is this many times their size
-
-# "read", "sort" or "merge"; tokens done; tokens in all if known
-Progress = Callable[[str, int, int | None], None]
-
-
-def _silent(what: str, done: int, total: int | None) -> None:
-    return
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What a writer may use.
-
-    Attributes:
-        shard_tokens: most tokens and separators of a shard; 0 = as many as `memory` allows. Fewer
-            shards search faster.
-        memory: bytes for a shard while it is sorted.
-        workers: threads that sort; 0 = one for each core. Sorting holds no interpreter lock, so
-            threads do.
-        progress: called with what is done.
-    """
-
-    shard_tokens: int = 0
-    memory: int = MEMORY
-    workers: int = 0
-    progress: Progress = _silent
-
-    def __post_init__(self) -> None:
-        if self.shard_tokens and not _LEAST_SHARD <= self.shard_tokens <= MOST_TEXT:
-            raise ConfigError(
-                f"store: got shard_tokens={self.shard_tokens}; expected {_LEAST_SHARD} to"
-                f" {MOST_TEXT}, or 0."
-            )
-        if self.memory < _LEAST_SHARD * _BYTES_PER_TOKEN or self.workers < 0:
-            raise ConfigError(
-                f"store: got memory={self.memory}, workers={self.workers}; expected at least"
-                f" {_LEAST_SHARD * _BYTES_PER_TOKEN} bytes and 0 workers."
-            )
-
-    @property
-    def most(self) -> int:
-        """Return the most tokens and separators of a shard."""
-        return self.shard_tokens or min(MOST_TEXT, self.memory // _BYTES_PER_TOKEN)
-
-    @property
-    def threads(self) -> int:
-        """Return the number of threads that sort."""
-        return self.workers or usable_cores()
 
 
 def build(
@@ -91,33 +39,38 @@ def build(
     *,
     tokenizer: Any = None,
     shard_tokens: int = 0,
-    memory: int = MEMORY,
+    memory: int = SORT_MEMORY,
     workers: int = 0,
-    progress: Progress = _silent,
+    progress: Progress = no_progress,
 ) -> None:
-    """Build a store of `documents`; one that is there is replaced when the new one is complete, and
-    stays if that fails.
+    """Build a store, which replaces an existing one once it is complete.
 
     Args:
-        path: a folder, made if need be; it must be a store or empty.
-        documents: sequences of token ids, each below `vocab_size` (up to 2^32). Empty ones are left
-            out.
-        tokenizer: the one the ids come from (or its fingerprint), so that another is refused later.
-        shard_tokens, memory, workers, progress: see `Means`.
+        path: Folder of the store, which is created if needed. It must be empty or hold a store.
+        documents: Token ids of each document, below `vocab_size`. Empty documents are left out.
+        vocab_size: Vocabulary size, from 1 to 2^32.
+        tokenizer: Tokenizer of the ids, or its fingerprint. If it is given, the store refuses
+            other tokenizers later.
+        shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
+            larger shards are searched faster. Default 0: as many as `memory` allows.
+        memory: Bytes for the sort of one shard; default 2 GiB.
+        workers: Threads that sort. Default 0: one per core.
+        progress: Called with the phase ("read", "sort" or "merge"), the tokens done, and the total
+            or None.
     Raises:
-        DatastoreError: no document, an id beyond the vocabulary, a full disk, another writer, a
-            folder of something else.
-        ConfigError: an argument out of range.
+        DatastoreError: There is no document, an id is out of range, the disk is full, another
+            writer holds the store, or the folder holds something else. An existing store stays.
+        ConfigError: An argument is out of range.
     """
-    means = Means(shard_tokens, memory, workers, progress)
+    options = BuildOptions(shard_tokens, memory, workers, progress)
     require_count("store", "vocab_size", vocab_size, 1)
-    require_range("store", "vocab_size", vocab_size, 1, MOST_VOCAB)
-    path = place_of(path, written=True)
+    require_range("store", "vocab_size", vocab_size, 1, MAX_VOCAB_SIZE)
+    path = store_folder(path, written=True)
     _require_documents(documents)
     manifest = Manifest(vocab_size, fingerprint_of(tokenizer))
-    _make_folder(path)
+    make_folder(path)
     with writing(path, "build"), cleaned(path):
-        shards = _write_all(path, documents, manifest, means, live=False)
+        shards = _Writer(path, manifest, options, live=False).write(documents)
         write_manifest(path, replace(manifest, shards=tuple(shards)))
 
 
@@ -127,28 +80,36 @@ def add(
     *,
     tokenizer: Any = None,
     shard_tokens: int = 0,
-    memory: int = MEMORY,
+    memory: int = SORT_MEMORY,
     workers: int = 0,
-    progress: Progress = _silent,
+    progress: Progress = no_progress,
 ) -> None:
-    """Add `documents` to a store; who reads it keeps what it has until it refreshes.
+    """Add documents to a store; readers see them after a refresh.
 
     Args:
-        tokenizer: the one the ids come from; it must be the store's.
-        documents, shard_tokens, memory, workers, progress: those of `build`.
+        path: Folder of the store.
+        documents: Token ids of each document, below the store's vocabulary size.
+        tokenizer: Tokenizer of the ids, or its fingerprint; it must be the store's.
+        shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Default 0:
+            as many as `memory` allows.
+        memory: Bytes for the sort of one shard; default 2 GiB.
+        workers: Threads that sort. Default 0: one per core.
+        progress: Called with the phase ("read", "sort" or "merge"), the tokens done, and the total
+            or None.
     Raises:
-        DatastoreError: no store, no document, an id beyond the vocabulary, a full disk, another
-            writer, another tokenizer.
+        DatastoreError: There is no store or no document, an id is out of range, the disk is full,
+            another writer holds the store, or the tokenizer is another one.
+        ConfigError: An argument is out of range.
     """
-    means = Means(shard_tokens, memory, workers, progress)
-    path = place_of(path, written=True)
+    options = BuildOptions(shard_tokens, memory, workers, progress)
+    path = store_folder(path, written=True)
     _require_documents(documents)
     read_manifest(path)
     with writing(path, "add"):
         manifest = read_manifest(path)
         check_tokenizer(path, manifest.tokenizer, tokenizer)
         with cleaned(path):
-            extend(path, manifest, documents, means, live=False)
+            add_shards(path, manifest, documents, options)
 
 
 def _require_documents(documents: object) -> None:
@@ -159,166 +120,149 @@ def _require_documents(documents: object) -> None:
         )
 
 
-def extend(
-    path: Path,
-    manifest: Manifest,
-    documents: Iterable[Document],
-    means: Means,
-    *,
-    live: bool,
-    bound: int = 0,
+def add_shards(
+    path: Path, manifest: Manifest, documents: Iterable[Document], options: BuildOptions
 ) -> None:
-    """Commit `manifest` with `documents` added, small shards merged; the caller is the writer.
+    """Commit `manifest` with documents added and small shards merged.
 
-    Args:
-        bound: most tokens of the live shards, 0 = any; the oldest are dropped.
+    The caller holds the writer's lock.
     """
-    new = _write_all(path, documents, manifest, means, live=live)
-    other = [shard for shard in manifest.shards if shard.live != live]
-    same = [shard for shard in manifest.shards if shard.live == live] + new
-    if live and bound:
-        means = replace(means, shard_tokens=max(_LEAST_SHARD, min(means.most, bound // 4)))
-        while len(same) > 1 and sum(shard.tokens for shard in same) > bound:
-            del same[0]
-    same = _merge(path, same, manifest, means)
-    shards = other + same if live else same + other
+    writer = _Writer(path, manifest, options, live=False)
+    new = writer.write(documents)
+    built = [shard for shard in manifest.shards if not shard.live] + new
+    shards = writer.merged(built) + [shard for shard in manifest.shards if shard.live]
     write_manifest(path, replace(manifest, shards=tuple(shards)))
 
 
-def _write_all(
-    path: Path, documents: Iterable[Document], manifest: Manifest, means: Means, *, live: bool
-) -> list[ShardInfo]:
-    """Write shards of `documents`, each as large as `means` allows."""
-    shards: list[ShardInfo] = []
-    gathering = Gathering(manifest.vocab_size, manifest.width)
-    before = 0
-    for index, document in enumerate(documents):
-        ids = checked(document, index, manifest.vocab_size)
-        while ids.size:
-            piece = ids[: max(1, means.most - len(gathering) - 1)]
-            if (
-                len(gathering)
-                and piece.size < ids.size
-                and len(gathering) + ids.size + 1 > means.most >= ids.size + 1
+def append_outputs(
+    path: Path, manifest: Manifest, outputs: Iterable[Document], max_tokens: int
+) -> None:
+    """Commit `manifest` with outputs appended.
+
+    The oldest outputs are dropped if all appended ones exceed `max_tokens`. The caller holds the
+    writer's lock.
+    """
+    options = BuildOptions(workers=1)
+    writer = _Writer(path, manifest, options, live=True)
+    appended = [shard for shard in manifest.shards if shard.live] + writer.write(outputs)
+    while len(appended) > 1 and sum(shard.tokens for shard in appended) > max_tokens:
+        del appended[0]
+    shard_tokens = max(MIN_SHARD_TOKENS, min(options.max_text_size, max_tokens // DROP_SHARE))
+    writer = _Writer(path, manifest, replace(options, shard_tokens=shard_tokens), live=True)
+    shards = [shard for shard in manifest.shards if not shard.live] + writer.merged(appended)
+    write_manifest(path, replace(manifest, shards=tuple(shards)))
+
+
+class _Writer:
+    """Writes new shards of a store; the caller commits them with a manifest.
+
+    Args:
+        path: Folder of the store.
+        manifest: Manifest of the store, for vocabulary size and token width.
+        options: Size of the shards and means of the sort.
+        live: Whether the shards hold outputs of `Datastore.append`.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, options: BuildOptions, live: bool) -> None:
+        self._path, self._manifest, self._options, self._live = path, manifest, options, live
+        self._gathering = Gathering(manifest.vocab_size, manifest.width)
+
+    def write(self, documents: Iterable[Document]) -> list[ShardInfo]:
+        """Write shards of documents, each as large as the options allow.
+
+        Raises:
+            DatastoreError: There is no token, an id is out of range, or a shard cannot be written.
+        """
+        shards: list[ShardInfo] = []
+        gathering, max_size = self._gathering, self._options.max_text_size
+        num_written = 0
+        for index, document in enumerate(documents):
+            ids = checked(document, index, self._manifest.vocab_size)
+            while ids.size:
+                part = ids[: self._room_for(ids.size)]
+                if part.size:
+                    gathering.add(part)
+                    ids = ids[part.size :]
+                    self._options.progress("read", num_written + gathering.tokens, None)
+                if ids.size or len(gathering) + 1 >= max_size:
+                    num_written += gathering.tokens
+                    shards.append(self._write_shard("sort"))
+        if gathering.documents:
+            shards.append(self._write_shard("sort"))
+        if not shards:
+            raise DatastoreError(
+                f"There is no document with a token for the store {str(self._path)!r}. Look at the"
+                " inputs."
+            )
+        return shards
+
+    def _room_for(self, size: int) -> int:
+        """Return how many of `size` tokens go into the current shard.
+
+        A document that does not fit is cut only if it does not fit into an empty shard either.
+        """
+        max_size, used = self._options.max_text_size, len(self._gathering)
+        if used and used + size + 1 > max_size >= size + 1:
+            return 0
+        return max(1, max_size - used - 1)
+
+    def merged(self, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
+        """Merge the newest shards.
+
+        Afterwards each shard has at least MERGE_RATIO times the tokens of the next one. The number
+        of shards therefore grows with the logarithm of their tokens, and so does the number
+        of sorts per token.
+
+        Args:
+            shards: The shards, oldest first.
+        """
+        result = list(shards)
+        while len(result) > 1:
+            sizes = [shard.tokens + shard.documents for shard in result]
+            start, size = len(result) - 1, sizes[-1]
+            while (
+                start
+                and sizes[start - 1] < MERGE_RATIO * size
+                and sizes[start - 1] + size <= self._options.max_text_size
             ):
-                piece = ids[:0]  # it fits the next shard whole
-            if piece.size:
-                gathering.add(piece)
-                ids = ids[piece.size :]
-                means.progress("read", before + gathering.tokens, None)
-            if ids.size or len(gathering) + 1 >= means.most:
-                before += gathering.tokens
-                shards.append(_write(path, gathering, manifest, means, "sort", live))
-    if gathering.documents:
-        shards.append(_write(path, gathering, manifest, means, "sort", live))
-    if not shards:
-        raise DatastoreError(
-            f"store {str(path)!r}: got no document with a token; expected at least one. Look at"
-            " the inputs."
+                start -= 1
+                size += sizes[start]
+            if start == len(result) - 1:
+                break
+            for info in result[start:]:
+                text = read_text(self._path, info, self._manifest.vocab_size, self._manifest.width)
+                self._gathering.add_text(text, info.documents, info.separator)
+            result[start:] = [self._write_shard("merge")]
+        return result
+
+    def _write_shard(self, phase: str) -> ShardInfo:
+        """Write the collected documents as a shard, and start the next one."""
+        gathering, manifest = self._gathering, self._manifest
+        info = ShardInfo(
+            "", gathering.tokens, gathering.documents, gathering.separator, "", self._live
         )
-    return shards
+        text, num_sorted = gathering.text(), 0
 
+        def done(suffixes: int) -> None:
+            nonlocal num_sorted
+            num_sorted += suffixes
+            self._options.progress(phase, num_sorted, info.tokens)
 
-def _write(
-    path: Path, gathering: Gathering, manifest: Manifest, means: Means, what: str, live: bool
-) -> ShardInfo:
-    """Write what was gathered as a shard, and begin the next."""
-    info = ShardInfo("", gathering.tokens, gathering.documents, gathering.separator, "", live)
-    text, sorted_tokens = gathering.text(), 0
-
-    def done(suffixes: int) -> None:
-        nonlocal sorted_tokens
-        sorted_tokens += suffixes
-        means.progress(what, sorted_tokens, info.tokens)
-
-    try:
-        written = write_shard(
-            path, text, info, manifest.vocab_size, manifest.width, means.threads, done
-        )
-    except OSError as error:
-        raise DatastoreError(
-            f"store {str(path)!r}: got {error} when writing a shard of {info.tokens} tokens;"
-            f" expected room for about {4 + manifest.width} bytes a token. The store is as it was:"
-            " make room, or choose another place."
-        ) from error
-    gathering.clear()
-    return written
-
-
-def _merge(
-    path: Path, shards: Sequence[ShardInfo], manifest: Manifest, means: Means
-) -> list[ShardInfo]:
-    """Return the shards, oldest first, with the newest ones merged until each is at least _RATIO
-    times the next.
-
-    So their number grows with the logarithm of their tokens, and a token is sorted again about that
-    often.
-    """
-    kept = list(shards)
-    while len(kept) > 1:
-        sizes = [shard.tokens + shard.documents for shard in kept]
-        start, size = len(kept) - 1, sizes[-1]
-        while start and sizes[start - 1] < _RATIO * size and sizes[start - 1] + size <= means.most:
-            start -= 1
-            size += sizes[start]
-        if start == len(kept) - 1:
-            break
-        gathering = Gathering(manifest.vocab_size, manifest.width)
-        for info in kept[start:]:
-            text = read_text(path, info, manifest.vocab_size, manifest.width)
-            gathering.add_text(text, info.documents, info.separator)
-        kept[start:] = [_write(path, gathering, manifest, means, "merge", kept[start].live)]
-    return kept
-
-
-def _make_folder(path: Path) -> None:
-    """Make the folder of a new store, or see that what is there is ours.
-
-    Raises:
-        DatastoreError: it holds something else.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        strange = sorted(entry.name for entry in path.iterdir() if not _ours(entry.name))
-    except OSError as error:
-        raise DatastoreError(
-            f"store {str(path)!r}: got {error}; expected a folder that can be made. Choose another"
-            " place."
-        ) from error
-    if strange:
-        raise DatastoreError(
-            f"store {str(path)!r}: got a folder that holds {strange[0]!r}; expected a store, or one"
-            " that is empty or not there yet. Name another."
-        )
-
-
-def _ours(name: str) -> bool:
-    return (
-        name == LOCK
-        or name.startswith(MANIFEST)
-        or (name.startswith("shard-") and name.endswith(".bin"))
-    )
-
-
-@contextmanager
-def cleaned(path: Path) -> Iterator[None]:
-    """Remove what no manifest names before and after a writer's work, the left-overs of a killed
-    one among it.
-    """
-    try:
-        _remove_unnamed(path)
-        yield
-    finally:
-        _remove_unnamed(path)
-
-
-def _remove_unnamed(path: Path) -> None:
-    try:
-        named = {shard.name for shard in read_manifest(path).shards}
-    except DatastoreError:
-        if (path / MANIFEST).exists():
-            return  # damaged: its shards stay until a build has replaced it
-        named = set()
-    for entry in path.iterdir():
-        if _ours(entry.name) and entry.name not in {LOCK, MANIFEST} and entry.name not in named:
-            entry.unlink(missing_ok=True)
+        try:
+            written = write_shard(
+                self._path,
+                text,
+                info,
+                manifest.vocab_size,
+                manifest.width,
+                self._options.num_threads,
+                done,
+            )
+        except OSError as error:
+            raise DatastoreError(
+                f"A shard of {info.tokens} tokens cannot be written to the store"
+                f" {str(self._path)!r}: {error}. It needs about {4 + manifest.width} bytes per"
+                " token. The store is unchanged. Make room, or choose another folder."
+            ) from error
+        gathering.clear()
+        return written

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core.drafter import Drafter
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.datastore.layout import place_of, read_manifest
+from paceline.datastore.layout import read_manifest, store_folder
 from paceline.datastore.shard import read_text
 from paceline.drafters import create
 from paceline.replay.report import ReplayRow
@@ -186,7 +186,7 @@ def documents(store: str, most: int) -> list[list[int]]:
     Raises:
         DatastoreError: There is no datastore, or a shard is damaged.
     """
-    path = place_of(store)
+    path = store_folder(store)
     manifest = read_manifest(path)
     step = max(1.0, sum(info.tokens for info in manifest.shards) / most)
     texts: list[list[int]] = []

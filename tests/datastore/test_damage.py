@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_the_old_store(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
         for write in (datastore.add, lambda path, documents: datastore.build(path, documents, 6)):
-            with pytest.raises(DatastoreError, match="The store is as it was"):
+            with pytest.raises(DatastoreError, match="The store is unchanged"):
                 write(path, some_documents(2000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -142,7 +142,7 @@ def test_the_second_writer_is_told_of_the_first(tmp_path: Path) -> None:
     with writing(path, "build"):
         for write in (datastore.add, lambda path, documents: datastore.build(path, documents, 6)):
             with pytest.raises(
-                DatastoreError, match=rf"process {os.getpid()} on \S+ since .*\(build\)"
+                DatastoreError, match=rf"Process {os.getpid()} on \S+ since .*\(build\)"
             ):
                 write(path, [[1]])
         assert looked_up(datastore.open(path).snapshot, [1], 2) == [[[2, 3]]]  # readers do not wait

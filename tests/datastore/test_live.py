@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline import datastore
-from paceline.datastore.live import Datastore, LiveOptions
+from paceline.datastore.live import Datastore
 from paceline.datastore.lock import writing
+from paceline.datastore.options import UpdateOptions
 from paceline.errors import ConfigError, DatastoreError
 from tests.support.stores import looked_up, store
 
@@ -70,7 +71,8 @@ def test_outputs_that_go_on_are_found_and_never_on_disk(tmp_path: Path) -> None:
 
 
 def test_of_outputs_that_go_on_the_longest_makes_room(tmp_path: Path) -> None:
-    with datastore.open(store(tmp_path / "s", [[0, 1]], 10), live=LiveOptions(tail=8)) as opened:
+    path, options = store(tmp_path / "s", [[0, 1]], 10), UpdateOptions(max_unwritten_tokens=8)
+    with datastore.open(path, updates=options) as opened:
         opened.follow({1: [2, 2, 2], 2: [3, 3], 3: [4, 4]})
         wait_for(lambda: found(opened, [2, 2, 2]) and found(opened, [4, 4]))
         opened.follow({3: [4, 4]})
@@ -82,9 +84,9 @@ def test_of_outputs_that_go_on_the_longest_makes_room(tmp_path: Path) -> None:
 
 
 def test_a_full_or_old_tail_goes_to_disk(tmp_path: Path) -> None:
-    for options in (LiveOptions(tail=8), LiveOptions(seconds=0.05)):
-        path = store(tmp_path / str(options.tail), [[0, 1]])
-        with datastore.open(path, live=options) as opened:
+    for options in (UpdateOptions(max_unwritten_tokens=8), UpdateOptions(max_unwritten_s=0.05)):
+        path = store(tmp_path / str(options.max_unwritten_tokens), [[0, 1]])
+        with datastore.open(path, updates=options) as opened:
             opened.append(OUTPUT)
             opened.append(OUTPUT)
             wait_for(lambda path=path: datastore.info(path).tokens == 12)  # type: ignore[misc]
@@ -106,7 +108,7 @@ def test_processes_see_what_others_appended(tmp_path: Path) -> None:
 
 def test_the_oldest_outputs_are_dropped(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]], 100)
-    with datastore.open(path, live=LiveOptions(bound=4096)) as opened:
+    with datastore.open(path, updates=UpdateOptions(max_tokens=4096)) as opened:
         for token in range(60):
             opened.append([token] * 100)
             opened.flush()
@@ -120,7 +122,7 @@ def test_the_oldest_outputs_are_dropped(tmp_path: Path) -> None:
 
 def test_another_writer_is_waited_for(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]])
-    opened = datastore.open(path, live=LiveOptions(tail=1, patience=0.0))
+    opened = datastore.open(path, updates=UpdateOptions(max_unwritten_tokens=1, lock_timeout_s=0.0))
     with writing(path, "build"):
         opened.append(OUTPUT)
         wait_for(lambda: found(opened, OUTPUT))  # from memory
@@ -132,9 +134,9 @@ def test_another_writer_is_waited_for(tmp_path: Path) -> None:
 
 def test_what_the_end_of_the_process_cannot_keep_is_told(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]])
-    opened = datastore.open(path, live=LiveOptions(patience=0.0))
+    opened = datastore.open(path, updates=UpdateOptions(lock_timeout_s=0.0))
     opened.append(OUTPUT)
-    with writing(path, "build"), pytest.warns(UserWarning, match=r"are lost: store.*\(build\)"):
+    with writing(path, "build"), pytest.warns(UserWarning, match=r"are lost: .*\(build\)"):
         opened._close_at_exit()
 
 
@@ -153,5 +155,5 @@ def test_bad_outputs_and_options(tmp_path: Path) -> None:
     opened = datastore.open(store(tmp_path / "s"))
     with pytest.raises(DatastoreError, match="token id 6; expected 0 to 5"):
         opened.append([6])
-    with pytest.raises(ConfigError, match="bound >= 4096"):
-        LiveOptions(bound=1)
+    with pytest.raises(ConfigError, match="max_tokens >= 4096"):
+        UpdateOptions(max_tokens=1)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from paceline import datastore
 from paceline.datastore.hashing import hash_pages
-from paceline.datastore.rows import DAMAGED, within
+from paceline.datastore.rows import DAMAGED, Query, within
 from paceline.datastore.search import narrow, range_of, read, suffix_at
-from paceline.datastore.store_settings import SORTED
+from paceline.datastore.store_settings import SORTED_TOKENS
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import ConfigError, DatastoreError
 from paceline.util.machine import usable_cores
@@ -106,10 +106,10 @@ def test_a_range_is_narrowed_by_what_follows(tmp_path: Path) -> None:
     for token in range(6):
         ids = np.array([2, 1, token])
         low, high = range_of(snapshot.table, 0, ids, 0, 2)
-        assert narrow(snapshot.table, 0, low, high, 2, ids, 2, 3) == range_of(
+        assert narrow(snapshot.table, 0, low, high, 2, Query(ids, 2, 3)) == range_of(
             snapshot.table, 0, ids, 0, 3
         )
-    assert narrow(snapshot.table, 0, 0, 5, SORTED, ids, 0, 1) == (0, 0)
+    assert narrow(snapshot.table, 0, 0, 5, SORTED_TOKENS, Query(ids, 0, 1)) == (0, 0)
 
 
 @pytest.mark.parametrize("vocab_size", [6, 400, 2**20])
@@ -124,7 +124,7 @@ def test_pivots_lead_to_what_bisection_finds(tmp_path: Path, vocab_size: int) ->
         begin = rng.randrange(len(document) - size)
         ids = np.array(document[begin : begin + size])
         ids[rng.randrange(size)] = rng.choice([ids[-1], rng.randrange(vocab_size)])
-        plain = within(table[0], 0, int(table["suffix_count"][0]), 0, ids, 0, size)
+        plain = within(table[0], 0, int(table["suffix_count"][0]), 0, Query(ids, 0, size))
         assert range_of(table, 0, ids, 0, size) == plain
 
 
@@ -148,7 +148,7 @@ def test_suffix_array(most: int, workers: int) -> None:
     text[-1] = separator
     found = suffix_array(text, separator, workers).tolist()
     assert sorted(found) == np.flatnonzero(text != separator).tolist()
-    suffixes = [text[start : start + SORTED].tolist() for start in found]
+    suffixes = [text[start : start + SORTED_TOKENS].tolist() for start in found]
     cut = [
         suffix[: suffix.index(separator) + 1] if separator in suffix else suffix
         for suffix in suffixes
@@ -159,7 +159,7 @@ def test_suffix_array(most: int, workers: int) -> None:
 def test_one_token_repeated_is_sorted_like_any_other() -> None:
     text = np.append(np.zeros(200_000, dtype=np.uint32), np.uint32(65535))
     found = suffix_array(text, 65535)
-    assert found[:-SORTED].tolist() == list(range(200_000 - SORTED))
+    assert found[:-SORTED_TOKENS].tolist() == list(range(200_000 - SORTED_TOKENS))
 
 
 def test_checksum_is_xxh64() -> None:
@@ -235,7 +235,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(DatastoreError, match=r"letter\.txt"):
         datastore.build(tmp_path, [[1]], 10)
-    with pytest.raises(DatastoreError, match="there is no store"):
+    with pytest.raises(DatastoreError, match="There is no store"):
         datastore.open(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["letter.txt"]
 
@@ -289,7 +289,5 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[1, 2]])
     (path / "writer.lock").unlink(missing_ok=True)
     (path / "writer.lock").mkdir()
-    with pytest.raises(
-        DatastoreError, match=r"s': got a folder that cannot be written.*writer\.lock"
-    ):
+    with pytest.raises(DatastoreError, match=r"s' cannot be written.*writer\.lock"):
         datastore.add(path, [[1]])

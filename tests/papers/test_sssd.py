@@ -348,7 +348,7 @@ def test_a_datastore_goes_with_this_paper_and_its_target_only(
         assert "Unknown option: --datastore" in capsys.readouterr().err
     assert configure("sssd", datastore="a").command().endswith("papers sssd demo --datastore a")
     strange = {"target": pair.target, "tokenizer": byte_tokenizer(), "progress": False}
-    with pytest.raises(DatastoreError, match="there is no store"):
+    with pytest.raises(DatastoreError, match="There is no store"):
         run_paper(configure("sssd", model="tiny", datastore=str(tmp_path / "none")), **strange)
     with pytest.raises(ConfigError, match="vocabulary of 3000 tokens; expected at most 256"):
         run_paper(

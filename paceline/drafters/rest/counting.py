@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.datastore.rows import ShardRow
-from paceline.datastore.search import find, range_of, read, suffix_at
+from paceline.datastore.search import Ranges, find, range_of, read, suffix_at
 from paceline.util.compiled import Records, compiled, record_dtype
 
 
@@ -101,8 +101,8 @@ def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, tree
     tokens, parents, shares, sizes = trees
     sizes[:] = 0
     low = np.empty((sizes.size, longest, len(table)), dtype=np.int64)
-    high, lengths = np.empty_like(low), np.empty((sizes.size, 2), dtype=np.int64)
-    damaged = find(table, ids, offsets, shortest, 1, low, high, lengths)
+    lengths = np.empty((sizes.size, 2), dtype=np.int64)
+    damaged = find(table, ids, offsets, shortest, 1, Ranges(low, np.empty_like(low), lengths))
     for query in range(sizes.size if damaged < 0 else 0):
         end = offsets[query + 1]
         for length in range(lengths[query, 0], shortest - 1, -1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.datastore.store_settings import SORTED
+from paceline.datastore.store_settings import SORTED_TOKENS
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
 
@@ -40,9 +40,9 @@ class RestOptions:
         for name in ("min_ngram", "max_matches", "max_draft_tokens", "max_nodes"):
             require_range("rest", name, getattr(self, name), 1)
         require_range("rest", "max_ngram", self.max_ngram, self.min_ngram)
-        if self.max_ngram + self.max_draft_tokens > SORTED:
+        if self.max_ngram + self.max_draft_tokens > SORTED_TOKENS:
             raise ConfigError(
                 f"rest: got max_ngram={self.max_ngram} and"
-                f" max_draft_tokens={self.max_draft_tokens}; expected at most {SORTED} together,"
-                " because a datastore is sorted by that many tokens. Reduce one of them."
+                f" max_draft_tokens={self.max_draft_tokens}; expected at most {SORTED_TOKENS}"
+                " together, because a datastore is sorted by that many tokens. Reduce one of them."
             )
