@@ -119,14 +119,14 @@ def building(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event
     """Drafters that requests name are made slowly: an event when the first is begun, and one
     that they wait for.
     """
-    make, begun, goes_on = llm._engine._roster._make, threading.Event(), threading.Event()
+    make, begun, goes_on = llm._engine._drafters._make, threading.Event(), threading.Event()
 
     def slow(spec: str) -> Any:
         begun.set()
         goes_on.wait(20)
         return make(spec)
 
-    monkeypatch.setattr(llm._engine._roster, "_make", slow)
+    monkeypatch.setattr(llm._engine._drafters, "_make", slow)
     return begun, goes_on
 
 

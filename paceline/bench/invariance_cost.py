@@ -17,9 +17,10 @@ from paceline.bench.bench_settings import WARMUP_ROUNDS
 from paceline.bench.environment import Environment, load_average, look_around
 from paceline.bench.report import provenance
 from paceline.core.request import Request, SamplingParams
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.invariance.invariance import resolve_batch_invariance
-from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import load_model
 from paceline.model.per_layer import key_shapes
 from paceline.report.documents import DocumentKind, read_document, write_document

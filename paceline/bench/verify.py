@@ -16,12 +16,13 @@ from paceline.bench.settings import BenchConfig
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request, SamplingParams
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import DraftTree
 from paceline.drafters import create
 from paceline.engine.engine import Engine
 from paceline.invariance.invariance import Invariance
 from paceline.invariance.row_classes import bits
-from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import draft_lm, eos_token_ids
 from paceline.report.progress import progress_bar
 from paceline.util.config import parse_spec

@@ -1,4 +1,4 @@
-"""The drafters of one engine: its own, and those that single requests name."""
+"""Hold the drafters of one engine: its own, and the ones that single requests name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 from paceline.core.drafter import Drafter, Plain
 from paceline.core.request import Request
 from paceline.draft_budget.drafter_state import DrafterState, DrafterStats
+from paceline.engine.settings import MAX_NAMED_DRAFTERS
 from paceline.engine.turn import Lock
 from paceline.errors import BusyError, ConfigError, PacelineError
 from paceline.util.config import SpecKey, spec_key
 
-MOST_DRAFTERS = 16  # besides the engine's own
 Maker = Callable[[str], Drafter]
 
 
 def no_maker(spec: str) -> Drafter:
-    """The maker of an engine that can make no drafters.
+    """Refuse a drafter spec in an engine that cannot create drafters.
 
     Raises:
         ConfigError: always.
@@ -31,35 +31,45 @@ def no_maker(spec: str) -> Drafter:
     )
 
 
+def refuse_others(spec: str) -> Drafter:
+    """Refuse a drafter spec in a lookahead-parallel engine.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one"
+        " drafter; expected None, or the spec of that drafter. Leave it out."
+    )
+
+
 class DrafterPool:
-    """Makes a drafter for each spec that a request names, once, and keeps it with what is known of
-    it for later ones.
+    """Creates a drafter for each spec that a request names, once, and keeps its statistics.
 
     Args:
-        make: builds a drafter from its spec.
-        check: raises where a drafter does not fit the engine.
-        may_cut: whether trees may be cut to what pays.
+        make: Creates a drafter from its spec.
+        check: Raises an error if a drafter does not fit the engine.
+        may_cut: The draft budget may cut trees.
     """
 
     def __init__(self, make: Maker, check: Callable[[Drafter], None], may_cut: bool) -> None:
         self._make, self._check, self._may_cut = make, check, may_cut
         self._stats: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
-        # the one that was asked for last at the end
-        self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()
+        self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()  # most recent use last
         self._own: DrafterState | None = None
         self._own_key: SpecKey | None = None
-        self._lock = threading.Lock()  # of what is known
-        # held while a drafter is made, which may take seconds; nobody else has to wait for it
+        self._lock = threading.Lock()  # guards the dictionaries
+        # Held while a drafter is created, which may take seconds. Other requests do not wait.
         self._making = threading.Lock()
 
     @property
     def locks(self) -> list[Lock]:
-        """All locks under which it changes."""
+        """Return all locks under which the pool changes."""
         return [self._lock, self._making]
 
     @property
     def own(self) -> DrafterState:
-        """The engine's own, for requests that name none."""
+        """Return the engine's drafter, for requests that name none."""
         assert self._own is not None, "use comes first"
         return self._own
 
@@ -67,10 +77,10 @@ class DrafterPool:
         """Make a drafter the engine's own.
 
         Args:
-            spec: what it was made of, where that is known: requests that name it get the same
-                object.
+            drafter: The drafter.
+            spec: Spec it was created from, if known. Requests that name this spec get `drafter`.
         Raises:
-            as `check`.
+            ConfigError, DatastoreError: the drafter does not fit the engine.
         """
         self._check(drafter)
         self._own, self._own_key = self._state_of(drafter), None if spec is None else spec_key(spec)
@@ -78,13 +88,14 @@ class DrafterPool:
     def find(
         self, spec: str | None, in_use: Callable[[], AbstractSet[DrafterState]]
     ) -> DrafterState:
-        """Return the drafter of a spec, the engine's own for None.
+        """Return the drafter of a spec; the engine's own for None.
 
         Args:
-            in_use: returns those that open requests have; asked where one has to go to make room.
+            spec: Drafter spec.
+            in_use: Returns the drafters of open requests. An idle drafter makes room for a new one.
         Raises:
-            ConfigError: it cannot be made or does not fit. BusyError: too many are in use. And what
-                `make` raises.
+            ConfigError: the drafter cannot be created or does not fit.
+            BusyError: too many drafters are in use.
         """
         if spec is None:
             return self.own
@@ -92,7 +103,7 @@ class DrafterPool:
         if (known := self._known(key)) is not None:
             return known
         with self._making:
-            if (known := self._known(key)) is not None:  # made meanwhile
+            if (known := self._known(key)) is not None:  # another thread has created it
                 return known
             with self._lock:
                 self._make_room(in_use)
@@ -105,27 +116,27 @@ class DrafterPool:
     def find_all(
         self, requests: Sequence[Request], in_use: Callable[[], AbstractSet[DrafterState]]
     ) -> list[DrafterState]:
-        """Return the drafter of every sequence, by its `params.speculation`.
+        """Return the drafter of every request, by its `params.speculation`.
 
         Raises:
-            as `find`, naming the prompt.
+            ConfigError, BusyError: as `find`; the message names the prompt.
         """
-        found = []
-        for place, request in enumerate(requests):
+        states = []
+        for index, request in enumerate(requests):
             try:
-                drafter_state = self.find(request.params.speculation, in_use)
+                state = self.find(request.params.speculation, in_use)
             except PacelineError as error:
-                raise type(error)(f"prompt {place}: speculation: {error}") from error
-            found.append(DrafterState(Plain(), None) if request.fed_only else drafter_state)
-        return found
+                raise type(error)(f"prompt {index}: speculation: {error}") from error
+            states.append(DrafterState(Plain(), None) if request.fed_only else state)
+        return states
 
     def knows(self, spec: str | None) -> bool:
-        """Whether the drafter of a spec is there already."""
+        """Return True if the drafter of a spec exists already."""
         if spec is None:
             return True
         try:
             return self._known(spec_key(spec)) is not None
-        except ConfigError:  # which `find` will say
+        except ConfigError:  # `find` will raise it
             return False
 
     def _known(self, key: SpecKey) -> DrafterState | None:
@@ -137,23 +148,19 @@ class DrafterPool:
             return self._named.get(key)
 
     def _state_of(self, drafter: Drafter) -> DrafterState:
-        return DrafterState(
-            drafter,
-            self._stats.setdefault(drafter, DrafterStats())
-            if drafter.budget and self._may_cut
-            else None,
-        )
+        stats = None
+        if drafter.budget and self._may_cut:
+            stats = self._stats.setdefault(drafter, DrafterStats())
+        return DrafterState(drafter, stats)
 
     def _make_room(self, in_use: Callable[[], AbstractSet[DrafterState]]) -> None:
-        if len(self._named) < MOST_DRAFTERS:
+        if len(self._named) < MAX_NAMED_DRAFTERS:
             return
         busy = in_use()
-        idle = next(
-            (key for key, drafter_state in self._named.items() if drafter_state not in busy), None
-        )
+        idle = next((key for key, state in self._named.items() if state not in busy), None)
         if idle is None:
             raise BusyError(
-                f"got one more drafter while {MOST_DRAFTERS} others are in use; expected at most so"
-                " many. Let some requests end, or name a drafter that is in use."
+                f"got one more drafter while {MAX_NAMED_DRAFTERS} others are in use; expected at"
+                " most that number. Let some requests end, or name a drafter that is in use."
             )
         del self._named[idle]

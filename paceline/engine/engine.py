@@ -11,36 +11,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
-from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.draft_budget.budget import DraftBudget
-from paceline.draft_budget.cost_curve import CostCurve
-from paceline.draft_budget.costs import Costs
-from paceline.draft_budget.drafter_state import DrafterBatch
-from paceline.draft_head.find import DraftHeads
-from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker
+from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
 from paceline.engine.grouping import StepGroup, group_by_drafter
 from paceline.engine.keyboard_interrupts import interrupts_held
-from paceline.engine.kv_cache_manager import KVCacheManager, most_cache_bytes
+from paceline.engine.kv_cache_manager import KVCacheManager, max_cache_bytes
 from paceline.engine.lifecycle import Lifecycle
-from paceline.engine.parallel.model import ParallelLM, check_columns, refuse_others
-from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.request_handle import RequestHandle, raise_errors
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import Verifier, run_step
 from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
-from paceline.invariance.invariance import resolve_batch_invariance
-from paceline.model.cached_lm import PREFILL_CHUNK
-from paceline.model.self_check import checked_model
 from paceline.util.options import BATCH_INVARIANT, BatchInvariant
 from paceline.verification.verify import verify as verify_batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+    from paceline.draft_budget.cost_curve import CostCurve
+    from paceline.draft_budget.drafter_state import DrafterBatch
+    from paceline.engine.parallel.ranks import Ranks
 
 OnDrafterError = Literal["raise", "plain"]
 
@@ -73,7 +70,7 @@ class Engine:
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
         costs: Measured cost of forward passes; None with ranks.
-        spending: Draft budget that cuts draft trees; None with ranks.
+        draft_budget: Draft budget that cuts draft trees; None with ranks.
     Raises:
         ConfigError, DatastoreError: the drafter does not fit, or batch invariance is required and
             impossible.
@@ -99,52 +96,44 @@ class Engine:
         cost_curve: CostCurve | None = None,
         verify: Verifier = verify_batch,
     ) -> None:
-        if ranks is not None and batch_invariant == "auto":
-            batch_invariant = False  # its clocks differ by rank; all ranks must agree
-        self.invariance = resolve_batch_invariance(model, batch_invariant, max_batch or 1)
-        self._most_rows = self.invariance.max_rows
-        options = self.invariance.model_options(prefill_chunk)
-        self.model = checked_model(model, options)
+        # Imports model code, which takes seconds and is not needed to read or test the engine.
+        from paceline.engine.target_setup import TargetOptions, set_up_target
+
+        options = TargetOptions(
+            max_batch, max_nodes, prefill_chunk, batch_invariant, ranks, cost_curve
+        )
+        target = set_up_target(model, drafter, options)
+        self.model, self.invariance, self.costs = target.model, target.invariance, target.costs
+        self._parallel, self._draft_heads = target.parallel, target.draft_heads
         self._tokenizer = tokenizer
         self._max_batch, self._max_nodes = max_batch, max_nodes
-        self._verify = verify
-        self._parallel: ParallelLM | None = None
-        if ranks is not None:
-            self.model = self._parallel = ParallelLM(
-                model, ranks, drafter, max_nodes, **options, chains=self.model.chains
-            )
-            self._verify = self._parallel.verify
-        # All ranks must verify the same trees, and their measured times differ.
-        self.costs = None if ranks is not None else Costs(self.model, self._most_rows, cost_curve)
+        self._max_rows = self.invariance.max_rows
+        self._verify = verify if self._parallel is None else self._parallel.verify
         self.draft_budget = (
             None
             if self.costs is None
             else DraftBudget(self.costs.curve, None if self.costs.given else self.costs.renew)
         )
-        self._draft_heads = None if ranks is not None else DraftHeads(self.model)
-        self._roster = DrafterPool(
-            make if ranks is None else refuse_others, self._check, ranks is None
-        )
+        alone = ranks is None
+        self._drafters = DrafterPool(make if alone else refuse_others, self._check, alone)
         self._use(drafter, spec)
-        self._room = KVCacheManager(
-            self.model, max_batch, keep_prefixes, most_cache_bytes(model, cache_gib)
+        self._kv_cache = KVCacheManager(
+            self.model, max_batch, keep_prefixes, max_cache_bytes(model, cache_gib)
         )
-        self._schedule = Scheduler(
-            self.model, self._room, max_batch, self._most_rows, ranks is None
-        )
-        self._lifecycle = Lifecycle(self._schedule, self._room, on_drafter_error == "plain")
+        self._schedule = Scheduler(self.model, self._kv_cache, max_batch, self._max_rows, alone)
+        self._lifecycle = Lifecycle(self._schedule, self._kv_cache, on_drafter_error == "plain")
         self._turn = Turn(
-            lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._roster.locks]
+            lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._drafters.locks]
         )
         self._stepping = False
-        self._leaving: deque[RequestHandle] = deque()  # withdrawn during a step
+        self._withdrawn: deque[RequestHandle] = deque()  # during a step
         self._steps = 0
         self._step_seconds = self._draft_seconds = 0.0
 
     @property
     def drafter(self) -> Drafter:
         """The drafter of requests that name none."""
-        return self._roster.own.drafter
+        return self._drafters.own.drafter
 
     def change_drafter(self, drafter: Drafter) -> None:
         """Use another drafter for requests that name none; only while no request is open.
@@ -160,13 +149,13 @@ class Engine:
                     " expected none. Let them end, or withdraw them."
                 )
             if self._parallel is not None:
-                check_columns(drafter, self._parallel.ranks.size)
+                self._parallel.check_drafter(drafter)
             self._use(drafter, None)
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
         """Observed acceptance by drafter confidence, in bins; None without a budget."""
-        stats = self._roster.own.stats
+        stats = self._drafters.own.stats
         return None if stats is None else stats.acceptance_calibration
 
     @property
@@ -212,9 +201,9 @@ class Engine:
         if self._parallel is not None:
             self._parallel.check_requests(requests, self._max_batch)
         for request in requests:
-            self._room.check(request)
+            self._kv_cache.check(request)
         schedule = self._schedule
-        drafter_states = self._roster.find_all(
+        drafter_states = self._drafters.find_all(
             requests,
             lambda: {
                 handle.drafter_state for handle in (*schedule.waiting, *schedule.active.copy())
@@ -235,7 +224,7 @@ class Engine:
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
         """Return whether the drafters that the requests name exist already."""
-        return all(self._roster.knows(request.params.speculation) for request in requests)
+        return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def advance(self, handles: Sequence[RequestHandle]) -> None:
         """Run one step for all requests, unless another thread has just run it.
@@ -299,8 +288,7 @@ class Engine:
         """Run one decode step for one group of requests; ended requests free their slots.
 
         An error ends the requests of this step, and their callers get it. An error of a drafter
-        ends
-        only the requests that use this drafter. All others continue.
+        ends only the requests that use this drafter. All others continue.
 
         Raises:
             ConfigError: a drafter called its own engine from inside a step.
@@ -328,8 +316,8 @@ class Engine:
                 self._stepping = False
                 self._steps += 1
                 self._step_seconds += time.perf_counter() - start
-                if self._leaving:
-                    self.withdraw([self._leaving.popleft() for _ in range(len(self._leaving))])
+                if self._withdrawn:
+                    self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
     def admit(self) -> None:
         """Give waiting requests a slot in the cache and start their drafters."""
@@ -347,7 +335,7 @@ class Engine:
         with self._turn, self._drafters_turn:
             # The garbage collector may close an abandoned stream inside a step of its thread.
             if self._stepping:
-                self._leaving.extend(handles)
+                self._withdrawn.extend(handles)
                 return
             for handle in handles:
                 self._lifecycle.drop(handle)
@@ -358,7 +346,7 @@ class Engine:
             self._lifecycle.disown()
 
     def _decode(self, group: StepGroup) -> list[Outcome]:
-        batches = group_by_drafter(group, self.model, self._max_nodes, self._most_rows)
+        batches = group_by_drafter(group, self.model, self._max_nodes, self._max_rows)
         self._add_draft_head(batches)  # takes seconds the first time
         start, num_pending = time.perf_counter(), sum(group.num_pending)
         run_step(self.model, batches, self._verify, self.draft_budget, group.prefill_chunk)
@@ -403,5 +391,5 @@ class Engine:
             self._draft_heads.check(drafter)
 
     def _use(self, drafter: Drafter, spec: str | None) -> None:
-        self._roster.use(drafter, spec)
+        self._drafters.use(drafter, spec)
         self._drafters_turn = turn_of(drafter)  # other engines may share it

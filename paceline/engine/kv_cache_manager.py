@@ -1,216 +1,230 @@
-"""Room in the cache: slots for requests, and what ended ones have left there for prompts that
-begin like them.
-"""
+"""Assign cache slots to requests, and reuse the slots of ended ones (prefix caching)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from paceline.core.argument_checks import is_number
 from paceline.core.request import Request, SamplingParams
 from paceline.core.target import Target
 from paceline.core.tree import IntArray
+from paceline.engine.settings import (
+    ADMISSION_HEADROOM,
+    CACHE_GROWTH_POSITIONS,
+    CACHE_MEMORY_SHARE,
+    INHERITED_SHARE,
+    MIN_PREFIX_TOKENS,
+    SPARE_NODE_POSITIONS,
+)
 from paceline.errors import CapacityError, ConfigError
 from paceline.util.machine import available_memory
 
-_AHEAD = 512  # positions allocated before they are needed; doubled each time
-_SPARE_NODES = 32  # positions set aside for draft nodes; larger trees make the cache grow once
-# positions an answer may grow by at once after its request was let in, so that it is not sent away
-# again soon
-_HEADROOM = 128
-_LEAST_COMMON = 16  # tokens; below, feeding them is as fast as finding them
-_SHARE = 0.8  # of the memory that is available, unless it is said how much the cache may take
-_CONTINUED = 0.9  # of what was kept: a prompt that has so much of it takes its place, others copy
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_UNLIMITED = 1 << 40  # cache positions
 
 
 class KVCacheManager:
-    """Decides what fits.
+    """Decides which requests fit the KV cache, and keeps ended requests for later prompts.
 
     Args:
-        most_rows: requests that may have a slot at once; None = any number.
-        most_kept: ended sequences whose keys and values stay in the cache, the last ones used.
-        most_bytes: of the cache; None = any number.
+        model: The target.
+        max_batch: Most requests with a slot at once; None = no limit.
+        max_kept: Most ended requests that stay cached; the least recently used goes first.
+        max_bytes: Most bytes of the cache; None = no limit.
     Attributes:
-        reused: prompt tokens that were found in the cache.
+        reused: Number of prompt tokens found in the cache so far.
     """
 
     def __init__(
-        self, model: Target, most_rows: int | None, most_kept: int, most_bytes: int | None
+        self, model: Target, max_batch: int | None, max_kept: int, max_bytes: int | None
     ) -> None:
-        self._model, self._most_rows = model, most_rows
-        self._most_kept, self._most_bytes = most_kept, most_bytes
-        # with their tokens, the one used last at the end
-        self._kept: OrderedDict[Request, IntArray] = OrderedDict()
+        self._model, self._max_batch = model, max_batch
+        self._max_kept, self._max_bytes = max_kept, max_bytes
+        self._kept: OrderedDict[Request, IntArray] = OrderedDict()  # tokens; last used at the end
         self.reused = 0
 
     @property
-    def kept(self) -> int:
-        """Ended sequences that are in the cache."""
+    def num_kept(self) -> int:
+        """Return the number of ended requests in the cache."""
         return len(self._kept)
 
     def usage(self) -> float:
-        """Share of the cache's memory that holds tokens; of what is allocated where it may take
-        any.
+        """Return the share of the cache's memory limit that holds tokens.
+
+        Without a limit, the share of the allocated memory.
         """
         each = self._model.position_bytes
-        most = self._most_bytes or len(self._model.slots) * self._model.capacity * each
-        return min(1.0, self._model.slots.tokens * each / most) if most else 0.0
+        limit = self._max_bytes or len(self._model.slots) * self._model.capacity * each
+        return min(1.0, self._model.slots.tokens * each / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
-        """Refuse what could not even be answered alone.
+        """Refuse a request that would not fit even alone.
 
         Raises:
-            CapacityError: it needs more than the cache may have.
+            CapacityError: the request needs more memory than the cache may take.
         """
-        most = self._most_positions(1)
-        if request.max_length + _SPARE_NODES > most:
+        limit = self._max_positions(1)
+        if request.max_length + SPARE_NODE_POSITIONS > limit:
             raise CapacityError(
                 f"got a request of up to {request.max_length} tokens; expected at most"
-                f" {max(0, most - _SPARE_NODES)}, for which the cache has memory. Shorten it, or"
-                " raise cache_gib."
+                f" {max(0, limit - SPARE_NODE_POSITIONS)}, for which the cache has memory. Shorten"
+                " it, or raise cache_gib."
             )
 
     def open(self, request: Request, active: Sequence[Request]) -> bool:
-        """Give `request` a slot, with as much of it as the cache knows; returns whether there is
-        room for it now.
+        """Give a request a slot, filled with the longest known prefix of its prompt.
 
         Args:
-            active: the requests that have one.
+            request: The request to admit.
+            active: Requests that have a slot.
+        Returns:
+            False if the cache has no room now.
+        Raises:
+            CapacityError: the request is longer than the model's context.
         """
         self._model.check_length(request)
         if self._model.stale:
             self.forget_all()
-        longest = (
-            max(min(one.max_length, len(one) + _HEADROOM) for one in (*active, request))
-            + _SPARE_NODES
+        members = (*active, request)
+        longest = SPARE_NODE_POSITIONS + max(
+            min(member.max_length, len(member) + ADMISSION_HEADROOM) for member in members
         )
-        source, length = self._longest_common(request, active)
-        tokens = None  # of an ended sequence whose place it takes
+        source, length = self._longest_prefix(request, active)
+        inherited = None  # tokens of an ended request whose slot the new one takes over
         if source is not None and source in self._kept:
             self._kept.move_to_end(source)
-            if length >= _CONTINUED * len(self._kept[source]):
-                tokens = self._kept.pop(source)
-        needed, fits = max(one.max_length for one in (*active, request)) + _SPARE_NODES, False
+            if length >= INHERITED_SHARE * len(self._kept[source]):
+                inherited = self._kept.pop(source)
+        final, fits = max(member.max_length for member in members) + SPARE_NODE_POSITIONS, False
         try:
-            fits = self._ensure(len(active) + 1, longest, min(longest + _AHEAD, needed))
+            fits = self._ensure(len(members), longest, min(longest + CACHE_GROWTH_POSITIONS, final))
         finally:
-            if source is not None and tokens is not None and not fits:
-                self._kept[source] = tokens
+            if source is not None and inherited is not None and not fits:
+                self._kept[source] = inherited
         if not fits:
             return False
-        self._model.open(request, None if tokens is None else source, length)
-        if (
-            source is not None and source.slot >= 0
-        ):  # it neither lost its place to `request` nor had to go
+        self._model.open(request, None if inherited is None else source, length)
+        # The source has no slot if `request` took it over, or if it was dropped to make room.
+        if source is not None and source.slot >= 0:
             self._model.slots.copy(request, source, length)
         request.counters.cached_tokens += request.cached
         self.reused += request.cached
         return True
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; returns whether there is."""
-        longest = max((len(request) for request in active), default=0) + _SPARE_NODES
+        """Make room for the next tokens of all requests; return False if there is none."""
+        longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
         if longest <= self._model.capacity:
             return True
-        needed = max(request.max_length for request in active) + _SPARE_NODES
-        return self._ensure(
-            len(active), longest, min(max(longest + _AHEAD, 2 * self._model.capacity), needed)
-        )
+        final = max(request.max_length for request in active) + SPARE_NODE_POSITIONS
+        ideal = max(longest + CACHE_GROWTH_POSITIONS, 2 * self._model.capacity)
+        return self._ensure(len(active), longest, min(ideal, final))
 
     def close(self, request: Request, reusable: bool = True) -> None:
-        """Take its slot from `request`, and keep what is there for later prompts, unless it is
-        not `reusable`.
-        """
-        if request.pending > 1:  # no logits have shown yet whether what it holds are numbers
+        """Free the slot of a request; keep its contents for later prompts if `reusable`."""
+        if request.pending > 1:  # no logits have shown yet whether its keys and values are numbers
             request.tainted, reusable = True, False
-        if reusable and self._most_kept and request.cached >= _LEAST_COMMON:
-            held = Request(request.token_ids[: request.cached], SamplingParams())
-            held.rotary_length = request.rotary_length
-            self._model.slots.inherit(held, request, request.cached)
-            tokens = np.array(held.token_ids, dtype=np.int64)
-            for other in [
-                other for other, known in self._kept.items() if _common(known, tokens) == len(known)
-            ]:
-                self._forget(other)
-            self._kept[held] = tokens
-            if len(self._kept) > self._most_kept:
-                self._forget_oldest()
+        if reusable and self._max_kept and request.cached >= MIN_PREFIX_TOKENS:
+            self._keep(request)
         self.free(request)
 
     def free(self, request: Request) -> None:
-        """Take its slot from `request`, if it has one."""
+        """Free the slot of a request, if it has one."""
         self._model.close(request)
 
     def forget_all(self) -> None:
-        """Free what is kept."""
+        """Free the slots of all ended requests."""
         while self._forget_oldest():
             pass
 
-    def _longest_common(
+    def _keep(self, request: Request) -> None:
+        """Keep the cached tokens of an ended request; drop kept requests that they cover."""
+        kept = Request(request.token_ids[: request.cached], SamplingParams())
+        kept.rotary_length = request.rotary_length
+        self._model.slots.inherit(kept, request, request.cached)
+        tokens = np.array(kept.token_ids, dtype=np.int64)
+        covered = [
+            other
+            for other, known in self._kept.items()
+            if _common_prefix(known, tokens) == len(known)
+        ]
+        for other in covered:
+            self._forget(other)
+        self._kept[kept] = tokens
+        if len(self._kept) > self._max_kept:
+            self._forget_oldest()
+
+    def _longest_prefix(
         self, request: Request, active: Sequence[Request]
     ) -> tuple[Request | None, int]:
-        """Return the sequence in the cache that has most in common with the beginning of
-        `request`, and how many tokens.
-        """
-        if not self._most_kept or request.scoring:  # the cache has no logits
+        """Return the cached request that shares most first tokens, and the number of them."""
+        if not self._max_kept or request.scoring:  # scoring needs logits, which are not cached
             return None, 0
-        # the last one is fed in any case: its answer is asked for
-        wanted = np.array(request.token_ids[:-1], dtype=np.int64)
-        best, most = None, _LEAST_COMMON - 1
-        running = ((one, np.array(one.token_ids[: one.cached], dtype=np.int64)) for one in active)
+        # The last token is always computed, since its logits choose the next one.
+        prompt = np.array(request.token_ids[:-1], dtype=np.int64)
+        best, best_length = None, MIN_PREFIX_TOKENS - 1
+        running = (
+            (member, np.array(member.token_ids[: member.cached], dtype=np.int64))
+            for member in active
+        )
         for source, tokens in (*self._kept.items(), *running):
-            length = _common(tokens, wanted)
-            if length > most and self._model.shares_prefix(source, request):
-                best, most = source, length
-        return best, most
+            length = _common_prefix(tokens, prompt)
+            if length > best_length and self._model.shares_prefix(source, request):
+                best, best_length = source, length
+        return best, best_length
 
-    def _ensure(self, rows: int, positions: int, ideal: int) -> bool:
-        """Have at least so many slots of so many positions beside the kept ones, which go where
-        they are in the way.
+    def _ensure(self, num_slots: int, positions: int, ideal: int) -> bool:
+        """Provide slots of a size, besides the kept requests, which are dropped if in the way.
+
+        Args:
+            num_slots: Slots for active requests.
+            positions: Cache positions that each slot must have.
+            ideal: Cache positions that each slot should have if the cache has to grow.
         """
         while True:
-            slots = rows + len(self._kept)
-            held = max([positions, *map(len, self._kept)])
-            wanted = self._model.capacity if self._model.capacity >= held else max(ideal, held)
-            for count in (self._roomy(slots), slots):
-                most = self._most_positions(count)
-                if most >= held and self._resized(count, min(wanted, most), rows):
+            slots = num_slots + len(self._kept)
+            required = max([positions, *map(len, self._kept)])
+            enough = self._model.capacity >= required
+            size = self._model.capacity if enough else max(ideal, required)
+            for count in (self._preferred_slots(slots), slots):
+                limit = self._max_positions(count)
+                if limit >= required and self._resized(count, min(size, limit), num_slots):
                     return True
             if not self._forget_oldest():
                 return False
 
-    def _resized(self, slots: int, positions: int, rows: int) -> bool:
+    def _resized(self, slots: int, positions: int, num_active: int) -> bool:
         try:
             self._model.slots.resize(slots, positions)
         except (MemoryError, RuntimeError) as error:
             short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in str(error)
-            if not short or (rows == 1 and not self._kept):
+            if not short or (num_active == 1 and not self._kept):
                 raise
             return False
         return True
 
-    def _roomy(self, slots: int) -> int:
-        """Return how many slots to have where so many are needed: growing copies the cache, so
-        that it is to be rare.
-        """
-        there = len(self._model.slots)
-        if slots <= there or self._most_rows is None:
-            return max(slots, there)
-        return max(slots, min(2 * there, self._most_rows + self._most_kept))
+    def _preferred_slots(self, slots: int) -> int:
+        """Return the number of slots to allocate for `slots`: growing copies the whole cache."""
+        current = len(self._model.slots)
+        if slots <= current or self._max_batch is None:
+            return max(slots, current)
+        return max(slots, min(2 * current, self._max_batch + self._max_kept))
 
-    def _most_positions(self, slots: int) -> int:
-        """Return how many positions so many slots may have."""
+    def _max_positions(self, slots: int) -> int:
+        """Return the cache positions that each of this number of slots may have."""
         each = slots * self._model.position_bytes
-        return 1 << 40 if self._most_bytes is None or not each else self._most_bytes // each
+        return _UNLIMITED if self._max_bytes is None or not each else self._max_bytes // each
 
-    def _forget(self, held: Request) -> None:
-        del self._kept[held]
-        self._model.close(held)
+    def _forget(self, kept: Request) -> None:
+        del self._kept[kept]
+        self._model.close(kept)
 
     def _forget_oldest(self) -> bool:
         if not self._kept:
@@ -219,11 +233,16 @@ class KVCacheManager:
         return True
 
 
-def most_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
-    """Return the most bytes a cache may take beside a loaded model; None where nobody says.
+def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
+    """Return the most bytes that the KV cache of a loaded model may take.
 
+    Args:
+        model: The loaded model.
+        cache_gib: Limit in GiB; None = most of the available memory.
+    Returns:
+        Bytes, or None if the available memory is unknown.
     Raises:
-        ConfigError: `cache_gib` is no positive number.
+        ConfigError: `cache_gib` is not a positive number.
     """
     if cache_gib is not None:
         if not is_number(cache_gib) or cache_gib <= 0:
@@ -236,11 +255,11 @@ def most_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | N
         if model.device.type == "cuda"
         else available_memory()
     )
-    return int(_SHARE * available) or None
+    return int(CACHE_MEMORY_SHARE * available) or None
 
 
-def _common(one: IntArray, other: IntArray) -> int:
-    """Return how many first tokens are the same."""
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
+def _common_prefix(first: IntArray, second: IntArray) -> int:
+    """Return the number of equal first tokens."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length

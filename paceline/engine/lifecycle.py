@@ -1,6 +1,4 @@
-"""What becomes of requests: they get a place and a drafter, tokens, and an end, each with its
-own errors.
-"""
+"""Admit requests, deliver their tokens and end them, each with its own errors."""
 
 from __future__ import annotations
 
@@ -21,47 +19,49 @@ _log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Of the requests of one engine, which calls it between and after its forwards.
+    """Handles the requests of one engine between forward passes.
 
     Args:
-        goes_on: requests whose drafter raises go on without drafts.
+        schedule: Holds the waiting and active requests.
+        kv_cache: Assigns cache slots.
+        survives_drafter_errors: A request whose drafter raises an error continues without drafts.
     """
 
-    def __init__(self, schedule: Scheduler, room: KVCacheManager, goes_on: bool) -> None:
-        self._schedule, self._room = schedule, room
-        self._goes_on = goes_on
+    def __init__(
+        self, schedule: Scheduler, kv_cache: KVCacheManager, survives_drafter_errors: bool
+    ) -> None:
+        self._schedule, self._kv_cache = schedule, kv_cache
+        self._survives_drafter_errors = survives_drafter_errors
         self._load = EngineLoad()
 
     @property
     def load(self) -> EngineLoad:
-        """What has been done, and what there is to do now."""
-        schedule, room = self._schedule, self._room
+        """Return the counts of finished work and of open requests."""
+        schedule, kv_cache = self._schedule, self._kv_cache
         return replace(
             self._load,
             waiting=len(schedule.waiting),
             running=len(schedule.active),
-            cache_usage=room.usage(),
-            kept=room.kept,
-            prefix_hits=room.reused,
+            cache_usage=kv_cache.usage(),
+            kept=kv_cache.num_kept,
+            prefix_hits=kv_cache.reused,
             preemptions=schedule.preemptions,
         )
 
     def admit(self) -> None:
-        """Give waiting requests their place in the cache and to their drafters, as far as there
-        is room.
-        """
+        """Give waiting requests a cache slot and start their drafters, while slots are free."""
         while (handle := self._schedule.waiting.first()) is not None:
             try:
                 if not self._schedule.admit(handle):
                     return
-                self._begin(handle)
+                self._start_drafter(handle)
             except BaseException as error:
                 self.fail([handle], error)
                 if not isinstance(error, Exception):
                     raise
 
-    def _begin(self, handle: RequestHandle) -> None:
-        """Show a request that has its place to its drafter, unless that is so already."""
+    def _start_drafter(self, handle: RequestHandle) -> None:
+        """Start the drafter for an admitted request; a preempted request has it started already."""
         if handle.started:
             return
         handle.started, handle.admitted = True, time.perf_counter()
@@ -72,12 +72,12 @@ class Lifecycle:
             self.drafter_failed([handle], error)
 
     def count_forward(self) -> None:
-        """Take in that the target has made a pass."""
+        """Count a forward pass of the target."""
         self._load.forwards += 1
 
     def deliver(self, handle: RequestHandle, outcome: Outcome) -> None:
-        """Give a request what a step has brought, which may be its end."""
-        # it is fed anew, with other rotary frequencies
+        """Give a request the outcome of a step; end the request if it has finished."""
+        # The cache was dropped: the prompt runs again with other rotary frequencies.
         handle.prefilling = handle.request.cached == 0
         self._load.new_tokens += len(outcome.new_token_ids)
         self._load.drafted_tokens += len(outcome.tree)
@@ -90,23 +90,23 @@ class Lifecycle:
         if handle.request.finish_reason is not None:
             try:
                 self._retire(handle)
-            except Exception as error:  # it is this request's alone
+            except Exception as error:  # concerns this request only
                 handle.error = error
 
     def drafter_failed(self, handles: list[RequestHandle], error: Exception) -> bool:
-        """Take requests from a drafter that raised; returns whether they go on."""
-        if not self._goes_on:
+        """Detach requests from a drafter that raised; return True if they continue."""
+        if not self._survives_drafter_errors:
             self.fail(handles, error)
             return False
         for handle in handles:
             drafter, request = handle.drafter_state.drafter, handle.request
             _log.warning(
-                "drafter %r failed; request %d goes on without drafts: %s",
+                "drafter %r failed; request %d continues without drafts: %s",
                 drafter.name,
                 request.id,
                 error,
             )
-            with suppress(Exception):  # the first error is the one to tell
+            with suppress(Exception):  # report the first error only
                 drafter.stop(request)
             handle.drafter_state = DrafterState(Plain(), None)
             request.counters.note("drafter_failed")
@@ -114,7 +114,7 @@ class Lifecycle:
         return True
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
-        """End requests before their time; the error is theirs to raise."""
+        """End requests with an error, which their callers raise."""
         reason = (
             error
             if isinstance(error, Exception)
@@ -126,11 +126,11 @@ class Lifecycle:
         for handle in handles:
             if handle in self._schedule.active:
                 handle.error = reason
-                with suppress(Exception):  # the first error is the one to tell
+                with suppress(Exception):  # report the first error only
                     self._retire(handle)
 
     def disown(self) -> None:
-        """End all open requests of a process that was forked: its parent answers them."""
+        """End all open requests in a forked child; the parent answers them."""
         for handle in (*self._schedule.waiting, *self._schedule.active):
             handle.error = PacelineError(
                 "this process was forked while the request was open; the parent answers it. Send"
@@ -140,13 +140,11 @@ class Lifecycle:
                 self._retire(handle)
 
     def drop(self, handle: RequestHandle) -> None:
-        """End a request that nobody waits for any more, if it has not ended, and free everything
-        it holds.
-        """
+        """End a request that no caller waits for, and free everything it holds."""
         if handle in self._schedule.active or handle in self._schedule.waiting:
             self._retire(handle)
         if handle.keep_slot:
-            self._room.free(handle.request)
+            self._kv_cache.free(handle.request)
 
     def _retire(self, handle: RequestHandle) -> None:
         handle.ended = time.perf_counter()
@@ -158,5 +156,5 @@ class Lifecycle:
                 handle.drafter_state.drafter.stop(handle.request)
         finally:
             if not handle.keep_slot:
-                self._room.close(handle.request, reusable=handle.error is None)
+                self._kv_cache.close(handle.request, reusable=handle.error is None)
             handle.done = True

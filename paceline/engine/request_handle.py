@@ -1,4 +1,4 @@
-"""What a caller holds of a request that an engine works on."""
+"""Define the handle that a caller holds for a submitted request."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from paceline.draft_budget.drafter_state import DrafterState
 
 @dataclass(eq=False, slots=True)
 class RequestHandle:
-    """What a caller holds of one request.
+    """The state of one request in an engine.
 
     Attributes:
-        drafter_state: its drafter, and the statistics of its trees.
-        outcomes: steps not yet taken out by the caller; None where it did not ask for them.
-        keep_slot: what it has in the cache stays there when it ends, until it is withdrawn.
-        batch_invariant: the engine computes it batch-invariantly.
-        prefilling: it has tokens to feed before the one it is at.
-        started: its drafter knows of it.
-        done: nothing more will come.
-        error: what ended the request before its time.
-        admitted, ended: when it got its place in the batch and when it left, by
-            `time.perf_counter`; 0 = not yet.
+        request: The request.
+        drafter_state: Its drafter, with the statistics of its draft trees.
+        outcomes: Outcomes that the caller has not collected yet; None = the caller collects none.
+        keep_slot: The slot stays in the cache after the request ends, until it is withdrawn.
+        batch_invariant: The engine computes the request batch-invariantly.
+        prefilling: Prompt tokens are still to be computed.
+        started: The drafter has been started for the request.
+        done: No further outcome will come.
+        error: Error that ended the request early.
+        admitted: Time of admission to the batch, by `time.perf_counter`; 0 = not yet.
+        ended: Time at which the request left the batch; 0 = not yet.
     """
 
     request: Request
@@ -44,11 +45,11 @@ class RequestHandle:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Smaller goes first: by priority, then by age."""
+        """Return the sort key of the request: priority, then age; smaller goes first."""
         return self.request.params.priority, self.request.id
 
     def stats(self) -> Stats:
-        """Return the counts so far; seconds from admission to the end, or to now."""
+        """Return the counts so far, with the seconds from admission to the end or to now."""
         return Stats.of(
             self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant
         )
@@ -56,11 +57,12 @@ class RequestHandle:
 
 @dataclass(frozen=True, slots=True)
 class CallProgress:
-    """How far a call is.
+    """Progress of a call.
 
     Attributes:
-        finished: answers that have ended, of `answers`.
-        new_tokens: tokens emitted so far, over all answers.
+        finished: Number of answers that have ended.
+        answers: Number of answers of the call.
+        new_tokens: Number of tokens emitted so far, over all answers.
     """
 
     finished: int
@@ -69,13 +71,13 @@ class CallProgress:
 
     @staticmethod
     def of(handles: Sequence[RequestHandle]) -> CallProgress:
-        """That of the call that holds `handles`."""
+        """Return the progress of the call that holds `handles`."""
         tokens = sum(len(handle.request) - handle.request.prompt_length for handle in handles)
         return CallProgress(sum(handle.done for handle in handles), len(handles), tokens)
 
 
 def raise_errors(handles: Iterable[RequestHandle]) -> None:
-    """Raise what ended one of `handles` before its time, if anything did."""
+    """Raise the first error that ended one of the requests early."""
     for handle in handles:
         if handle.error is not None:
             raise handle.error

@@ -1,47 +1,48 @@
-"""Requests that wait for a place in the batch: by priority, then by age."""
+"""Hold the requests that wait for a cache slot, by priority, then by age."""
 
 from __future__ import annotations
 
 import threading
 from bisect import insort
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from paceline.engine.request_handle import RequestHandle
 
 
 class RequestQueue:
-    """Threads may join it while a step is made.
+    """Waiting requests; any thread may add to them during a step.
 
     Attributes:
-        lock: held while it changes.
+        lock: Held while the queue changes.
     """
 
     def __init__(self) -> None:
-        self._tickets: list[RequestHandle] = []
+        self._handles: list[RequestHandle] = []
         self.lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._handles)
 
     def __iter__(self) -> Iterator[RequestHandle]:
-        """As it is now."""
-        return iter(self._tickets.copy())
+        """Iterate over a copy of the queue."""
+        return iter(self._handles.copy())
 
     def join(self, handles: Iterable[RequestHandle]) -> None:
-        """Queue requests, also those that were preempted: they are as old as they are."""
+        """Queue requests; preempted requests keep their age."""
         with self.lock:
             for handle in handles:
-                insort(self._tickets, handle, key=lambda one: one.rank)
+                insort(self._handles, handle, key=attrgetter("rank"))
 
     def first(self) -> RequestHandle | None:
-        """Return the one whose turn it is."""
-        handles = self._tickets
+        """Return the request that is admitted next, or None."""
+        handles = self._handles
         return handles[0] if handles else None
 
     def leave(self, handle: RequestHandle) -> bool:
-        """Take a request out; returns whether it was there."""
+        """Remove a request; return False if it was not in the queue."""
         with self.lock:
-            if handle not in self._tickets:
+            if handle not in self._handles:
                 return False
-            self._tickets.remove(handle)
+            self._handles.remove(handle)
             return True

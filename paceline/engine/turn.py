@@ -1,4 +1,4 @@
-"""The lock under which an engine changes its state, and what a forked child makes of it."""
+"""Lock an engine while its state changes, also across forks."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from paceline.util.threads import follow_forks
 
 
 class Lock(Protocol):
-    """What both kinds of lock of `threading` can do."""
+    """Methods that the two lock types of `threading` share."""
 
     def acquire(self, blocking: bool = ...) -> bool:
-        """Take it; returns whether that was possible."""
+        """Acquire the lock; return False if it is not free."""
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
 
 
 class Turn:
-    """One thread at a time; it may take its turn again inside.
+    """A re-entrant lock: one thread at a time changes the engine.
 
-    In a child that was forked while a thread of the parent was inside, the state of the engine is
-    half changed and that thread does not exist: every call is refused there.
+    A child process that was forked while a thread of the parent held the lock has a half-changed
+    engine and no such thread. Every call in this child is refused.
 
     Args:
-        others: returns the further locks, if any, under which that state is changed.
+        others: Returns further locks under which the engine's state changes.
     Attributes:
-        torn: this process is such a child.
-        inherited: requests that were open at the fork are still in the engine; the parent answers
+        torn: This process is such a child.
+        inherited: The engine still holds requests that were open at the fork; the parent answers
             them.
     """
 
@@ -54,7 +54,7 @@ class Turn:
         self._lock.release()
 
     def check(self) -> None:
-        """Refuse a child whose engine cannot be used.
+        """Refuse a child process whose engine cannot be used.
 
         Raises:
             ConfigError: a thread of the parent was changing the engine when this process was
@@ -68,13 +68,13 @@ class Turn:
             )
 
     def become_child(self) -> None:
-        """Find out whether the engine can be used in this child."""
+        """Check whether the engine can be used in this child process."""
         self.torn = self.torn or not all(map(_is_free, (self._lock, *self._others())))
         self.inherited = True
 
 
 def _is_free(lock: Lock) -> bool:
-    """Whether a lock is free, or held by this thread where it may take it again."""
+    """Return True if this thread can acquire a lock."""
     if not lock.acquire(blocking=False):
         return False
     lock.release()

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.attention import why_not_by_position
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.cpu.linear.choice import Trial, everywhere, is_large, trial
 from paceline.cpu.linear.own import Products, plain_products
 from paceline.errors import ConfigError
@@ -31,7 +32,7 @@ from paceline.invariance.row_classes import (
 )
 from paceline.invariance.row_modules import RowModule, survey
 from paceline.model.architecture import Architecture
-from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.cached_lm import CachedLM
 from paceline.model.model_view import ModelView
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights

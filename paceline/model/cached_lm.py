@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.cpu.linear.choice import fastest
 from paceline.cpu.linear.own import Products
@@ -41,8 +42,6 @@ from paceline.model.rotary import (
     same_rotary_frequencies,
 )
 from paceline.model.vocabulary import SharedVocabulary
-
-PREFILL_CHUNK = 512  # pending tokens
 
 
 class CachedLM:

@@ -17,9 +17,9 @@ from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState, DrafterStats
 from paceline.drafters import create
-from paceline.engine.drafter_pool import MOST_DRAFTERS, DrafterPool
+from paceline.engine.drafter_pool import DrafterPool, refuse_others
 from paceline.engine.engine import Engine
-from paceline.engine.parallel.model import refuse_others
+from paceline.engine.settings import MAX_NAMED_DRAFTERS
 from paceline.errors import BusyError, ConfigError, DrafterError
 from paceline.training.acceptance_head.settings import RecordConfig
 from paceline.util.options import flat
@@ -115,7 +115,7 @@ def test_a_drafter_is_made_once_and_the_engines_own_is_used_for_its_own_spec(pai
     outs = llm.generate(pair.prompts[:4], [SamplingParams(8, speculation=spec) for spec in specs])
     assert [out.token_ids for out in outs] == [answer[:8] for answer in pair.answers[:4]]
     assert len(with_own) == 3
-    roster = llm._engine._roster
+    roster = llm._engine._drafters
     first = roster.find("sssd:max_nodes=9", set)
     assert first is not roster.own
     assert roster.find("sssd:max_nodes=9", set) is first
@@ -316,16 +316,16 @@ def test_a_bounded_number_of_drafters() -> None:
 
     roster = DrafterPool(make, lambda drafter: None, may_cut=True)
     roster.use(create("none"), "none")
-    found = [roster.find(f"none:x={number}", set) for number in range(MOST_DRAFTERS)]
+    found = [roster.find(f"none:x={number}", set) for number in range(MAX_NAMED_DRAFTERS)]
     roster.find("none:x=0", set)
     # takes the place of the one not in use that was asked for first
     roster.find("none:x=99", lambda: {found[1]})
     assert roster.find("none:x=0", set) is found[0]
     assert roster.find("none:x=1", set) is found[1]
-    assert len(made) == MOST_DRAFTERS + 1
+    assert len(made) == MAX_NAMED_DRAFTERS + 1
     assert roster.find("none:x=2", set) is not found[2]
     with pytest.raises(
-        BusyError, match=f"got one more drafter while {MOST_DRAFTERS} others are in use"
+        BusyError, match=f"got one more drafter while {MAX_NAMED_DRAFTERS} others are in use"
     ):
         roster.find("none:x=100", lambda: set(roster._named.values()))
     assert roster.find("none", set) is roster.own
@@ -335,7 +335,7 @@ def test_what_was_learnt_of_a_drafter_stays_for_later_requests(pair: Pair) -> No
     llm = LLM(pair.target, "none")
     for _ in range(2):
         llm.generate(pair.prompts, SamplingParams(COUNT, speculation="sssd"))
-    stats = llm._engine._roster.find("sssd", set).stats
+    stats = llm._engine._drafters.find("sssd", set).stats
     assert stats is not None
     assert stats.acceptance_calibration.trials.sum() > 0
     assert llm.acceptance_calibration is None  # of its own drafter

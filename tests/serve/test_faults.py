@@ -154,7 +154,7 @@ def test_one_drafter_too_many_is_for_later(
         return propose(self, *arguments)
 
     monkeypatch.setattr(Pia, "propose", slowly)
-    monkeypatch.setattr("paceline.engine.drafter_pool.MOST_DRAFTERS", 1)
+    monkeypatch.setattr("paceline.engine.drafter_pool.MAX_NAMED_DRAFTERS", 1)
     other = {"speculation": "pia:max_nodes=3"}
     with served(llm) as small, small.client() as client:
         with raw(small, {**LONG, "ignore_eos": True, "speculation": "pia:max_nodes=2"}):

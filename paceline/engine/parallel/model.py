@@ -21,13 +21,14 @@ from transformers import PreTrainedModel
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import DraftTree, IntArray
 from paceline.cpu.linear.own import Products
 from paceline.cpu.plain_tensors import is_plain
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
 from paceline.errors import ConfigError, DrafterError
-from paceline.model.cached_lm import PREFILL_CHUNK, CachedLM
+from paceline.model.cached_lm import CachedLM
 from paceline.verification.outcomes import chosen, make_outcome
 from paceline.verification.rules import follow
 from paceline.verification.verify import answers
@@ -180,6 +181,14 @@ class ParallelLM(CachedLM):
                 table[row, :, 1] = known[:, 0]
         return table
 
+    def check_drafter(self, drafter: Drafter) -> None:
+        """Refuse a drafter whose trees cannot be split among the ranks.
+
+        Raises:
+            ConfigError: as `check_columns`.
+        """
+        check_columns(drafter, self.ranks.size)
+
     def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
         """Hold the requests of all ranks against each other, once per call of the engine.
 
@@ -229,18 +238,6 @@ def check_columns(drafter: Drafter, size: int) -> None:
             f" has {drafter.columns} columns; expected 1 to {drafter.columns} ranks. Reduce"
             " --nproc-per-node, or raise window."
         )
-
-
-def refuse_others(spec: str) -> Drafter:
-    """The maker of a parallel engine, which has one drafter for all requests.
-
-    Raises:
-        ConfigError: always.
-    """
-    raise ConfigError(
-        f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one"
-        " drafter; expected None, or the spec of that drafter. Leave it out."
-    )
 
 
 @torch.no_grad()

@@ -1,0 +1,90 @@
+"""Set up a transformers model as the target of an engine.
+
+The engine imports this module when it is built, and no model code before. It works with the
+protocol `paceline.core.target.Target` from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.costs import Costs
+from paceline.draft_head.find import DraftHeads
+from paceline.engine.parallel.model import ParallelLM
+from paceline.invariance.invariance import Invariance, resolve_batch_invariance
+from paceline.model.cached_lm import CachedLM
+from paceline.model.self_check import checked_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.core.drafter import Drafter
+    from paceline.engine.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """How an engine uses its target; see `paceline.engine.engine.Engine`.
+
+    Attributes:
+        max_batch: Most requests per forward pass; None = no limit.
+        max_nodes: Most draft nodes verified per request and step.
+        prefill_chunk: Most pending tokens of a request per step.
+        batch_invariant: True, False or "auto".
+        ranks: Processes that share the work on every draft tree; None = this process alone.
+        cost_curve: Cost of forward passes; None = measure.
+    """
+
+    max_batch: int | None
+    max_nodes: int
+    prefill_chunk: int
+    batch_invariant: bool | Literal["auto"]
+    ranks: Ranks | None
+    cost_curve: CostCurve | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSetup:
+    """A target that is ready for requests.
+
+    Attributes:
+        model: The model with its KV cache.
+        invariance: State of batch invariance.
+        parallel: `model`, if processes share its work; else None.
+        costs: Measured cost of its forward passes; None with ranks, whose measured times differ.
+        draft_heads: Hidden-state draft heads of the model; None with ranks.
+    """
+
+    model: CachedLM
+    invariance: Invariance
+    parallel: ParallelLM | None
+    costs: Costs | None
+    draft_heads: DraftHeads | None
+
+
+def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
+    """Check a loaded model and give it a KV cache.
+
+    Args:
+        model: Decoder-only transformers model, in eval mode, on its device.
+        drafter: Drafter of the engine; its trees must be divisible among ranks.
+        options: How the engine uses the model.
+    Raises:
+        UnsupportedModelError: the model cannot be verified losslessly.
+        ConfigError: batch invariance is required and impossible, or the ranks do not fit.
+    """
+    ranks, batch_invariant = options.ranks, options.batch_invariant
+    if ranks is not None and batch_invariant == "auto":
+        batch_invariant = False  # measured times differ by rank, and all ranks must agree
+    invariance = resolve_batch_invariance(model, batch_invariant, options.max_batch or 1)
+    model_options = invariance.model_options(options.prefill_chunk)
+    checked = checked_model(model, model_options)
+    if ranks is None:
+        costs = Costs(checked, invariance.max_rows, options.cost_curve)
+        return TargetSetup(checked, invariance, None, costs, DraftHeads(checked))
+    build = partial(ParallelLM, chains=checked.chains)
+    parallel = build(model, ranks, drafter, options.max_nodes, **model_options)
+    return TargetSetup(parallel, invariance, parallel, None, None)
