@@ -8,7 +8,8 @@ from typing import ClassVar, Protocol
 
 from paceline.bench.environment import Environment
 from paceline.bench.report import MEASURES, measured, setting_parts
-from paceline.bench.result import BenchResult, Divergence, MethodFigures
+from paceline.bench.result import BenchResult, MethodFigures
+from paceline.bench.timed_calls import Divergence
 from paceline.report.tables import Cell, Column, Table
 from papers.config import PaperConfig
 

@@ -17,8 +17,8 @@ import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from paceline.bench.bench_settings import MAX_BATCH_TOKENS, PAGE_POSITIONS
-from paceline.bench.result import Guarantee
 from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
+from paceline.bench.timed_calls import Guarantee
 from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
 from paceline.core.metrics import Stats, Timing
 from paceline.core.request import SamplingParams

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from paceline.bench.methods import MethodAnswer
-from paceline.bench.result import TimedCall
 from paceline.bench.settings import BenchConfig
+from paceline.bench.timed_calls import TimedCall
 from paceline.drafters import create, entry
 from paceline.engine.parallel.model import check_columns
 from paceline.engine.parallel.ranks import Ranks

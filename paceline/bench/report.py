@@ -9,8 +9,9 @@ from rich.markup import escape
 
 from paceline.bench.bench_settings import MAX_DIVERGENCES, WIDE_COLUMNS
 from paceline.bench.environment import Environment
-from paceline.bench.result import BenchResult, Divergence, MethodFigures
+from paceline.bench.result import BenchResult, MethodFigures
 from paceline.bench.settings import PLAIN as TRANSFORMERS
+from paceline.bench.timed_calls import Divergence
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.prompts import cut_note
 from paceline.report.tables import Cell, Column, Table

@@ -15,7 +15,8 @@ from rich.markup import escape
 from transformers import PreTrainedModel
 
 from paceline.bench.bench_settings import SPARE_NODES, WARMUP_TOKENS
-from paceline.bench.environment import load_average, look_around, peak_memory
+from paceline.bench.compare import compare
+from paceline.bench.environment import Environment, load_average, look_around, peak_memory
 from paceline.bench.methods import (
     Continuous,
     Method,
@@ -26,8 +27,9 @@ from paceline.bench.methods import (
 )
 from paceline.bench.models import Models, Unit, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.parallel import Lockstep
-from paceline.bench.result import AnswerCounts, AnswerRow, BenchResult, Divergence, TimedCall
+from paceline.bench.result import BenchResult
 from paceline.bench.settings import CONTINUOUS, PLAIN, BenchConfig
+from paceline.bench.timed_calls import TimedCall
 from paceline.core.drafter import Drafter
 from paceline.core.metrics import Timing
 from paceline.drafters import create
@@ -35,7 +37,6 @@ from paceline.engine.parallel.ranks import Ranks
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.model.cached_lm import CachedLM
-from paceline.model.forward_mode import mode_of
 from paceline.model.loading import draft_lm, eos_token_ids
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
@@ -263,42 +264,14 @@ def _methods(
 
 
 def _result(
-    environment: Any, models: Models, skipped: dict[str, str], run: _BenchRun, complete: bool
+    environment: Environment,
+    models: Models,
+    skipped: dict[str, str],
+    run: _BenchRun,
+    complete: bool,
 ) -> BenchResult:
     config, methods, units = run.config, run.methods, run.units
-    names = tuple(method.name for method in methods)
-    reference = _reference(config, names)
-    comparable = {
-        method.name for method in methods if config.sampling.greedy or _keeps_seed(method)
-    }
-    expected = {
-        (call.unit, call.repeat): answers for call, answers in run.calls if call.method == reference
-    }
-    calls: list[TimedCall] = []
-    differing: dict[tuple[str, str], tuple[list[int], list[int], list[int]]] = {}
-    for call, answers in run.calls:
-        unit, compare = (
-            units[call.unit],
-            call.method in comparable and call.method != reference and reference is not None,
-        )
-        rows = []
-        for index, (prompt, ids, answer) in enumerate(
-            zip(unit.prompts, unit.token_ids, answers, strict=True)
-        ):
-            reference_ids = expected[call.unit, call.repeat][index].token_ids if compare else []
-            equal = answer.token_ids == reference_ids if compare else None
-            if equal is False and config.sampling.greedy:
-                differing.setdefault(
-                    (call.method, prompt.id), (ids, reference_ids, answer.token_ids)
-                )
-            counts = None if answer.stats is None else AnswerCounts.of(answer.stats)
-            rows.append(
-                AnswerRow(
-                    prompt.id, prompt.category, len(ids), len(answer.token_ids), equal, counts
-                )
-            )
-        calls.append(dataclasses.replace(call, rows=tuple(rows)))
-    divergences = [_divergence(models.target, *key, *value) for key, value in differing.items()]
+    comparison = compare(config, models.target, methods, units, run.calls)
     return BenchResult(
         config=config,
         environment=environment,
@@ -306,56 +279,14 @@ def _result(
         target=models.target_label,
         draft=models.draft_label,
         dtype=str(models.target.dtype).removeprefix("torch."),
-        methods=names,
-        baseline=names[0],
-        reference=reference,
+        methods=tuple(method.name for method in methods),
+        baseline=methods[0].name,
+        reference=comparison.reference,
         skipped=skipped,
-        calls=tuple(calls),
-        divergences=tuple(divergences),
+        calls=comparison.calls,
+        divergences=comparison.divergences,
         cut_prompts=sum(unit.cut for unit in units),
         guarantees={
             method.name: method.guarantee for method in methods if isinstance(method, Paceline)
         },
     )
-
-
-def _reference(config: BenchConfig, names: tuple[str, ...]) -> str | None:
-    """Return the method whose tokens the others must equal.
-
-    Greedy answers must equal those of transformers. Sampled answers must equal plain decoding with
-    the same seed.
-    """
-    wanted = [PLAIN, "none"] if config.sampling.greedy else ["none"]
-    return next((name for name in wanted if name in names), None)
-
-
-def _keeps_seed(method: Method) -> bool:
-    return isinstance(method, Paceline) and not method.draws
-
-
-def _divergence(
-    model: PreTrainedModel,
-    method: str,
-    prompt: str,
-    prompt_ids: list[int],
-    reference: list[int],
-    got: list[int],
-) -> Divergence:
-    shorter = min(len(reference), len(got))
-    position = next((i for i in range(shorter) if reference[i] != got[i]), shorter)
-    with mode_of(model)():
-        logits = (
-            model(torch.tensor([prompt_ids + reference[:position]], device=model.device))
-            .logits[0, -1]
-            .float()
-        )
-    top = logits.topk(2).values.tolist()
-    expected, chosen = (
-        tokens[position] if position < len(tokens) else None for tokens in (reference, got)
-    )
-    choice = (
-        None
-        if expected is None or chosen is None
-        else abs(float(logits[expected] - logits[chosen]))
-    )
-    return Divergence(method, prompt, position, expected, chosen, top[0], top[0] - top[1], choice)

@@ -25,7 +25,7 @@ from paceline.util.files import STANDARD_OUTPUT, write_atomically
 from paceline.util.options import changed
 
 if TYPE_CHECKING:
-    from paceline.bench.verify import Difference, DrafterVerdict, VerifyResult
+    from paceline.bench.verify_result import Difference, DrafterVerdict, VerifyResult
 
 _UNUSED_OPTIONS = (
     "model",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +17,7 @@ from paceline.util.files import parse_json, write_atomically
 from paceline.util.text_files import read_text
 
 T = TypeVar("T")
+_KEY = "document_key"  # metadata of a field whose key in documents is not its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,15 @@ class DocumentKind(Generic[T]):
     name: str
     schema: int
     content: type[T]
+
+
+def saved_as(key: str) -> Any:
+    """Return a dataclass field with another key in documents.
+
+    Args:
+        key: Key in the document.
+    """
+    return field(metadata={_KEY: key})
 
 
 def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derived: Any) -> None:
@@ -132,17 +142,19 @@ def _describe(error: BaseException, expected: type | None) -> str:
     )
 
 
-def _omitted(kind: Any) -> dict[str, Any]:
-    """Return overrides that omit the per-request options, which a run does not have."""
-    return {
-        field.name: override(omit=True)
-        for field in fields(kind)
-        if field.metadata.get("per_request")
-    }
+def _overrides(kind: Any) -> dict[str, Any]:
+    """Return overrides that omit per-request options and rename keys."""
+    overrides = {}
+    for entry in fields(kind):
+        if entry.metadata.get("per_request"):
+            overrides[entry.name] = override(omit=True)
+        elif _KEY in entry.metadata:
+            overrides[entry.name] = override(rename=entry.metadata[_KEY])
+    return overrides
 
 
-def _of_requests(kind: Any) -> bool:
-    return is_dataclass(kind) and bool(_omitted(kind))
+def _has_overrides(kind: Any) -> bool:
+    return is_dataclass(kind) and bool(_overrides(kind))
 
 
 _CONVERTER = cattrs.Converter()
@@ -150,6 +162,6 @@ for _register, _make in (
     (_CONVERTER.register_structure_hook_factory, make_dict_structure_fn),
     (_CONVERTER.register_unstructure_hook_factory, make_dict_unstructure_fn),
 ):
-    _register(_of_requests, lambda kind, make=_make: make(kind, _CONVERTER, **_omitted(kind)))
+    _register(_has_overrides, lambda kind, make=_make: make(kind, _CONVERTER, **_overrides(kind)))
 for _plain in (bool, int, float, str):
     _CONVERTER.register_structure_hook(_plain, _exactly)

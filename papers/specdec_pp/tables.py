@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from paceline.drafters.specdec_pp.card import latency
 from paceline.report.tables import Cell, Column, Table
-from papers.part import CPU_TIME, PICTURE, PLAIN, SPEEDUP, cells, columns
+from papers.part import PICTURE, PLAIN, SPEEDUP, cells, columns
 from papers.specdec_pp import picks
-from papers.specdec_pp.costs import cheapest, pareto_front
+from papers.specdec_pp.best_tables import heads_table, table_1_expected, table_1_measured
+from papers.specdec_pp.costs import pareto_front
 from papers.specdec_pp.paper_settings import (
     FIXED_BEST,
     HEAD_BEST,
     PLAINLY,
     SECTION_2_1,
-    TABLE_1,
     TABLE_2,
 )
-from papers.specdec_pp.picks import ALL, PAPER_RATIO, Pick
+from papers.specdec_pp.picks import ALL, PAPER_RATIO
 from papers.specdec_pp.plot_settings import MAX_TABLE_SETS
 from papers.specdec_pp.result import (
-    TARGET_ALONE,
     RulePoint,
     SettingTimes,
     SpecDecResult,
 )
 from papers.specdec_pp.rules import ORACLE, families, methods_of, rivals
-from papers.specdec_pp.run_settings import (
-    EPOCHS,
-    GRID,
-    PAPER_THRESHOLDS,
-)
 
 
 def sections(result: SpecDecResult) -> list[Table]:
@@ -209,134 +202,6 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)
-
-
-def table_1_expected(result: SpecDecResult) -> Table:
-    """Return table 1 by equation 2.3; only the published rows until times are known."""
-    expected = []
-    if result.pair_times is not None:
-        alone = next((row.wall for row in result.times if row.setting == TARGET_ALONE), None)
-        expected = picks.expected_picks(
-            result.counts, result.config.head, *result.pair_times, alone.target if alone else None
-        )
-    notes = (
-        "As in the paper: rates of figure 4, tokens/s by Eq. 2.3 with the times of table 2, each"
-        " best over K 2 to 14 and the thresholds 0.1 to 0.9.",
-        "The paper's rows: Llama-2-chat 7B and 70B; its version 1 has the labels of the two rows"
-        " of its table swapped.",
-    )
-    return _table_1("Table 1: best against best, by equation 2.3", expected, notes)
-
-
-def table_1_measured(result: SpecDecResult) -> Table:
-    """Return table 1 by measured speed."""
-    measured = picks.measured_picks(result.timed, result.config.head) if result.timed else []
-    notes = (
-        f"Measured tokens/s, with the fastest setting of each kind. {SPEEDUP}",
-        f"gain: over the best fixed K. {CPU_TIME}",
-        *(
-            ()
-            if any(pick.auto for pick in measured)
-            else ("threshold=auto needs a head whose card has a curve.",)
-        ),
-    )
-    return _table_1("Table 1: best against best, measured", measured, notes)
-
-
-def heads_table(result: SpecDecResult) -> Table:
-    """Return the comparison of heads (appendix C.3)."""
-    rows = []
-    for sweep, heads in ((result.counts, result.heads), (result.grid, result.grid_heads)):
-        for head in heads if sweep else ():
-            point = (
-                cheapest(sweep.points(head.methods.values()), 1.0, PAPER_RATIO) if sweep else None
-            )
-            card = (
-                head.label,
-                head.depth,
-                head.reject_weight,
-                head.calibration_error,
-                head.roc_area,
-            )
-            best: tuple[Cell, ...] = (None,) * 4
-            if point is not None:
-                threshold = next(
-                    text for text, method in head.methods.items() if method == point.method
-                )
-                best = (
-                    threshold,
-                    point.discard_rate,
-                    point.verification_rate,
-                    latency(1.0, PAPER_RATIO, point),
-                )
-            rows.append((*card, *best))
-    notes = [
-        "ECE: expected calibration error over 15 bins, after calibration; ROC: area under the"
-        " curve; both on prompts held out of training. best h: of least latency (Eq. 2.3, in draft"
-        f" forwards per new token, target forward {PAPER_RATIO:.1f} draft forwards)."
-    ]
-    if result.grid is None:
-        notes.append(
-            "For the ablation over w_rej and D, record (`paceline head record`), then run with"
-            " --recording FOLDER, which trains a head for each. Compare further heads with --head"
-            " FOLDER, repeated."
-        )
-    else:
-        notes.append(
-            f"{len(result.grid_heads)} of {GRID} heads of w_rej 1, 3, 6, 12 and D 0 to 4 were"
-            f" trained in the time, {EPOCHS} epochs each, on the hidden state alone as in the"
-            f" paper; thresholds {', '.join(map(str, PAPER_THRESHOLDS))};"
-            f" {result.grid.part.figures[0].answers} prompts."
-        )
-    notes.append(
-        "The paper: w_rej 6, D 3, h 0.7 gives 99.3 % of the best tokens/s or more on each of its"
-        " data sets."
-    )
-    shown = [
-        "head",
-        Column("D"),
-        Column("w_rej", "g"),
-        "ECE",
-        "ROC",
-        "best h",
-        "N_disc/N",
-        "N_target/N",
-        Column("latency", ".2f"),
-    ]
-    return Table.of("Appendix C.3: heads", shown, rows, notes, ".3f")
-
-
-def _table_1(title: str, measured: Sequence[Pick], notes: Sequence[str]) -> Table:
-    rows = []
-    for pick in [*measured, *TABLE_1]:
-        name = f"paper: {pick.name}" if pick in TABLE_1 else pick.name
-        best = [
-            cell
-            for choice in (pick.fixed, pick.head)
-            for cell in (choice and choice.label, choice and choice.rate, pick.speedup(choice))
-        ]
-        auto = pick.auto.rate if pick.auto else None
-        rows.append(
-            (
-                name,
-                pick.plain,
-                *best,
-                pick.gain(pick.head),
-                pick.cpu_gain,
-                auto,
-                pick.gain(pick.auto),
-            )
-        )
-    gains = [
-        Column(heading, ".1f" if heading == "auto" else ".3f")
-        for heading in ("gain", "CPU gain", "auto", "auto gain")
-    ]
-    kinds = [
-        column
-        for kind in ("SpecDec", "SpecDec++")
-        for column in (Column(kind), *columns(("tokens/s", "speed-up")))
-    ]
-    return Table.of(title, ["prompts", Column("plain", ".1f"), *kinds, *gains], rows, notes)
 
 
 def _milliseconds(seconds: float | None) -> float | None:

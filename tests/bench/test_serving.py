@@ -30,7 +30,7 @@ from paceline.bench.serving import (
 )
 from paceline.bench.serving.clients import closed_loop, open_loop, poisson, waited
 from paceline.bench.serving.prompts import grown
-from paceline.bench.serving.result import Soak, percentile
+from paceline.bench.serving.studies import Soak, percentile
 from paceline.bench.serving.transports import ClientRequest, Http, Piece, Transport, transport_to
 from paceline.errors import CapacityError, ConfigError, PacelineError
 from paceline.report.prompts import Prompt, load_prompts
@@ -277,11 +277,11 @@ def test_on_the_command_line_over_http(tmp_path: Path) -> None:
     result = read_json(tmp_path / "r.json")
     assert result.turn is not None
     assert min(result.turn.reused_tokens) >= 150
-    assert max(result.turn.afresh_tokens) < 10
+    assert max(result.turn.recomputed_tokens) < 10
     assert result.turn.ratio > 1
     assert result.intrusion is not None
     assert result.intrusion.begun > 0
-    assert len(result.intrusion.beside) > 20
+    assert len(result.intrusion.disturbed) > 20
     assert result.soak is not None
     assert result.soak.answers > 2
     assert result.soak.left_open == 0

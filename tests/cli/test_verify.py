@@ -15,7 +15,7 @@ from paceline import demo
 from paceline.bench import verify as side_by_side
 from paceline.bench.environment import look_around
 from paceline.bench.models import Models, load_models
-from paceline.bench.verify import DrafterVerdict, Logit, VerifyResult
+from paceline.bench.verify_result import DrafterVerdict, Logit, VerifyResult
 from paceline.cli.verify import _write_json
 from paceline.cpu.linear.own import Products
 from paceline.errors import ConfigError

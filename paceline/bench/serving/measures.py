@@ -19,8 +19,8 @@ from paceline.bench.serving.measure_settings import (
     TURN_TOKENS,
 )
 from paceline.bench.serving.prompts import grown
-from paceline.bench.serving.result import Intrusion, SecondTurn, Soak
 from paceline.bench.serving.settings import ServingConfig
+from paceline.bench.serving.studies import Intrusion, SecondTurn, Soak
 from paceline.bench.serving.transports import ClientRequest, Transport
 from paceline.core.request import SamplingParams
 from paceline.drafters import PLAIN

@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from paceline.bench.report import provenance
 from paceline.bench.serving.report_settings import WIDE_COLUMNS
-from paceline.bench.serving.result import LoadFigures, ServingResult, percentile
+from paceline.bench.serving.result import LoadFigures, ServingResult
+from paceline.bench.serving.studies import percentile
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Column, Table
 
@@ -140,15 +141,16 @@ def notes(result: ServingResult) -> list[str]:
         sentences.append(
             f"Second turn of a chat after {turn.before} tokens: the first token comes after"
             f" {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached tokens)"
-            f" and after {_ms(turn.afresh, 0.5)} without ({max(turn.afresh_tokens)}),"
+            f" and after {_ms(turn.recomputed, 0.5)} without ({max(turn.recomputed_tokens)}),"
             f" {turn.ratio:.1f}x (medians of {len(turn.reused)})."
         )
     if result.intrusion is not None:
         gaps = result.intrusion
         sentences.append(
             f"Gaps of a stream: 99th percentile {_ms(gaps.alone, 0.99)} alone and"
-            f" {_ms(gaps.beside, 0.99)} while prompts of {gaps.tokens} tokens arrive ({gaps.begun}"
-            f" started), {gaps.ratio:.1f}x; longest {_ms(gaps.alone, 1)} and {_ms(gaps.beside, 1)}."
+            f" {_ms(gaps.disturbed, 0.99)} while prompts of {gaps.tokens} tokens arrive"
+            f" ({gaps.begun} started), {gaps.ratio:.1f}x; longest {_ms(gaps.alone, 1)} and"
+            f" {_ms(gaps.disturbed, 1)}."
         )
     if result.soak is not None:
         soak = result.soak

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.bench.environment import Environment
 from paceline.bench.serving.settings import ServingConfig
+from paceline.bench.serving.studies import Intrusion, SecondTurn, Soak, percentile
 from paceline.core.metrics import Timing
 from paceline.drafters import PLAIN
 
@@ -137,81 +137,6 @@ class LoadFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class SecondTurn:
-    """Times to the first token of a chat's second turn, with and without prefix reuse.
-
-    The fields without prefix reuse are called `afresh`. The fields with tokens hold the number of
-    prompt tokens in the cache.
-
-    Attributes:
-        before: Tokens before the text of the turn.
-        reused: Seconds with the cache of the first turn.
-        reused_tokens: Cached prompt tokens.
-    """
-
-    before: int
-    reused: tuple[float, ...]
-    reused_tokens: tuple[int, ...]
-    afresh: tuple[float, ...]
-    afresh_tokens: tuple[int, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Return the ratio of the medians, without over with prefix reuse."""
-        return percentile(self.afresh, 0.5) / percentile(self.reused, 0.5)
-
-
-@dataclass(frozen=True, slots=True)
-class Intrusion:
-    """Gaps of a running stream in seconds, alone and while long prompts arrive.
-
-    The gaps while prompts arrive are called `beside`.
-
-    Attributes:
-        tokens: Tokens of an arriving prompt.
-        begun: Arriving prompts that the engine started.
-        alone: Gaps without arriving prompts.
-    """
-
-    tokens: int
-    begun: int
-    alone: tuple[float, ...]
-    beside: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Return the ratio of the 99th percentiles, with over without arriving prompts."""
-        return percentile(self.beside, 0.99) / percentile(self.alone, 0.99)
-
-
-@dataclass(frozen=True, slots=True)
-class Soak:
-    """The result of a long mixed load.
-
-    Attributes:
-        resident: Pairs of seconds since the start and memory of the process in bytes, in order.
-        answers: Answers that ended.
-        aborted: Answers that their clients aborted.
-        left_open: Requests that the engine still held at the end.
-    """
-
-    resident: tuple[tuple[float, int], ...]
-    answers: int
-    aborted: int
-    left_open: int
-
-    @property
-    def growth(self) -> float:
-        """Return the mean memory of the last quarter over that of the second quarter.
-
-        The first quarter is not counted, as it fills caches.
-        """
-        bytes_ = [size for _, size in self.resident]
-        quarter = max(1, len(bytes_) // 4)
-        return _mean(bytes_[-quarter:]) / _mean(bytes_[quarter : 2 * quarter] or bytes_)
-
-
-@dataclass(frozen=True, slots=True)
 class ServingResult:
     """A finished or interrupted run.
 
@@ -293,11 +218,6 @@ def throughput(cells: Iterable[Cell]) -> float:
     )
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the percentile of the values by nearest rank."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def _first(answer: TimedAnswer) -> float:
     return answer.first
 
@@ -308,7 +228,3 @@ def _last(answer: TimedAnswer) -> float:
 
 def _per_token(answer: TimedAnswer) -> float:
     return answer.per_token
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

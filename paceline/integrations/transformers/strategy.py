@@ -12,8 +12,6 @@ rectangle.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import weakref
 from typing import Any, cast
 
@@ -23,7 +21,6 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import (
     LogitsProcessorList,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 
 from paceline.core.drafter import Drafter, require_drafter
@@ -33,7 +30,13 @@ from paceline.engine.engine import Engine
 from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
 from paceline.integrations.transformers.decoding import Decoding, verify_rows
-from paceline.integrations.transformers.request import GenerateCall, refuse_synced_gpus
+from paceline.integrations.transformers.generate_arguments import (
+    arguments_of_generate,
+    stop_criterion,
+    with_stop_strings,
+)
+from paceline.integrations.transformers.refusals import refuse_synced_gpus
+from paceline.integrations.transformers.request import GenerateCall
 from paceline.model.architecture import Architecture
 from paceline.model.loading import load_draft
 from paceline.util.options import BATCH_INVARIANT, BatchInvariant
@@ -95,8 +98,6 @@ class Strategy:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        synced_gpus: bool | None = None,
-        streamer: Any = None,
         stop_strings: str | list[str] | None = None,
         **model_kwargs: Any,
     ) -> Any:
@@ -108,11 +109,10 @@ class Strategy:
             logits_processor: Logits processors.
             stopping_criteria: Stopping criteria.
             generation_config: Generation configuration.
-            synced_gpus: Data-parallel synchronisation; not supported.
-            streamer: Streamer of the tokens. Default: the streamer passed to `model.generate`.
             stop_strings: Strings that end a row; transformers passes them because the parameter
                 exists.
-            model_kwargs: Arguments meant for the model's forward.
+            model_kwargs: Arguments meant for the model's forward. They may include `streamer`, by
+                default the one passed to `model.generate`, and `synced_gpus`, which is refused.
         Returns:
             Token ids [batch, total], or a `GenerateDecoderOnlyOutput` with
             `return_dict_in_generate`.
@@ -122,10 +122,10 @@ class Strategy:
             UnsupportedModelError: The model cannot be verified losslessly.
             CapacityError: The call needs more tokens than the model's context.
         """
-        given = _given_to_generate(self)
-        streamer = streamer or given.get("streamer")
+        given = arguments_of_generate(self)
+        streamer = model_kwargs.pop("streamer", None) or given.get("streamer")
         try:
-            refuse_synced_gpus(model, synced_gpus)
+            refuse_synced_gpus(model, model_kwargs.pop("synced_gpus", None))
             if given.get("assistant_model") is not None:
                 raise ConfigError(
                     "assistant_model: a Strategy takes no assistant. Pass draft_model=... to the"
@@ -133,7 +133,7 @@ class Strategy:
                 )
             if stop_strings is not None:
                 stopping_criteria = StoppingCriteriaList(
-                    [*stopping_criteria, _stop_criterion(stop_strings, given.get("tokenizer"))]
+                    [*stopping_criteria, stop_criterion(stop_strings, given.get("tokenizer"))]
                 )
             return self._decode(
                 model,
@@ -201,33 +201,6 @@ class Strategy:
         return held[2]
 
 
-def _given_to_generate(strategy: Strategy) -> dict[str, Any]:
-    """Return the arguments of the `model.generate` call that runs a strategy.
-
-    Transformers passes no streamer, assistant or tokenizer to a callable, so they are read from the
-    calling frames. The tokenizer is already removed from `generate`'s arguments; its wrappers
-    (`torch.no_grad`, PEFT) still hold it.
-    """
-    given: dict[str, Any] = {}
-    frame = inspect.currentframe()
-    while frame is not None:
-        code = frame.f_code  # reading f_locals keeps variables alive, so other frames are skipped
-        if (
-            not given
-            and code.co_name == "generate"
-            and frame.f_locals.get("custom_generate") is strategy
-        ):
-            given = dict(frame.f_locals)
-        elif given:
-            around = frame.f_locals.get("kwargs") if "kwargs" in code.co_varnames else None
-            if not isinstance(around, dict) or around.get("custom_generate") is not strategy:
-                break
-            if "tokenizer" in around:
-                return given | {"tokenizer": around["tokenizer"]}
-        frame = frame.f_back
-    return given
-
-
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | None = None,
@@ -280,7 +253,7 @@ def generate(
                     f"{name}: not supported in paceline's generate. Pass {replacement}=... instead."
                 )
         refuse_synced_gpus(model, options.pop("synced_gpus", None))
-        options = _with_stop_strings(model, stop_strings, tokenizer, options)
+        options = with_stop_strings(model, stop_strings, tokenizer, options)
 
         def decode(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Any:
             return strategy._decode(model, input_ids, **{**prepared, "streamer": streamer})
@@ -290,35 +263,3 @@ def generate(
     finally:
         if streamer is not None:
             streamer.end()
-
-
-def _stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
-    if tokenizer is None:
-        raise ConfigError(
-            "stop_strings: a tokenizer is needed to spell them. Pass tokenizer=...; if"
-            " model.generate does not pass it on, call the generate of"
-            " paceline.integrations.transformers."
-        )
-    return StopStringCriteria(stop_strings=stop, tokenizer=tokenizer)
-
-
-def _with_stop_strings(
-    model: PreTrainedModel, stop: Any, tokenizer: Any, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Return options whose stop strings are a stopping criterion.
-
-    The caller's objects do not change.
-    """
-    config = options.get("generation_config")
-    for source in (config, model.generation_config):
-        stop = stop if stop is not None else getattr(source, "stop_strings", None)
-    if stop is None:
-        return options
-    criteria = [*(options.get("stopping_criteria") or ()), _stop_criterion(stop, tokenizer)]
-    options = {**options, "stopping_criteria": StoppingCriteriaList(criteria)}
-    if config is not None:
-        options["generation_config"] = copy.deepcopy(config)
-        options["generation_config"].stop_strings = None
-    if model.generation_config.stop_strings is not None:
-        options["stop_strings"] = None
-    return options
