@@ -136,7 +136,7 @@ def test_with_other_ends(plain: LLM) -> None:
     assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:9], "length")
     (stopped,) = plain.generate(PROMPTS[:1], params(plain, stop=["kind"]))
     assert (stopped.text, stopped.finish_reason) == (whole.text.partition("kind")[0], "stop")
-    with pytest.raises(ConfigError, match="leave no token to go on with"):
+    with pytest.raises(ConfigError, match="forbid every next token"):
         plain.generate(PROMPTS[:1], params(plain, min_tokens=len(whole.token_ids) + 1))
     (later,) = plain.generate(
         PROMPTS[:1],

@@ -265,7 +265,9 @@ def test_penalties_by_their_definition(pair: Pair, temperature: float) -> None:
     )
     request.append([2, 7, 7])
     logits = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(1))
-    scores = logit_adjustments.adjusted(logits, [request], [DraftTree([7, 4, 4], [-1, 0, -1])])[0]
+    scores = logit_adjustments.adjust_scores(
+        logits, [request], [DraftTree([7, 4, 4], [-1, 0, -1])]
+    )[0]
     for row, path in enumerate([[], [7], [7, 4], [4]]):
         answer = [2, 7, 7, *path]
         expected = [
@@ -294,7 +296,8 @@ def test_unasked_options_cost_nothing() -> None:
     """The logits come back as they are."""
     logits = torch.randn(1, 1, 12)
     assert (
-        logit_adjustments.adjusted(logits, [Request([1], SamplingParams())], [EMPTY_TREE]) is logits
+        logit_adjustments.adjust_scores(logits, [Request([1], SamplingParams())], [EMPTY_TREE])
+        is logits
     )
 
 
@@ -391,13 +394,13 @@ def fails_at_the_third(ids: Tensor, scores: Tensor) -> Tensor:
         ({"logits_processors": [lambda ids, scores: None]}, "got NoneType from '<lambda>'"),
         (
             {"logits_processors": [lambda ids, scores: scores - math.inf]},
-            "leave no token to go on with",
+            "forbid every next token",
         ),
         (
             {"logits_processors": [lambda ids, scores: scores * math.nan]},
             "got scores that are not numbers",
         ),
-        ({"bad_words": [[token] for token in range(256)]}, "leave no token to go on with"),
+        ({"bad_words": [[token] for token in range(256)]}, "forbid every next token"),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from paceline.core.drafter import Outcome
 from paceline.core.metrics import Stats
 from paceline.core.origin import Origin
-from paceline.sampling.stream_writer import Mark, origins_of
+from paceline.sampling.stream_writer import TokenMark, token_origins
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Chunk:
     completion: Completion | None = None
     logprobs: list[dict[int, float]] | None = None
     origins: list[str] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[TokenMark] = field(default_factory=list)
     outcome: Outcome | None = None
     step: int = 0
     forwards: int = 0
@@ -80,7 +80,7 @@ class Chunk:
     @staticmethod
     def of(
         outcome: Outcome,
-        written: list[tuple[str, Mark]],
+        written: list[tuple[str, TokenMark]],
         step: int,
         forwards: int,
         completion: Completion | None = None,
@@ -90,7 +90,7 @@ class Chunk:
         Args:
             written: the pieces of text that have become certain with it.
         """
-        origins = origins_of(outcome)
+        origins = token_origins(outcome)
         return Chunk(
             "".join(piece for piece, _ in written),
             outcome.new_token_ids,

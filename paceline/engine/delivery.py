@@ -11,7 +11,7 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.engine.completion import Chunk, Completion
 from paceline.engine.request_handle import RequestHandle
-from paceline.sampling.stream_writer import Writer, origins_of
+from paceline.sampling.stream_writer import StreamWriter, token_origins
 
 
 class Chunks:
@@ -36,15 +36,15 @@ class Chunks:
         writer = self._writer
         for outcome in outcomes:
             last = done and outcome is outcomes[-1]
-            written = writer.write(outcome.new_token_ids, origins_of(outcome), last)
+            written = writer.write(outcome.new_token_ids, token_origins(outcome), last)
             forwards = self._handle.request.counters.prefill_forwards + writer.step - 1
             completion = _completion(self._handle, writer.text) if last else None
             yield Chunk.of(outcome, written, writer.step, forwards, completion)
 
 
-def writer_of(request: Request, tokenizer: Any) -> Writer:
+def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
     """Return the writer of an answer's text."""
-    return Writer(
+    return StreamWriter(
         tokenizer,
         request.token_ids[: request.prompt_length],
         request.stop,

@@ -1,9 +1,8 @@
-"""What a request changes about the model's logits because of the token or of those before it, at
-every node of its draft tree.
+"""Adjust logits for biases, penalties, bad words and minimum length.
 
-The order is vLLM's, and transformers' where it has the option: logit_bias, repetition penalty,
-frequency and presence penalty, bad_words, min_tokens. A node's prefix is the sequence and the
-node's own path, so that drafts change nothing.
+The order is vLLM's, and transformers' for the options that it has: logit_bias, repetition penalty,
+frequency and presence penalty, bad_words, min_tokens. The prefix of a node is the request's text
+and the path to the node, so drafts change nothing.
 """
 
 from __future__ import annotations
@@ -15,23 +14,26 @@ from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, tree_shape
+from paceline.sampling.settings import MAX_DIVISOR, MIN_DIVISOR
 
 
-def divisor(value: float) -> float:
-    """Return `value` as logits can be divided by it: within 1e-30 and 1e30, as float32 ends not
-    far off.
-    """
-    return min(max(value, 1e-30), 1e30)
+def clamp_divisor(value: float) -> float:
+    """Return `value` within bounds that float32 logits can be divided by."""
+    return min(max(value, MIN_DIVISOR), MAX_DIVISOR)
 
 
-def adjusted(scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
-    """The scores with what each request asks for; the same tensor where none asks for anything.
+def adjust_scores(
+    scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
+) -> Tensor:
+    """Return the scores with the adjustments of every request.
 
     Args:
-        scores: float32 [batch, 1 + width, vocab]; row 0 follows the root, row 1 + i follows node i.
-        requests, trees: batch requests and the trees that were fed.
+        scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 follows the root, row 1 + i follows
+            node i.
+        requests: Requests of the batch.
+        trees: Draft trees that were verified with them.
     Returns:
-        as `scores`, forbidden tokens at -inf.
+        Adjusted scores with forbidden tokens at -inf; the same tensor if no request adjusts scores.
     """
     rows = [row for row, request in enumerate(requests) if request.params.adjusts]
     if not rows:
@@ -43,14 +45,14 @@ def adjusted(scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftT
 
 
 def _adjust(scores: Tensor, request: Request, tree: DraftTree) -> None:
-    """Change the scores [1 + nodes, vocab] of one sequence in place."""
+    """Change the scores [1 + nodes, vocab] of one request in place."""
     params = request.params
     if params.logit_bias:
         tokens = torch.tensor(list(params.logit_bias), device=scores.device)
         scores[:, tokens] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
     if params.repetition_penalty != 1.0:
         seen = _counts(scores, request.token_ids, tree) > 0
-        penalty = divisor(params.repetition_penalty)
+        penalty = clamp_divisor(params.repetition_penalty)
         scores.copy_(
             torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
         )
@@ -71,15 +73,17 @@ def _adjust(scores: Tensor, request: Request, tree: DraftTree) -> None:
         )
         ends = torch.tensor(sorted(request.eos_token_ids), device=scores.device)
         scores[early.nonzero().to(scores.device), ends] = -torch.inf
-    if (
-        has_tokens is not None
-    ):  # where all is forbidden there is a distribution even so; `forbidden` tells
+    # If all tokens are forbidden, keep a distribution; `contains_forbidden_token` reports it.
+    if has_tokens is not None:
         scores.masked_fill_(has_tokens & ~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
 
 
-def forbidden(request: Request, run: list[int]) -> bool:
-    """Whether `run`, tokens about to be appended, has one that is forbidden: there was no other
-    to choose, then.
+def contains_forbidden_token(request: Request, run: list[int]) -> bool:
+    """Return whether new tokens include a forbidden one, as all tokens were forbidden.
+
+    Args:
+        request: Request that emits the tokens.
+        run: New tokens, not yet appended.
     """
     start = len(request) - request.prompt_length
     if not request.eos_token_ids.isdisjoint(run[: max(0, request.params.min_tokens - start)]):
@@ -94,8 +98,12 @@ def forbidden(request: Request, run: list[int]) -> bool:
 
 
 def _counts(scores: Tensor, token_ids: list[int], tree: DraftTree) -> Tensor:
-    """How often each token stands among `token_ids` and on the path to each node: float32 [1 +
-    nodes, vocab].
+    """Return how often each token occurs before each node, float32 [1 + nodes, vocab].
+
+    Args:
+        scores: Scores of the same shape.
+        token_ids: Tokens before the tree.
+        tree: Draft tree; the path to a node counts.
     """
     counts = torch.zeros_like(scores)
     if token_ids:
@@ -105,31 +113,32 @@ def _counts(scores: Tensor, token_ids: list[int], tree: DraftTree) -> Tensor:
     if tree.token_ids:
         nodes, ancestors = tree_shape(tuple(tree.parents))[1].nonzero()
         tokens = torch.tensor(tree.token_ids)[torch.from_numpy(ancestors)]
-        where = torch.from_numpy(nodes).to(scores.device) + 1, tokens.to(scores.device)
-        counts.index_put_(where, counts.new_ones(()), accumulate=True)
+        indices = torch.from_numpy(nodes).to(scores.device) + 1, tokens.to(scores.device)
+        counts.index_put_(indices, counts.new_ones(()), accumulate=True)
     return counts
 
 
 def _completed(request: Request, tree: DraftTree) -> list[tuple[slice | list[int], int]]:
-    """The tokens that would complete a bad word, each with the rows (0 = the root) behind which
-    it would.
+    """Return the tokens that complete a bad word, each with the rows before it.
+
+    Row 0 is the root.
     """
-    output, found = request.output_ids, list[tuple[slice | list[int], int]]()
+    output, completions = request.output_ids, list[tuple[slice | list[int], int]]()
     for word in request.params.bad_words:
         *before, last = map(int, word)
         if not before:
-            found.append((slice(None), last))
+            completions.append((slice(None), last))
             continue
         nodes = [
             node + 1 for node in range(-1, len(tree)) if _ends_with(output, tree, node, before)
         ]
         if nodes:
-            found.append((nodes, last))
-    return found
+            completions.append((nodes, last))
+    return completions
 
 
 def _ends_with(output: list[int], tree: DraftTree, node: int, tokens: list[int]) -> bool:
-    """Whether the answer, `node` and the path to it included, ends with `tokens`."""
+    """Return whether the answer with the path to `node` ends with `tokens`."""
     left = len(tokens)
     while left and node >= 0:
         if tree.token_ids[node] != tokens[left - 1]:

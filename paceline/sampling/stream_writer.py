@@ -1,4 +1,4 @@
-"""The text of a stream: per token, nothing of a stop string, nothing that could still change."""
+"""Write the text of a stream: no part of a stop string, no text that may change."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from typing import Any, NamedTuple
 
 from paceline.core.drafter import Outcome
 from paceline.core.origin import Origin
-from paceline.text.stop_strings import Piece, StopStrings, Texts
+from paceline.text.stop_strings import DeltaDecoder, StopStrings, TextDelta
 
 
-class Mark(NamedTuple):
-    """Which token a piece of text belongs to. Attributes:
+class TokenMark(NamedTuple):
+    """Token that a part of the text belongs to.
 
-    step: of the answer, from 1 on. place: of the token in that step. origin: where it came from.
+    Attributes:
+        step: Step of the answer, from 1.
+        token_index: Index of the token in that step.
+        origin: Source of the token.
     """
 
     step: int
-    place: int
+    token_index: int
     origin: Origin
 
 
-class Writer:
+class StreamWriter:
     """Turns the tokens of a stream into text.
 
     Args:
-        tokenizer: None = there is no text.
-        prompt_ids, skip_special_tokens: as `Detokenizer`.
-        stop: the stop strings of the answer, whose text is cut before them.
+        tokenizer: Tokenizer of the model; None = the stream has no text.
+        prompt_ids: As in `Detokenizer`.
+        stop: Stop strings of the answer, whose text is cut before them.
+        skip_special_tokens: As in `Detokenizer`.
     Attributes:
-        step: how many steps have been written.
+        step: Number of steps written.
     """
 
     def __init__(
@@ -39,58 +43,67 @@ class Writer:
         stop: StopStrings | None,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._texts: Texts | None = None
+        self._texts: DeltaDecoder | None = None
         if tokenizer is not None:
             self._texts = (
-                Texts(tokenizer, prompt_ids, skip_special_tokens, full=False)
+                DeltaDecoder(tokenizer, prompt_ids, skip_special_tokens, full=False)
                 if stop is None
                 else stop.texts()
             )
         self._stop = stop
-        self._held: list[tuple[Piece, Mark]] = []  # what may be part of a stop string
+        self._held: list[tuple[TextDelta, TokenMark]] = []  # text that may begin a stop string
         self._returned: list[str] = []
         self.step = 0
 
     @property
     def text(self) -> str:
-        """All text that was returned so far."""
+        """Text that was returned so far."""
         return "".join(self._returned)
 
     def write(
         self, token_ids: list[int], origins: list[Origin], last: bool
-    ) -> list[tuple[str, Mark]]:
-        """Take in a step, and return the pieces of text that are certain now."""
+    ) -> list[tuple[str, TokenMark]]:
+        """Add the tokens of a step; return the text that is final now, with its tokens.
+
+        Args:
+            token_ids: New tokens of the step.
+            origins: Source of each token.
+            last: Whether the answer ends with this step.
+        """
         self.step += 1
         if self._texts is None:
             return []
-        pieces = self._held
-        for place, (token, origin) in enumerate(zip(token_ids, origins, strict=True)):
-            pieces.append((self._texts.push(token), Mark(self.step, place, origin)))
+        deltas = self._held
+        for index, (token, origin) in enumerate(zip(token_ids, origins, strict=True)):
+            deltas.append((self._texts.push(token), TokenMark(self.step, index, origin)))
         if last:
-            pieces.append(
-                (self._texts.rest(), Mark(self.step, max(0, len(token_ids) - 1), Origin.TARGET))
+            deltas.append(
+                (
+                    self._texts.rest(),
+                    TokenMark(self.step, max(0, len(token_ids) - 1), Origin.TARGET),
+                )
             )
-        certain, self._held = self._sorted(pieces, last)
-        written = [(piece.shown, mark) for piece, mark in certain if piece.shown]
+        certain, self._held = self._split_final(deltas, last)
+        written = [(delta.shown, mark) for delta, mark in certain if delta.shown]
         self._returned += [text for text, _ in written]
         return written
 
-    def _sorted(
-        self, pieces: list[tuple[Piece, Mark]], last: bool
-    ) -> tuple[list[tuple[Piece, Mark]], list[tuple[Piece, Mark]]]:
-        """The pieces that are certain, and those that are not."""
+    def _split_final(
+        self, deltas: list[tuple[TextDelta, TokenMark]], last: bool
+    ) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
+        """Return the text that is final, and the rest."""
         if self._stop is None:
-            return pieces, []
-        texts = [piece for piece, _ in pieces]
+            return deltas, []
+        texts = [delta for delta, _ in deltas]
         return (
-            (_cut(pieces, self._stop.cut(texts)), [])
+            (_cut(deltas, self._stop.cut(texts)), [])
             if last
-            else _split(pieces, self._stop.certain(texts))
+            else _split(deltas, self._stop.certain(texts))
         )
 
 
-def origins_of(outcome: Outcome) -> list[Origin]:
-    """Return where the new tokens of a step came from."""
+def token_origins(outcome: Outcome) -> list[Origin]:
+    """Return the source of each new token of a step."""
     known = outcome.tree.origins
     drafted = [Origin.DRAFT if known is None else Origin(known[node]) for node in outcome.accepted]
     new = len(outcome.new_token_ids)
@@ -98,30 +111,32 @@ def origins_of(outcome: Outcome) -> list[Origin]:
 
 
 def _split(
-    pieces: list[tuple[Piece, Mark]], length: int
-) -> tuple[list[tuple[Piece, Mark]], list[tuple[Piece, Mark]]]:
-    """Cut a list of pieces after `length` characters of the full text."""
+    deltas: list[tuple[TextDelta, TokenMark]], length: int
+) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
+    """Split text after `length` characters of the full text."""
     head, tail = [], []
-    for piece, mark in pieces:
-        shown, full = piece
+    for delta, mark in deltas:
+        shown, full = delta
         if length <= 0:
-            tail.append((piece, mark))
+            tail.append((delta, mark))
         elif length >= len(full):
-            head.append((piece, mark))
+            head.append((delta, mark))
         else:
-            place = max(0, length - len(full) + len(shown))
-            head.append((Piece(shown[:place], full[:length]), mark))
-            tail.append((Piece(shown[place:], full[length:]), mark))
+            num_shown = max(0, length - len(full) + len(shown))
+            head.append((TextDelta(shown[:num_shown], full[:length]), mark))
+            tail.append((TextDelta(shown[num_shown:], full[length:]), mark))
         length -= len(full)
     return head, tail
 
 
-def _cut(pieces: list[tuple[Piece, Mark]], length: int | None) -> list[tuple[Piece, Mark]]:
-    """The pieces of the first `length` characters that are shown; None = all."""
+def _cut(
+    deltas: list[tuple[TextDelta, TokenMark]], length: int | None
+) -> list[tuple[TextDelta, TokenMark]]:
+    """Return the first `length` characters of the shown text; None = all."""
     if length is None:
-        return pieces
-    kept = []
-    for piece, mark in pieces:
-        kept.append((Piece(piece.shown[: max(0, length)], ""), mark))
-        length -= len(piece.shown)
-    return kept
+        return deltas
+    result = []
+    for delta, mark in deltas:
+        result.append((TextDelta(delta.shown[: max(0, length)], ""), mark))
+        length -= len(delta.shown)
+    return result

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from paceline.serve.protocol_settings import MIN_LOGPROB
 from paceline.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from paceline.text.detokenizer import Detokenizer, TokenText
-from paceline.text.token_bytes import any_text
+from paceline.text.token_bytes import context_token_ids
 
 TokenLogprobs = Sequence[Mapping[int, float]]
 
@@ -47,7 +47,7 @@ class Spelling:
         prompt_ids: Sequence[int] | None = None,
         skip_special_tokens: bool = True,
     ) -> None:
-        before = any_text(tokenizer) if prompt_ids is None else prompt_ids
+        before = context_token_ids(tokenizer) if prompt_ids is None else prompt_ids
         self._detokenizer = Detokenizer(tokenizer, before, skip_special_tokens)
 
     def spell(
@@ -154,7 +154,9 @@ def _with(position: Position, rest: TokenText) -> Position:
 def _by_text(position: Position) -> dict[str, float]:
     by_text: dict[str, float] = {}
     for token, value in position.top:
-        text = token.text if token.whole or token is position.chosen.token else _escaped(token.data)
+        text = (
+            token.text if token.complete or token is position.chosen.token else _escaped(token.data)
+        )
         by_text.setdefault(text, value)  # tokens with equal text: keep the most likely
     return by_text
 

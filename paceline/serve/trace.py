@@ -16,7 +16,7 @@ from paceline.core.origin import Origin
 from paceline.core.tree import node_depths
 from paceline.llm import Chunk
 from paceline.text.detokenizer import REPLACEMENT, Detokenizer
-from paceline.text.token_bytes import any_text
+from paceline.text.token_bytes import context_token_ids
 
 ACCEPTED = "accepted"
 OTHER = "other"  # the target chose another token: `target_token`
@@ -47,7 +47,7 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
         "texts": _texts(tokenizer, chunk.token_ids),
         "origins": chunk.origins,
         "pieces": [
-            {"text": text, "origin": mark.origin.word, "step": mark.step, "token": mark.place}
+            {"text": text, "origin": mark.origin.word, "step": mark.step, "token": mark.token_index}
             for (text, _), mark in zip(chunk.pieces, chunk.marks, strict=True)
         ],
         "tree": None
@@ -130,7 +130,7 @@ def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
 
     A token that ends within a character appears as in the vocabulary.
     """
-    detokenizer = Detokenizer(tokenizer, any_text(tokenizer), skip_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer, context_token_ids(tokenizer), skip_special_tokens=False)
     spelled = [detokenizer.peek(token) for token in token_ids]
     return [
         text

@@ -1,4 +1,4 @@
-"""Stop strings: the token with which one is complete, and the text that comes before it."""
+"""Find stop strings: the token that completes one, and the text before it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import NamedTuple
 from paceline.text.detokenizer import Decoder, Detokenizer
 
 
-class Piece(NamedTuple):
-    """The text of one token. Attributes:
+class TextDelta(NamedTuple):
+    """Text of one token.
 
-    shown: in the answer. full: with special tokens written out, which the answer may hide.
+    Attributes:
+        shown: Text as it appears in the answer.
+        full: Text with special tokens written out, which the answer may hide.
     """
 
     shown: str
     full: str
 
 
-class Texts:
-    """Turns the tokens of an answer into both texts.
+class DeltaDecoder:
+    """Turns the tokens of an answer into shown and full text.
 
     Args:
-        tokenizer, prompt_ids, skip_special_tokens: as `Detokenizer`.
-        full: False = the full text is not needed, and is the shown one.
+        tokenizer: As in `Detokenizer`.
+        prompt_ids: As in `Detokenizer`.
+        skip_special_tokens: As in `Detokenizer`.
+        full: Whether the full text is needed; otherwise it repeats the shown text.
     """
 
     def __init__(
@@ -39,27 +43,29 @@ class Texts:
             Detokenizer(tokenizer, prompt_ids, skip_special_tokens=False) if hides else None
         )
 
-    def push(self, token: int) -> Piece:
-        """Add one token; return the text that became certain."""
+    def push(self, token: int) -> TextDelta:
+        """Add one token; return the text that became final."""
         shown = self._shown.push(token)
-        return Piece(shown, shown if self._full is None else self._full.push(token))
+        return TextDelta(shown, shown if self._full is None else self._full.push(token))
 
-    def rest(self) -> Piece:
+    def rest(self) -> TextDelta:
         """Return the text that would end the answer here."""
         shown = self._shown.rest().text
-        return Piece(shown, shown if self._full is None else self._full.rest().text)
+        return TextDelta(shown, shown if self._full is None else self._full.rest().text)
 
 
 class StopStrings:
-    """The stop strings of one answer.
+    """Stop strings of one answer.
 
-    A stop string ends the answer with the token that completes it, in the answer's own text or in
-    the text with all special tokens written out, as in transformers. It begins in the answer, never
-    in the prompt.
+    A stop string ends the answer with the token that completes it. As in transformers, it may occur
+    in the answer's text or in the text with all special tokens written out. It begins in the
+    answer, never in the prompt.
 
     Args:
-        stop: at least one.
-        tokenizer, prompt_ids, skip_special_tokens: as `Detokenizer`.
+        stop: Stop strings; at least one.
+        tokenizer: As in `Detokenizer`.
+        prompt_ids: As in `Detokenizer`.
+        skip_special_tokens: As in `Detokenizer`.
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class StopStrings:
         skip_special_tokens: bool = True,
     ) -> None:
         self._stop = tuple(stop)
-        # characters before the newest that a stop string may begin in
+        # A stop string may begin this many characters before the newest one.
         self._before = max(map(len, stop)) - 1
         self._tokenizer, self._prompt_ids, self._skips = (
             tokenizer,
@@ -81,20 +87,21 @@ class StopStrings:
 
     def _begin(self) -> None:
         self._texts = self.texts()
-        self._answer: list[int] = []  # the tokens that `ends` has seen
-        self._found: int | None = None  # how many of them end with the first stop string
-        self._tail = Piece("", "")
+        self._answer: list[int] = []  # tokens of the answer that were searched
+        self._stop_length: int | None = None  # number of them up to the first stop string
+        self._tail = TextDelta("", "")
 
-    def texts(self) -> Texts:
-        """Return both texts of the answer, none of whose tokens has been added yet."""
-        return Texts(self._tokenizer, self._prompt_ids, self._skips)
+    def texts(self) -> DeltaDecoder:
+        """Return a decoder for the answer, before its first token."""
+        return DeltaDecoder(self._tokenizer, self._prompt_ids, self._skips)
 
     def ends(self, token_ids: Sequence[int], run: list[int]) -> bool:
-        """Whether a stop string is complete with the last token of `run`.
+        """Return whether the last token of `run` completes a stop string.
 
         Args:
-            token_ids: the prompt and the answer before `run`. They are read only where they are not
-                those of the last call.
+            token_ids: Prompt and answer before `run`. They are read only if they differ from those
+                of the last call.
+            run: New tokens.
         """
         done = len(token_ids) - len(self._prompt_ids)
         known = self._answer[done : done + len(run)]
@@ -103,76 +110,84 @@ class StopStrings:
             self._add(token_ids[len(self._prompt_ids) :])
             known = []
         self._add(run[len(known) :])
-        return self._found is not None and self._found <= done + len(run)
+        return self._stop_length is not None and self._stop_length <= done + len(run)
 
     def _add(self, token_ids: Sequence[int]) -> None:
         for token in token_ids:
             self._answer.append(token)
-            if self._completes(self._texts.push(token), self._texts.rest()) and self._found is None:
-                self._found = len(self._answer)
+            completes = self._completes(self._texts.push(token), self._texts.rest())
+            if completes and self._stop_length is None:
+                self._stop_length = len(self._answer)
 
-    def _completes(self, piece: Piece, rest: Piece) -> bool:
-        shown, full = self._tail.shown + piece.shown, self._tail.full + piece.full
-        found = self._in(shown + rest.shown) or (full != shown and self._in(full + rest.full))
-        self._tail = Piece(
+    def _completes(self, delta: TextDelta, rest: TextDelta) -> bool:
+        shown, full = self._tail.shown + delta.shown, self._tail.full + delta.full
+        has_stop = self._in(shown + rest.shown) or (full != shown and self._in(full + rest.full))
+        self._tail = TextDelta(
             shown[max(0, len(shown) - self._before) :], full[max(0, len(full) - self._before) :]
         )
-        return found
+        return has_stop
 
     def _in(self, text: str) -> bool:
         return any(stop in text for stop in self._stop)
 
-    def cut(self, pieces: Sequence[Piece]) -> int | None:
-        """How many characters `pieces` show before the earliest stop string; None = there is
-        none.
-        """
-        shown, full = _joined(pieces)
-        places = [place for place in map(shown.find, self._stop) if place >= 0]
-        if shown != full:
-            places += [
-                _in_shown(pieces, place) for place in map(full.find, self._stop) if place >= 0
-            ]
-        return min(places, default=None)
+    def cut(self, deltas: Sequence[TextDelta]) -> int | None:
+        """Return how many shown characters come before the earliest stop string.
 
-    def certain(self, pieces: Sequence[Piece]) -> int:
-        """How many characters of the full text of `pieces` cannot be part of a stop string any
-        more.
+        None means that there is no stop string.
+
+        Args:
+            deltas: Text of the answer so far.
         """
-        shown, full = _joined(pieces)
+        shown, full = _joined(deltas)
+        indices = [index for index in map(shown.find, self._stop) if index >= 0]
+        if shown != full:
+            indices += [
+                _in_shown(deltas, index) for index in map(full.find, self._stop) if index >= 0
+            ]
+        return min(indices, default=None)
+
+    def certain(self, deltas: Sequence[TextDelta]) -> int:
+        """Return how many characters of the full text can no longer be in a stop string.
+
+        Args:
+            deltas: Text of the answer so far.
+        """
+        shown, full = _joined(deltas)
         certain = len(full) - self.held_back(full)
         if shown != full:
-            certain = min(certain, _in_full(pieces, len(shown) - self.held_back(shown)))
+            certain = min(certain, _in_full(deltas, len(shown) - self.held_back(shown)))
         return certain
 
     def held_back(self, text: str) -> int:
-        """How many trailing characters of `text` could be the beginning of a stop string."""
+        """Return how many trailing characters of `text` may begin a stop string."""
         for size in range(min(self._before, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stop):
                 return size
         return 0
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[str, str]:
-    return "".join(piece.shown for piece in pieces), "".join(piece.full for piece in pieces)
+def _joined(deltas: Sequence[TextDelta]) -> tuple[str, str]:
+    return "".join(delta.shown for delta in deltas), "".join(delta.full for delta in deltas)
 
 
-def _in_full(pieces: Sequence[Piece], place: int) -> int:
-    """Where the full text has the character at `place` of the shown text; behind its end, the
-    full text's end.
+def _in_full(deltas: Sequence[TextDelta], index: int) -> int:
+    """Return the index in the full text of the character at `index` of the shown text.
+
+    An index after the shown text gives the end of the full text.
     """
     start = 0
-    for shown, full in pieces:
-        if place < len(shown):
-            return start + max(0, len(full) - len(shown) + place)
-        place, start = place - len(shown), start + len(full)
+    for shown, full in deltas:
+        if index < len(shown):
+            return start + max(0, len(full) - len(shown) + index)
+        index, start = index - len(shown), start + len(full)
     return start
 
 
-def _in_shown(pieces: Sequence[Piece], place: int) -> int:
-    """How many characters the shown text has before the character at `place` of the full text."""
+def _in_shown(deltas: Sequence[TextDelta], index: int) -> int:
+    """Return how many shown characters come before `index` of the full text."""
     count = 0
-    for shown, full in pieces:
-        if place < len(full):
-            return count + min(len(shown), max(0, place - len(full) + len(shown)))
-        place, count = place - len(full), count + len(shown)
+    for shown, full in deltas:
+        if index < len(full):
+            return count + min(len(shown), max(0, index - len(full) + len(shown)))
+        index, count = index - len(full), count + len(shown)
     return count

@@ -1,6 +1,4 @@
-"""The bytes that every token of a tokenizer adds to a text, for tokenizers whose tokens have
-bytes of their own.
-"""
+"""Find the bytes that every token of a tokenizer adds to a text."""
 
 from __future__ import annotations
 
@@ -15,9 +13,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how ByteFallback decoders spell a byte
-# Decoders under which the text of a token depends on its neighbours only where it is the first of
-# all.
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of a byte for ByteFallback decoders
+# Decoders for which a token's text depends on its position only if it is the first token.
 _LOCAL = re.compile(r"(Replace )*(ByteFallback )?((Fuse )?|Fuse Strip |Metaspace )|WordPiece ")
 _tables: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenBytes | None] = (
     weakref.WeakKeyDictionary()
@@ -25,10 +22,13 @@ _tables: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenBytes | None] =
 
 
 class Spelling(NamedTuple):
-    """What one token adds to a text. Attributes:
+    """Bytes and text that one token adds to a text.
 
-    data: behind another token. first: as the first token of a text. text: `data` as text; None
-    where a character is not whole. special: `skip_special_tokens` hides it.
+    Attributes:
+        data: Bytes of the token after another token.
+        first: Bytes of the token as the first of a text.
+        text: `data` as text; None if it ends or begins within a character.
+        special: Whether `skip_special_tokens` hides the token.
     """
 
     data: bytes
@@ -38,11 +38,12 @@ class Spelling(NamedTuple):
 
 
 class TokenBytes(dict[int, Spelling]):
-    """Spellings by token id, filled as they are needed; an id that has no token adds nothing.
+    """Spellings by token id, filled on demand; an unknown id adds nothing.
 
     Args:
-        before: a token that shows how others are spelled behind text; None for byte-level tokens,
-            which ignore their neighbours.
+        backend: Tokenizer of the tokenizers library.
+        before: Token after which other tokens are decoded to find their spelling; None for
+            byte-level tokenizers, whose tokens ignore their neighbours.
     """
 
     def __init__(self, backend: Any, before: int | None) -> None:
@@ -57,19 +58,19 @@ class TokenBytes(dict[int, Spelling]):
         elif self.before is None:
             data = first = _byte_level(name)
         else:
-            data, first = self._beside_text(token, name, self.before)
-        hidden = bool(data) and not self._behind(token, skip_special_tokens=True)
-        spelling = self[token] = Spelling(data, first, _whole(data), hidden)
+            data, first = self._spelled(token, name)
+        hidden = bool(data) and not self._after_text(token, skip_special_tokens=True)
+        spelling = self[token] = Spelling(data, first, _decoded(data), hidden)
         return spelling
 
-    def _beside_text(self, token: int, name: str, before: int) -> tuple[bytes, bytes]:
+    def _spelled(self, token: int, name: str) -> tuple[bytes, bytes]:
         byte = _BYTE.fullmatch(name)
         if byte is not None and self._falls_back:
             data = bytes([int(byte[1], 16)])
             return data, data if data[0] >= 0x80 else self._decode([token]).encode()
-        return self._behind(token).encode(), self._decode([token]).encode()
+        return self._after_text(token).encode(), self._decode([token]).encode()
 
-    def _behind(self, token: int, skip_special_tokens: bool = False) -> str:
+    def _after_text(self, token: int, skip_special_tokens: bool = False) -> str:
         before = [] if self.before is None else [self.before]
         start = self._decode(before, skip_special_tokens) if before else ""
         return self._decode([*before, token], skip_special_tokens)[len(start) :]
@@ -79,31 +80,33 @@ class TokenBytes(dict[int, Spelling]):
 
 
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
-    """Return the spellings of a tokenizer's tokens; None where a token may change the text
-    before it, or none can be known.
-    """
-    from transformers import (
-        PreTrainedTokenizerFast,
-    )  # takes a second to import, and the help of commands needs none
+    """Return the spellings of a tokenizer's tokens.
 
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or cleans_up(tokenizer):
+    None means that they are unknown, or that a token may change the text before it.
+    """
+    # The import takes a second, which the help of commands does not need.
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or cleans_up_spaces(tokenizer):
         return None
     if tokenizer not in _tables:
         _tables[tokenizer] = _table(tokenizer)
     return _tables[tokenizer]
 
 
-def any_text(tokenizer: Any) -> list[int]:
-    """Return tokens that stand for any text before others; none where a token is spelled alike
-    in any place.
+def context_token_ids(tokenizer: Any) -> list[int]:
+    """Return tokens that stand for any text before other tokens.
+
+    The list is empty if every token has the same spelling in any position.
     """
     table = token_bytes(tokenizer)
     return [] if table is None or table.before is None else [table.before]
 
 
-def cleans_up(tokenizer: Any) -> bool:
-    """Whether `tokenizer.decode` removes spaces before punctuation. transformers ignores the
-    setting for BPE tokenizers.
+def cleans_up_spaces(tokenizer: Any) -> bool:
+    """Return whether `tokenizer.decode` removes spaces before punctuation.
+
+    transformers ignores the setting for BPE tokenizers.
     """
     if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return False
@@ -112,8 +115,8 @@ def cleans_up(tokenizer: Any) -> bool:
     return type(model).__name__ != "BPE" or bool(getattr(tokenizer, forced, True))
 
 
-def falls_back(tokenizer: Any) -> bool:
-    """Whether some tokens of a tokenizer are single bytes of characters that have no token."""
+def has_byte_fallback(tokenizer: Any) -> bool:
+    """Return whether a tokenizer spells characters without a token as single bytes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend is not None and "ByteFallback" in _steps(backend)
 
@@ -126,7 +129,7 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
         kind._decode is not PreTrainedTokenizerFast._decode
         or kind.decode is not PreTrainedTokenizerBase.decode
     ):
-        return None  # a model's own way to text
+        return None  # the tokenizer decodes with code of its model
     backend = tokenizer.backend_tokenizer
     steps = _steps(backend)
     if steps in ("ByteLevel ", "ByteLevel Fuse "):
@@ -142,8 +145,9 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
 
 
 def _steps(backend: Any) -> str:
-    """The kinds of decoders that a tokenizer applies, each followed by a space; "" where they
-    cannot be read.
+    """Return the kinds of decoders of a tokenizer, each with a space after it.
+
+    The result is "" if they cannot be read.
     """
     if backend.decoder is None:
         return ""
@@ -153,7 +157,7 @@ def _steps(backend: Any) -> str:
         return ""
     steps = state["decoders"] if state["type"] == "Sequence" else [state]
     if any(step["type"] == "Strip" and (step["start"] > 1 or step["stop"]) for step in steps):
-        return ""  # how much is stripped depends on several tokens
+        return ""  # the stripped text depends on several tokens
     return "".join(f"{step['type']} " for step in steps)
 
 
@@ -162,7 +166,7 @@ def _stands_alone(backend: Any, token: int) -> bool:
     return bool(text.strip()) and "\N{REPLACEMENT CHARACTER}" not in text
 
 
-def _whole(data: bytes) -> str | None:
+def _decoded(data: bytes) -> str | None:
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -178,8 +182,9 @@ def _byte_level(name: str) -> bytes:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """The byte that each character of byte-level tokens stands for: itself where it can be seen,
-    else one from 256 on.
+    """Return the byte for each character of byte-level tokens.
+
+    A printable character stands for itself; characters from 256 on stand for the other bytes.
     """
     alphabet = sorted(ByteLevel.alphabet(), key=ord)
     seen = {char: ord(char) for char in alphabet if ord(char) < 256}

@@ -1,4 +1,4 @@
-"""Log-probabilities by the model's own logits: of an answer's tokens, and of a prompt's."""
+"""Compute log-probabilities of answers and prompts from the model's own logits."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from torch import Tensor
 from paceline.core.node_logits import NodeLogits
 from paceline.core.not_numbers import logits_error
 from paceline.core.request import Request
-
-# logits turned into log-probabilities at once, which takes memory for each token of the vocabulary
-_ROWS = 64
+from paceline.verification.settings import LOGPROB_ROWS
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int], count: int) -> list[dict[int, float]]:
-    """Return the log-probabilities of the likeliest tokens, and of one token, at each position.
+    """Return the log-probabilities of the top tokens and of one token per position.
 
     Args:
-        logits: [tokens, vocab].
-        token_ids: the token of each position.
-        count: how many of the likeliest tokens.
+        logits: Logits [tokens, vocab].
+        token_ids: The token of each position.
+        count: Number of top tokens.
     """
-    every = logits.float().log_softmax(-1)
-    best = every.topk(min(count, every.shape[-1]), dim=-1)
-    own = every.gather(-1, torch.tensor(token_ids, device=every.device)[:, None])[:, 0].tolist()
-    rows = zip(best.indices.tolist(), best.values.tolist(), token_ids, own, strict=True)
+    log_probs = logits.float().log_softmax(-1)
+    best = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)
+    columns = torch.tensor(token_ids, device=log_probs.device)[:, None]
+    own_values = log_probs.gather(-1, columns)[:, 0].tolist()
+    rows = zip(best.indices.tolist(), best.values.tolist(), token_ids, own_values, strict=True)
     return [
         {**dict(zip(ids, values, strict=True)), token: value} for ids, values, token, value in rows
     ]
 
 
 def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -> NodeLogits:
-    """Add the log-probabilities of fed prompt tokens to the sequences that are scored.
+    """Add log-probabilities of processed prompt tokens to the requests that want them.
 
     Args:
-        requests: as they were fed; what was fed is not yet in the cache.
-        logits: of their forward, with the rows of scored tokens.
-        chunk: most pending tokens that the forward took of a sequence.
+        requests: Requests before this step's tokens are committed to the cache.
+        logits: Logits of the forward pass, with the rows of scored tokens.
+        chunk: Maximum pending tokens that the forward pass took per request.
     Returns:
-        the logits without those rows.
+        The logits without the rows of scored tokens.
     """
     for row, request in enumerate(requests):
         if request.scoring:
@@ -49,18 +48,17 @@ def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -
     return logits.without_prompts()
 
 
-def _score(request: Request, logits: NodeLogits, row: int, fed: int) -> None:
+def _score(request: Request, logits: NodeLogits, row: int, num_processed: int) -> None:
     known, count = request.prompt_logprobs, request.params.prompt_logprobs
     assert known is not None, "it is scored"
     assert count is not None, "it is scored"
-    # of the row that a token is scored by
-    offset = logits.starts[row] - (fed - 1) - request.cached - 1
-    # After a preemption the first tokens are fed again: they are scored already.
+    # Row that scores token i is offset + i.
+    offset = logits.starts[row] - (num_processed - 1) - request.cached - 1
+    # After a preemption, the first tokens run again; they are scored already.
     scored: list[dict[int, float]] = []
-    for first in range(len(known), min(request.cached + fed, request.prompt_length - 1) + 1, _ROWS):
-        token_ids = request.token_ids[
-            first : min(first + _ROWS, request.cached + fed + 1, request.prompt_length)
-        ]
+    end = min(request.cached + num_processed + 1, request.prompt_length)
+    for first in range(len(known), end, LOGPROB_ROWS):
+        token_ids = request.token_ids[first : min(first + LOGPROB_ROWS, end)]
         rows = logits.flat[offset + first : offset + first + len(token_ids)]
         scored += logprobs_of(rows, token_ids, count)
     known += scored

@@ -1,4 +1,4 @@
-"""Make outcomes of verified trees, and find rows whose logits are not numbers."""
+"""Build outcomes of verified trees, and detect logits that are not numbers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from paceline.core.tree import DraftTree
 from paceline.sampling import sampler
 
 
-def spoiled(tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Whether a draft tree may be why logits are not numbers: the token after a node (-1 = root) is
-    asked for without it.
+def draft_may_cause_nan(tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
+    """Return whether a draft tree may be why the logits after a node are not numbers.
 
-    Attention multiplies what it masks by 0, and NaN stays NaN: one such node spoils rows of other
-    nodes.
+    Attention multiplies masked values by 0, and NaN times 0 is NaN. So one node with NaN spoils the
+    rows of other nodes. The engine then runs the request again without the tree.
 
     Args:
-        argmax: the most likely token after the root and after every node.
+        tree: Verified draft tree.
+        argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
+        node: Node after which a token is chosen; -1 = the root.
     """
     return argmax[node + 1] == NO_TOKEN and len(tree) > 0
 
@@ -34,36 +35,43 @@ def make_outcome(
     argmax: list[int],
     logprobs: list[dict[int, float]] | None = None,
 ) -> Outcome:
-    """Return an outcome, and note where its logits are not numbers.
+    """Return the outcome of a request, and record logits that are not numbers.
 
     Args:
-        argmax: the most likely token after the root and after every node; NO_TOKEN where the logits
-            are not numbers.
-        the others: as in `Outcome`.
+        request: Verified request.
+        tree: Verified draft tree.
+        accepted: Accepted nodes.
+        run: Emitted tokens.
+        argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
+        logprobs: Log-probabilities per emitted token, if the request wants them.
     """
     unclean = NO_TOKEN in argmax
     if unclean:
         request.tainted = request.tainted or any(
-            argmax[place] == NO_TOKEN for place in (0, *(node + 1 for node in accepted))
+            argmax[row] == NO_TOKEN for row in (0, *(node + 1 for node in accepted))
         )
         argmax = [max(token, 0) for token in argmax]
     return Outcome(request, tree, accepted, run, argmax, logprobs=logprobs, unclean=unclean)
 
 
-def chosen(
+def token_chooser(
     request: Request,
     tree: DraftTree,
-    tokens: Sequence[int] | sampler.Draws,
+    tokens: Sequence[int] | sampler.LazyDraws,
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> Callable[[int], int]:
-    """Return what `follow` asks for the token after a node.
+    """Return the function that gives `follow` the token after a node.
 
     Args:
-        tokens, argmax: the chosen token and the most likely one after the root and after every
-            node.
-        dtype: of the logits.
+        request: Request being verified.
+        tree: Its draft tree.
+        tokens: Chosen token after the root and every node.
+        argmax: Most likely token after the root and every node.
+        dtype: Data type of the logits, for errors.
     """
     return lambda node: (
-        NO_TOKEN if spoiled(tree, argmax, node) else take_token(request, tokens[node + 1], dtype)
+        NO_TOKEN
+        if draft_may_cause_nan(tree, argmax, node)
+        else take_token(request, tokens[node + 1], dtype)
     )

@@ -1,9 +1,11 @@
-"""Define the two verification rules that make every drafter lossless, as walks over a tree.
+"""Define the two verification rules that make every drafter lossless.
 
-*Sample matching* (guesses): at each node draw the target's own token; go to the child that carries
-it, else stop. *Rejection sampling* (Leviathan et al. 2023, Chen et al. 2023; several children: Miao
-et al. 2024): children in order, each accepted with min(1, target/draft), else target <-
-normalise(max(target - draft, 0)).
+Sample matching (deterministic drafts) draws the target's own token at each node. It continues at
+the child with that token, or stops.
+
+Rejection sampling (sampled drafts) follows Leviathan et al. 2023 and Chen et al. 2023, for several
+children Miao et al. 2024. It accepts children in order, each with probability min(1, target/draft).
+After a rejection, target = normalise(max(target - draft, 0)).
 """
 
 from __future__ import annotations
@@ -14,22 +16,24 @@ from typing import Any
 from paceline.core.not_numbers import NO_TOKEN
 from paceline.core.tree import DraftTree
 
-# Anything with indexing, -, /, .sum() and .clip(0): a Tensor, or an array of fractions in tests.
+# Any type with indexing, -, /, .sum() and .clip(0): a Tensor, or an array of fractions in tests.
 Vector = Any
 
 
 def follow(
     tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[int]], object]
 ) -> tuple[list[int], list[int]]:
-    """Walk by the target's own tokens.
+    """Walk the tree by the target's own tokens (sample matching).
 
     Args:
-        draw: the target's token after a node (-1 = root); asked once per emitted token, in order.
-            NO_TOKEN ends the walk.
-        ended: whether the sequence ends with the last of these tokens; asked for every token.
+        tree: Draft tree.
+        draw: Returns the target's token after a node (-1 = root). It is called once per emitted
+            token, in order. NO_TOKEN ends the walk.
+        ended: Returns whether the request ends with the last of these tokens. It is called for
+            every token.
     Returns:
-        accepted nodes, and the emitted tokens: one more than accepted, or as many where the
-        sequence ended. None at all where there is no token after the root.
+        Accepted nodes and emitted tokens. There is one more token than nodes, or as many if the
+            request ended. Both are empty if there is no token after the root.
     """
     child = tree.edges()
     accepted: list[int] = []
@@ -37,7 +41,7 @@ def follow(
     node: int | None = -1
     while node is not None:
         token = draw(node)
-        if token == NO_TOKEN:  # what the cache has of this node is not numbers either
+        if token == NO_TOKEN:  # the cached keys and values of this node are not numbers either
             return accepted[:-1], run
         run.append(token)
         node = child.get((node, run[-1]))
@@ -55,15 +59,18 @@ def reject(
     draw: Callable[[int, Vector], int],
     ended: Callable[[list[int]], object],
 ) -> tuple[list[int], list[int]]:
-    """Walk by accepting or rejecting the drafter's draws.
+    """Walk the tree by accepting or rejecting sampled tokens (rejection sampling).
 
     Args:
-        target: the target distribution [vocab] after a node (-1 = root); None ends the walk.
-        coin: (node, chance) -> whether that node is accepted.
-        draw: (depth, weights [vocab]) -> the token drawn where no child is left; weights sum to 1.
-        ended: as in `follow`.
+        tree: Draft tree.
+        target: Returns the target distribution [vocab] after a node (-1 = root); None ends the
+            walk.
+        coin: Returns whether to accept a node, given the acceptance probability.
+        draw: Returns a token for a depth and weights [vocab] with sum 1. It is called if no child
+            is left.
+        ended: As in `follow`.
     Returns:
-        accepted nodes and emitted tokens, as `follow`.
+        Accepted nodes and emitted tokens, as in `follow`.
     """
     children = tree.children()
     accepted: list[int] = []
@@ -98,12 +105,12 @@ def reject(
 def _residual(target: Vector, draft: Vector) -> Vector:
     rest = (target - draft).clip(0)
     total = rest.sum()
-    # target == draft: acceptance was certain but for rounding
+    # If target == draft, only rounding prevents acceptance.
     return rest / total if total > 0 else target
 
 
 def _without(target: Vector, token: int) -> Vector:
-    rest = target + 0  # a copy
+    rest = target + 0  # copy
     rest[token] = 0
     total = rest.sum()
     return rest / total if total > 0 else target

@@ -1,6 +1,4 @@
-"""Whether a drafter keeps to the rules of `propose` (`paceline.core.drafter`), as far as its
-trees show it.
-"""
+"""Check that proposed trees keep the rules of `propose` (`paceline.core.drafter`)."""
 
 from __future__ import annotations
 
@@ -25,10 +23,16 @@ def check_trees(
     trees: list[DraftTree],
     vocab: int,
 ) -> None:
-    """Hold `trees` against rules 1 and 2 and the vocabulary.
+    """Check proposed trees against rules 1 and 2 and the vocabulary.
 
+    Args:
+        drafter: Drafter that proposed the trees.
+        requests: Requests that the trees are for.
+        max_nodes: Maximum number of nodes per request.
+        trees: Proposed trees.
+        vocab: Vocabulary size of the target.
     Raises:
-        DrafterError: naming the drafter, the sequence and the rule.
+        DrafterError: A tree breaks a rule. The message names drafter, request and rule.
     """
     if not isinstance(trees, list | tuple) or not all(
         isinstance(tree, DraftTree) for tree in trees
@@ -75,7 +79,10 @@ def _broken_type(tree: DraftTree) -> str | None:
 
 
 def _short(value: object) -> str:
-    """A value in an error, without braces, which `str.format` would take for places."""
+    """Return a short form of a value for errors, without braces.
+
+    `str.format` would take braces for fields.
+    """
     return f"{str(value)[:40]!r} ({type(value).__name__})".replace("{", "(").replace("}", ")")
 
 

@@ -1,10 +1,14 @@
-"""Verify the draft trees of a batch against the target's logits, by the rules of `rules`."""
+"""Verify the draft trees of a batch against the target's logits.
+
+`rules` defines the two verification rules; this module draws the tokens and coins for them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,26 +23,40 @@ from paceline.core.tree import DraftTree, node_depths
 from paceline.cpu.topk import most_likely
 from paceline.errors import ConfigError, PacelineError
 from paceline.sampling import sampler
-from paceline.sampling.logit_adjustments import adjusted, forbidden
+from paceline.sampling.logit_adjustments import adjust_scores, contains_forbidden_token
 from paceline.verification.logprobs import logprobs_of
-from paceline.verification.outcomes import chosen, make_outcome, spoiled
+from paceline.verification.outcomes import draft_may_cause_nan, make_outcome, token_chooser
 from paceline.verification.rules import follow, reject
+from paceline.verification.settings import MIN_LAZY_VOCABULARY
 
-_LARGE = 4096  # tokens of a vocabulary from which on a draw takes more than its calls
+
+class TargetTokens(NamedTuple):
+    """Tokens of the target after the root and after every node, per request.
+
+    Attributes:
+        scores: Scores [batch, 1 + width, vocab] of `target_scores`; None = not computed.
+        tokens: Token that the target chooses.
+        argmax: Most likely token; NO_TOKEN = the logits are not numbers.
+    """
+
+    scores: Tensor | None
+    tokens: Sequence[Sequence[int] | sampler.LazyDraws]
+    argmax: list[list[int]]
 
 
-def answers(
+def target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> tuple[Tensor | None, list[list[int]], list[list[int]]]:
-    """What the target says after the root and after every node: scores, the token it chooses, its
-    most likely token.
+    """Return the target's scores, chosen tokens and most likely tokens of a batch.
 
     Args:
-        logits: as in `verify`.
+        requests: Requests of the batch.
+        trees: Verified draft trees.
+        logits: Logits after the root and after every node of each request.
     Returns:
-        scores [batch, 1 + width, vocab] of `target_scores`, or None where the logits themselves say
-        what is most likely; twice batch lists of tokens, 1 + nodes of each sequence or more;
-        NO_TOKEN where the logits are not numbers.
+        Scores [batch, 1 + width, vocab] of `target_scores`; None = the logits are the scores. Then
+        the chosen tokens and the most likely tokens, 1 + nodes or more per request. NO_TOKEN stands
+        for logits that are not numbers.
     """
     if sampler.is_greedy(requests):
         best = _best(logits)
@@ -50,14 +68,14 @@ def answers(
 
 
 def _best(logits: NodeLogits) -> list[list[int]]:
-    """The most likely token after the root and after every node of each sequence."""
+    """Return the most likely token after the root and every node of each request."""
     top = logits.top
-    found = (
+    token_ids = (
         most_likely(logits.flat)
         if top is None
         else np.where(top.probs[:, 0] > 0, top.token_ids[:, 0], NO_TOKEN)
     )
-    best: list[int] = found.tolist()
+    best: list[int] = token_ids.tolist()
     return [
         best[start : start + count]
         for start, count in zip(logits.starts, logits.counts, strict=True)
@@ -67,56 +85,70 @@ def _best(logits: NodeLogits) -> list[list[int]]:
 def verify(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> list[Outcome]:
-    """Decide what is emitted for each sequence of a batch.
+    """Decide which tokens each request of a batch emits.
 
     Args:
-        logits: of each sequence after the root, then after every node.
+        requests: Requests of the batch.
+        trees: Draft trees to verify.
+        logits: Logits after the root and after every node of each request.
     Returns:
-        an outcome for each; one without tokens where the tree has to be left out, see `spoiled`.
+        An outcome per request. It has no tokens if the request must run again without its tree, see
+        `draft_may_cause_nan`.
     """
-    scores: Tensor | None = None
-    dtype = logits.flat.dtype
-    drawn: Sequence[Sequence[int] | sampler.Draws]
-    if _drawn_one_by_one(requests, trees, logits.flat):
-        argmax = _best(logits)
-        drawn = [
-            argmax[row] if request.params.greedy else sampler.Draws(logits[row], request, tree)
-            for row, (request, tree) in enumerate(zip(requests, trees, strict=True))
-        ]
-    else:
-        scores, drawn, argmax = answers(requests, trees, logits)
+    target = _target_tokens(requests, trees, logits)
     outcomes = []
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-        said = argmax[row]
-        if request.params.logits_processors:
-            accepted, run = _process_row(request, tree, logits[row], said)
-        elif tree.probs is None or request.params.greedy:
-            accepted, run = follow(
-                tree, chosen(request, tree, drawn[row], said, dtype), request.end_reason
-            )
-        else:
-            assert scores is not None  # some request is sampled, and none is drawn one by one
-            probs = scores[row, : 1 + len(tree)].softmax(-1)
-            accepted, run = _reject_row(request, tree, probs.__getitem__, said, dtype)
-        if request.params.adjusts and forbidden(request, run):
+        accepted, run = _walk(request, tree, row, logits, target)
+        if request.params.adjusts and contains_forbidden_token(request, run):
             request.failure = request.failure or _nothing_left()
         logprobs = None
         if request.params.logprobs is not None:
             walked = [0, *(node + 1 for node in accepted)][: len(run)]
             logprobs = logprobs_of(logits[row][walked], run, request.params.logprobs)
-        outcomes.append(make_outcome(request, tree, accepted, run, said[: 1 + len(tree)], logprobs))
+        argmax = target.argmax[row][: 1 + len(tree)]
+        outcomes.append(make_outcome(request, tree, accepted, run, argmax, logprobs))
     return outcomes
 
 
-def _drawn_one_by_one(
+def _target_tokens(
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+) -> TargetTokens:
+    """Return the target's tokens; sampled ones are drawn on access if that saves time."""
+    if not _can_draw_lazily(requests, trees, logits.flat):
+        return TargetTokens(*target_tokens(requests, trees, logits))
+    argmax = _best(logits)
+    tokens = [
+        argmax[row] if request.params.greedy else sampler.LazyDraws(logits[row], request, tree)
+        for row, (request, tree) in enumerate(zip(requests, trees, strict=True))
+    ]
+    return TargetTokens(None, tokens, argmax)
+
+
+def _walk(
+    request: Request, tree: DraftTree, row: int, logits: NodeLogits, target: TargetTokens
+) -> tuple[list[int], list[int]]:
+    """Return the accepted nodes and emitted tokens of one request, the batch's `row`."""
+    argmax, dtype = target.argmax[row], logits.flat.dtype
+    if request.params.logits_processors:
+        return _process_row(request, tree, logits[row], argmax)
+    if tree.probs is None or request.params.greedy:
+        choose = token_chooser(request, tree, target.tokens[row], argmax, dtype)
+        return follow(tree, choose, request.end_reason)
+    assert target.scores is not None  # draws are lazy only if no tree has draft probabilities
+    probs = target.scores[row, : 1 + len(tree)].softmax(-1)
+    return _reject_row(request, tree, probs.__getitem__, argmax, dtype)
+
+
+def _can_draw_lazily(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: Tensor
 ) -> bool:
-    """Whether tokens are drawn as the walks ask for them: where asking is free, and nothing else
-    is made of the scores.
+    """Return whether to draw only the tokens that the verification rule reads.
+
+    This needs a CPU, where reading a token costs no synchronisation, and scores without other uses.
     """
     if (
         logits.device.type != "cpu"
-        or logits.shape[-1] < _LARGE
+        or logits.shape[-1] < MIN_LAZY_VOCABULARY
         or all(request.params.greedy for request in requests)
     ):
         return False
@@ -127,18 +159,20 @@ def _drawn_one_by_one(
 
 
 def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> list[Outcome]:
-    """Add the target's `count` most likely tokens after the root and after every node to the
-    outcomes of a step.
+    """Add the target's most likely tokens after the root and every node to outcomes.
 
     Args:
-        logits: with at least as many, the rows in the order of `outcomes`.
+        outcomes: Outcomes of a step.
+        logits: Logits with at least `count` top tokens, with rows in the order of `outcomes`.
+        count: Number of top tokens.
     """
     if not outcomes:
         return outcomes
-    assert logits.top is not None, "asked for"
+    assert logits.top is not None, "the caller adds the top tokens"
     token_ids, probs = logits.top.token_ids[:, :count], logits.top.probs[:, :count]
     spans = [
-        slice(start, start + own) for start, own in zip(logits.starts, logits.counts, strict=True)
+        slice(start, start + num_rows)
+        for start, num_rows in zip(logits.starts, logits.counts, strict=True)
     ]
     return [
         replace(outcome, target_top=TopTokens(token_ids[span], probs[span]))
@@ -153,20 +187,22 @@ def _reject_row(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Walk by `reject`, with the coins and draws of the request's seed.
+    """Verify one request by `reject`, with coins and draws from its seed.
 
-    A node whose probabilities in the draft are NaN is never accepted.
+    A node whose draft probabilities are NaN is never accepted.
 
     Args:
-        target: probabilities [vocab] after the root (0), and after node i (1 + i).
-        argmax, dtype: as for `chosen`.
+        request: Request to verify.
+        tree: Its draft tree.
+        target: Returns the probabilities [vocab] after the root (0) or after node i (1 + i).
+        argmax: As in `token_chooser`.
+        dtype: As in `token_chooser`.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
     depths = node_depths(tree.parents)
 
     def coin(node: int, chance: Tensor) -> bool:
-        # A position is decided in one step only, so its coins are fresh; siblings differ by their
-        # node.
+        # Each position is decided in one step only, so its coins are new. Siblings differ by node.
         position = start + int(depths[node]) - 1
         return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(chance)
 
@@ -176,7 +212,7 @@ def _reject_row(
         )
 
     def weights(node: int) -> Tensor | None:
-        return None if spoiled(tree, argmax, node) else target(node + 1)
+        return None if draft_may_cause_nan(tree, argmax, node) else target(node + 1)
 
     return reject(tree, weights, coin, draw, request.end_reason)
 
@@ -184,46 +220,49 @@ def _reject_row(
 def _process_row(
     request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Walk with logits processors, which are asked node by node, as far as the walk goes.
+    """Verify one request with logits processors, which run node by node on demand.
 
     Args:
-        logits: [1 + nodes, vocab].
-        argmax: their most likely tokens.
+        request: Request to verify.
+        tree: Its draft tree.
+        logits: Logits [1 + nodes, vocab].
+        argmax: Most likely token of each row.
     """
     params, start = request.params, len(request) - request.prompt_length
-    rows = adjusted(logits[None].float(), [request], [tree])[0]
+    rows = adjust_scores(logits[None].float(), [request], [tree])[0]
     processed = request.processed
     if processed is None:
         ids = torch.tensor([request.token_ids], device=logits.device)
         processed = request.processed = Processed(OwnProcessors(params.logits_processors), ids)
 
     def scores(node: int) -> Tensor:
-        told, path = len(processed), [tree.token_ids[above] for above in tree.path(node)]
-        processed.extend([*request.token_ids[told:], *path[max(0, told - len(request)) :]])
-        one = rows[node + 1][None]
+        num_seen = len(processed)
+        path = [tree.token_ids[ancestor] for ancestor in tree.path(node)]
+        processed.extend([*request.token_ids[num_seen:], *path[max(0, num_seen - len(request)) :]])
+        row = rows[node + 1][None]
         try:
             if request.failure is None:
-                one = processed(one.clone())
+                row = processed(row.clone())
         except ConfigError as error:
             request.failure = error
-        largest = float(one.amax())
+        largest = float(row.amax())
         if not math.isfinite(largest):
             request.failure = request.failure or _unusable(
                 rows[node + 1], largest, params, logits.dtype
             )
-        shaped: Tensor = sampler.shaped(one[None], [params])[0, 0]
-        return shaped
+        warped: Tensor = sampler.warp_scores(row[None], [params])[0, 0]
+        return warped
 
     def choose(node: int) -> int:
-        if spoiled(tree, argmax, node):
+        if draft_may_cause_nan(tree, argmax, node):
             return NO_TOKEN
-        one = scores(node)
+        row = scores(node)
         if params.greedy:
-            return int(one.argmax())
+            return int(row.argmax())
         position = start + len(tree.path(node))
         return take_token(
             request,
-            sampler.draw_one(one.softmax(-1), params.seed, position, sampler.TARGET),
+            sampler.draw_one(row.softmax(-1), params.seed, position, sampler.TARGET),
             logits.dtype,
         )
 
@@ -235,29 +274,31 @@ def _process_row(
 def _unusable(
     scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype
 ) -> PacelineError:
-    """Return why no token can be chosen.
+    """Return the error of a request for which no token can be chosen.
 
     Args:
-        scores: [vocab], what the logits processors were given.
-        largest: of what they returned; not finite.
-        dtype: of the logits.
+        scores: Scores [vocab] that the logits processors received.
+        largest: Largest score that they returned; not finite.
+        params: Sampling parameters of the request.
+        dtype: Data type of the logits.
     """
     if not math.isfinite(float(scores.amax())):
         return logits_error(dtype)
     if largest == -math.inf:
         return _nothing_left()
     names = ", ".join(
-        repr(getattr(one, "__name__", type(one).__name__)) for one in params.logits_processors
+        repr(getattr(processor, "__name__", type(processor).__name__))
+        for processor in params.logits_processors
     )
     return ConfigError(
         f"logits_processors: got scores that are not numbers (NaN or infinite) from {names};"
-        " expected finite ones, and -inf for what is forbidden. Correct the processor, or leave it"
+        " expected finite scores, or -inf for forbidden tokens. Correct the processor, or leave it"
         " out."
     )
 
 
 def _nothing_left() -> ConfigError:
     return ConfigError(
-        "got a request whose bad_words, min_tokens or logits_processors leave no token to go on"
-        " with; expected one at least. Forbid less."
+        "bad_words, min_tokens or logits_processors of the request forbid every next token. Forbid"
+        " fewer tokens."
     )

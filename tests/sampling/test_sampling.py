@@ -150,7 +150,7 @@ def test_draws_that_are_asked_for_are_those_of_the_batch(vocab: int, spread: flo
     logits, requests, trees = batch(params, vocab, spread)
     together = sampler.draw(sampler.target_scores(logits.clone(), requests, trees), requests, trees)
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-        draws = sampler.Draws(logits[row], request, tree)
+        draws = sampler.LazyDraws(logits[row], request, tree)
         assert [draws[place] for place in range(1 + len(tree))] == together[row][: 1 + len(tree)]
 
 
@@ -315,7 +315,7 @@ def test_only_what_is_emitted_is_drawn_and_the_text_stays(
     prompts = [pair.prompts[0]] * len(params)
     together = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
     drawn: list[int] = []
-    monkeypatch.setattr(verify, "_LARGE", 1)
+    monkeypatch.setattr(verify, "MIN_LAZY_VOCABULARY", 1)
     monkeypatch.setattr(sampler, "draw", lambda *_: pytest.fail("all of them are drawn"))
     one = sampler.draw_one
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.origin import Origin
-from paceline.sampling.stream_writer import Writer
+from paceline.sampling.stream_writer import StreamWriter
 from paceline.text.stop_strings import StopStrings
 from tests.support.tokenizers import FALLBACK, FOREIGN, LOCAL, any_text, whole_text
 
@@ -36,7 +36,7 @@ def write(
 ) -> list[str]:
     """The text of every step of a stream, whose steps have one to five tokens."""
     stops = StopStrings(stop, tokenizer, prompt)
-    writer, written, place = Writer(tokenizer, prompt, stops), [], 0
+    writer, written, place = StreamWriter(tokenizer, prompt, stops), [], 0
     while place < len(ids):
         step = ids[place : place + steps.randint(1, 5)]
         place += len(step)
@@ -163,7 +163,7 @@ def test_a_stop_string_begins_in_the_answer() -> None:
 def test_a_stream_shows_no_beginning_of_a_stop_string() -> None:
     tokenizer = LOCAL["bytes"]
     ids = tokenizer("one \n ENx é")["input_ids"]
-    writer = Writer(tokenizer, [], StopStrings(("\n\n", "END", "é🙂"), tokenizer))
+    writer = StreamWriter(tokenizer, [], StopStrings(("\n\n", "END", "é🙂"), tokenizer))
     written = [writer.write([token], [Origin.TARGET], token is ids[-1]) for token in ids]
     assert [[text for text, _ in step] for step in written[4:]] == [
         [],

@@ -29,9 +29,9 @@ from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
 from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import CachedLM
-from paceline.verification.outcomes import chosen, make_outcome
+from paceline.verification.outcomes import make_outcome, token_chooser
 from paceline.verification.rules import follow
-from paceline.verification.verify import answers
+from paceline.verification.verify import target_tokens
 
 _PIECE = 1 << 18  # integers summed at once, to bound the memory it takes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
@@ -138,7 +138,7 @@ class ParallelLM(CachedLM):
         if not requests:
             return []
         parts = [self._parts[request.id][1] for request in requests]
-        _, drawn, argmax = answers(requests, parts, logits)
+        _, drawn, argmax = target_tokens(requests, parts, logits)
         merged = self.ranks.merge(
             torch.from_numpy(self._table(requests, trees, drawn, argmax))
         ).tolist()
@@ -153,7 +153,9 @@ class ParallelLM(CachedLM):
             tokens = token_row[1 : 2 + len(tree)]
             said = argmax_row[1 : 2 + len(tree)]
             accepted, run = follow(
-                tree, chosen(request, tree, tokens, said, logits.flat.dtype), request.end_reason
+                tree,
+                token_chooser(request, tree, tokens, said, logits.flat.dtype),
+                request.end_reason,
             )
             outcomes.append(make_outcome(request, tree, accepted, run, said))
         return outcomes

@@ -21,7 +21,7 @@ from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest, SharedNoise
 from paceline.model.forward_arguments import GENERATE_CACHE
-from paceline.verification.outcomes import make_outcome, spoiled
+from paceline.verification.outcomes import draft_may_cause_nan, make_outcome
 from paceline.verification.rules import follow
 
 
@@ -46,7 +46,7 @@ def verify_rows(
         def choose(
             node: int, root: int = start, row: RowRequest = row, tree: DraftTree = tree
         ) -> int:
-            if spoiled(tree, argmax, root + node):
+            if draft_may_cause_nan(tree, argmax, root + node):
                 return NO_TOKEN
             return take_token(
                 row,
