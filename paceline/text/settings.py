@@ -8,7 +8,8 @@ WINDOW_TOKENS = 8
 # Tokens whose text may stay undecided at most, such as a long run of unfinished characters.
 MAX_OPEN_TOKENS = 8 * WINDOW_TOKENS
 
-# Rows that may pad an embedding: up to the first number, or to this fraction of the vocabulary.
-# The fraction covers a published model with 102,400 rows for 100,015 tokens.
+# Maximum padding of an embedding in rows: the first number, but no more than there are tokens, or
+# one row per this many tokens. The second covers a published model with 102,400 rows for 100,015
+# tokens.
 MAX_PADDING_ROWS = 1024
-PADDING_DIVISOR = 32
+TOKENS_PER_PADDING_ROW = 32

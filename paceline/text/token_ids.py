@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Maximum padding of an embedding: this many rows, but no more than there are tokens, or one row per
-# this many tokens. Example: 102,400 rows for 100,015 tokens.
-_MAX_PADDING, _TOKENS_PER_PADDING = (1024, 32)
+from paceline.text.settings import MAX_PADDING_ROWS, TOKENS_PER_PADDING_ROW
 
 
 def is_padded(rows: int, tokens: int) -> bool:
@@ -18,7 +16,7 @@ def is_padded(rows: int, tokens: int) -> bool:
         rows: Rows of the embedding.
         tokens: Tokens of the tokenizer.
     """
-    padding = max(min(_MAX_PADDING, tokens), tokens // _TOKENS_PER_PADDING)
+    padding = max(min(MAX_PADDING_ROWS, tokens), tokens // TOKENS_PER_PADDING_ROW)
     return tokens <= rows <= tokens + padding
 
 
