@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.core.drafter import Drafter, Outcome
     from paceline.core.request import SamplingParams
     from paceline.core.tree import DraftTree
+    from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.drafters.scripted import ScriptedDrafter
     from paceline.llm import LLM, Chunk, Completion
 
@@ -26,6 +27,7 @@ __all__ = [
     "LLM",
     "Chunk",
     "Completion",
+    "DraftBudgetSettings",
     "DraftTree",
     "Drafter",
     "Outcome",
@@ -38,6 +40,7 @@ __all__ = [
 # Imported at first use: a command that only reports a mistake should not wait for torch.
 _MODULES = {
     "paceline.llm": ("LLM", "Chunk", "Completion"),
+    "paceline.draft_budget.settings": ("DraftBudgetSettings",),
     "paceline.drafters.scripted": ("ScriptedDrafter",),
     "paceline.core.drafter": ("Drafter", "Outcome"),
     "paceline.core.request": ("SamplingParams",),

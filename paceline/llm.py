@@ -17,6 +17,8 @@ from paceline.core.request import Request, SamplingParams
 from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.costs import Costs
+from paceline.draft_budget.decisions import StepDecision
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.drafters import Maker, create, entry
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.completion import Chunk, Completion
@@ -77,6 +79,7 @@ class LLM:
             without drafts.
         cost_curve: Seconds of a forward pass by number of rows; draft trees are then cut by this
             curve and not by measured time. None = measure.
+        draft_budget: Settings of the draft budget, which decides how many draft nodes are verified.
     Raises:
         ConfigError: an unusable argument.
         UnsupportedModelError: a model that cannot be verified losslessly.
@@ -99,6 +102,7 @@ class LLM:
         keep_prefixes: int = 0,
         on_drafter_error: OnDrafterError = "raise",
         cost_curve: CostCurve | None = None,
+        draft_budget: DraftBudgetSettings | None = None,
     ) -> None:
         require_count("LLM", "max_batch", max_batch, 1)
         require_count("LLM", "max_nodes", max_nodes, 0)
@@ -144,6 +148,7 @@ class LLM:
             keep_prefixes=keep_prefixes,
             on_drafter_error=on_drafter_error,
             cost_curve=cost_curve,
+            draft_budget=draft_budget or DEFAULTS,
         )
         self._waiters = AsyncEngine(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
@@ -185,6 +190,15 @@ class LLM:
         None without a draft budget.
         """
         return self._engine.costs
+
+    @property
+    def draft_decisions(self) -> list[StepDecision]:
+        """Decisions of the draft budget in the newest steps, oldest first.
+
+        Empty unless `DraftBudgetSettings.recorded_steps` is set.
+        """
+        draft_budget = self._engine.draft_budget
+        return [] if draft_budget is None else list(draft_budget.decisions)
 
     @property
     def plain_seconds(self) -> float | None:

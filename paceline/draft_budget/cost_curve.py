@@ -1,6 +1,4 @@
-"""What a forward of a model costs on this machine, by the rows it is fed and the text before
-them.
-"""
+"""Hold the time of forward passes by their number of rows and the length of the text."""
 
 from __future__ import annotations
 
@@ -11,20 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
+from paceline.draft_budget.settings import SHORT_TEXT
 from paceline.util.stopwatch import Conditions
-
-SHORT_TEXT, LONG_TEXT = 32, 512  # tokens in front of the rows that are measured
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Between the measured numbers of rows the cost is a line, and beyond them the last line
-    continues.
+    """Give the seconds of forward passes by their number of rows.
+
+    Between the given numbers of rows the cost is linear; beyond them the last line continues.
 
     Attributes:
-    rows: numbers of rows, ascending, the first 1. seconds: of a forward of so many, never falling.
-    further: seconds that every token of the text before them adds beyond the measured ones,
-        likewise; empty: none.
+        rows: Numbers of rows, ascending; the first is 1.
+        seconds: Seconds of a forward pass per number of rows, never falling.
+        further: Seconds that every token of text adds, per number of rows, beyond the text length
+            of the measurement; empty for none.
     """
 
     rows: tuple[int, ...]
@@ -32,28 +31,33 @@ class CostCurve:
     further: tuple[float, ...] = ()
 
     def of(self, rows: IntArray, context: float = 0.0) -> NDArray[np.float64]:
-        """Return the seconds of forwards of `rows` rows each behind `context` tokens."""
-        found = self._line(rows, self.seconds)
-        if self.further:
-            found += max(0.0, context - SHORT_TEXT) * self._line(rows, self.further)
-        return found
+        """Return the seconds of forward passes.
 
-    def _line(self, rows: IntArray, measured: tuple[float, ...]) -> NDArray[np.float64]:
-        found = np.interp(rows, self.rows, measured)
+        Args:
+            rows: Number of rows of each.
+            context: Length of the text before the rows, in tokens.
+        """
+        result = self._interpolate(rows, self.seconds)
+        if self.further:
+            result += max(0.0, context - SHORT_TEXT) * self._interpolate(rows, self.further)
+        return result
+
+    def _interpolate(self, rows: IntArray, measured: tuple[float, ...]) -> NDArray[np.float64]:
+        result = np.interp(rows, self.rows, measured)
         if len(self.rows) > 1:
             slope = (measured[-1] - measured[-2]) / (self.rows[-1] - self.rows[-2])
-            found += np.maximum(rows - self.rows[-1], 0) * slope
-        return found
+            result += np.maximum(rows - self.rows[-1], 0) * slope
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """A curve as it is kept.
+    """Hold a measured curve as it is cached.
 
     Attributes:
-        spreads: relative distance of the quartiles of the repeats, for each of the curve's numbers
-            of rows.
-        conditions: under which it was measured.
+        curve: The curve.
+        spreads: Relative distance between the quartiles of the repeats, per number of rows.
+        conditions: Conditions of the measurement.
     """
 
     curve: CostCurve
@@ -61,18 +65,18 @@ class MeasuredCurve:
     conditions: Conditions
 
     @classmethod
-    def read(cls, kept: dict[str, Any]) -> MeasuredCurve:
-        """Make it from its attributes again.
+    def read(cls, attributes: dict[str, Any]) -> MeasuredCurve:
+        """Return the curve with saved attributes.
 
         Raises:
-            LookupError, TypeError, ValueError: they are damaged.
+            LookupError, TypeError, ValueError: The attributes are damaged.
         """
-        curve = kept["curve"]
+        curve = attributes["curve"]
         rows, seconds, further = (tuple(curve[name]) for name in ("rows", "seconds", "further"))
         if not rows or len(rows) != len(seconds) or len(further) not in (0, len(rows)):
             raise ValueError("not a cost curve")
         return cls(
             CostCurve(rows, seconds, further),
-            tuple(kept["spreads"]),
-            Conditions.read(kept["conditions"]),
+            tuple(attributes["spreads"]),
+            Conditions.read(attributes["conditions"]),
         )

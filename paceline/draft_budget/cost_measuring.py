@@ -1,9 +1,9 @@
-"""Measuring a cost curve, and checking one by a few forwards.
+"""Time the forward passes of a cost curve, and check a curve with a few of them.
 
-Each number of rows is one token behind a short text and a chain of draft nodes. A few are measured
-behind a longer text as well, where each row has more to attend to. All take turns, so that what
-disturbs the machine disturbs all alike. The shortest of their repeats counts, since another program
-can only make a forward slower.
+Each number of rows is one token after a short text and a chain of draft nodes. Some are also timed
+after a longer text, where each row attends to more positions. All forward passes take turns, so
+that other programs disturb all of them alike. The shortest repeat of each counts, since another
+program can only make a forward pass slower.
 """
 
 from __future__ import annotations
@@ -16,35 +16,26 @@ import numpy as np
 
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.draft_budget.cost_curve import LONG_TEXT, SHORT_TEXT, CostCurve, MeasuredCurve
+from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
+from paceline.draft_budget.settings import DEFAULTS, LONG_TEXT, SHORT_TEXT, DraftBudgetSettings
 from paceline.invariance.forward_cost import run_forward
 from paceline.model.cached_lm import CachedLM
 from paceline.util.stopwatch import Conditions, Stopwatch, agree, spread_of
 from paceline.util.timing_settings import TIMING
 
-# Products take rows four or sixteen at a time: where a number fills them up, the next one is
-# measured, too. A slow model gets the first of these only, which are far apart: what a wide tree
-# costs cannot be guessed from the few rows that cost nothing.
-_ORDER = (1, 16, 64, 8, 32, 17, 4, 48, 12, 24, 128, 33, 2, 96, 20, 5, 13, 9, 65, 3, 10, 6)
-ROWS = tuple(sorted(_ORDER))
-# numbers of rows that are measured behind the long text as well
-_ROWS_BEHIND = (1, 8, 16, 32, 64, 128)
-_ROUNDS = 5  # for which there should be time
-# No further number of rows is begun after so many seconds; of a slow model, after so many forwards
-# of one row, up to the second.
-_ENOUGH_SECONDS, _MOST_SECONDS, _ENOUGH_FORWARDS = 10.0, 18.0, 40
+ROWS = tuple(sorted(DEFAULTS.measured_rows))
 
-# seconds by the place of the text and the number of rows
+# Seconds by the index of the text and the number of rows.
 _Repeats = dict[tuple[int, int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a few forwards say about a curve.
+    """Compare a curve with a few forward passes.
 
     Attributes:
-        off: relative difference between the cost of rows then and now, the largest.
-        quiet: nothing disturbed these forwards noticeably.
+        off: Largest relative difference between the cost of rows in the curve and now.
+        quiet: Whether nothing disturbed these forward passes noticeably.
     """
 
     off: float
@@ -52,53 +43,103 @@ class Check:
 
     @property
     def confirms(self) -> bool:
-        """Whether the curve is close enough to these forwards."""
+        """Whether the curve is close enough to these forward passes."""
         return self.off <= TIMING.max_cost_error
+
+
+class _Timer:
+    """Time forward passes of one model in a cache that nothing else uses."""
+
+    def __init__(self, model: CachedLM) -> None:
+        self.model = model.apart()
+        self._texts = [self._open(SHORT_TEXT)]
+        self.stopwatch = Stopwatch.suited(
+            self.model.device, lambda: run_forward(self.model, self._texts[0], EMPTY_TREE)
+        )
+
+    def time(self, rows: int, text: int = 0) -> float:
+        """Return the seconds of one forward pass.
+
+        Args:
+            rows: Number of rows.
+            text: 0 = after the short text, 1 = after the long text.
+        """
+        return _timed(self.stopwatch, self.model, self._texts[text], rows)
+
+    def repeat(self, repeats: _Repeats, end: float) -> None:
+        """Repeat forward passes in turns until the shortest ones agree, or the time is over."""
+        for _ in range(TIMING.max_rounds):
+            for (text, rows), seconds in repeats.items():
+                if not agree(seconds):
+                    seconds.append(self.time(rows, text))
+            if min(map(len, repeats.values())) >= TIMING.min_rounds and time.perf_counter() > end:
+                break
+
+    def open_long_text(self) -> None:
+        """Prepare forward passes after the long text."""
+        self._texts.append(self._open(LONG_TEXT))
+
+    def close_text(self) -> None:
+        """Free the newest text."""
+        self.model.close(self._texts.pop())
+
+    def _open(self, length: int) -> Request:
+        request = Request(_tokens(self.model, length), SamplingParams())
+        self.model.open(request)
+        while request.pending:
+            self.model.feed([request])
+        request.token_ids += _tokens(self.model, 1)
+        return request
 
 
 def measure(
     model: CachedLM,
-    most: int = ROWS[-1],
-    seconds: float = _MOST_SECONDS,
+    max_rows: int | None = None,
+    max_seconds: float | None = None,
     known: CostCurve | None = None,
+    settings: DraftBudgetSettings = DEFAULTS,
 ) -> MeasuredCurve:
     """Measure the curve in a separate cache.
 
     Args:
         model: The model to time.
-        most: Maximum number of rows.
-        seconds: Time after which the measurement begins no further number of rows.
+        max_rows: Maximum number of rows; default: all of the settings.
+        max_seconds: Seconds after which no further number of rows is begun; default: by the
+            settings.
         known: Curve that already has the cost of longer texts; None = measure it as well, which
             takes several seconds more.
+        settings: Rows and limits of the measurement.
     """
-    apart, begin = model.apart(), time.perf_counter()
-    short = _opened(apart, SHORT_TEXT)
-    stopwatch = _suited(apart, short)
+    limit = settings.max_measure_seconds if max_seconds is None else max_seconds
+    begin, timer = time.perf_counter(), _Timer(model)
     repeats: _Repeats = {}
-    for rows in (rows for rows in _ORDER if rows <= most):
-        enough = _enough(repeats[0, 1][0], seconds) if repeats else seconds
-        if len(repeats) > 1 and time.perf_counter() - begin > enough / _ROUNDS:
+    for rows in settings.measured_rows:
+        if max_rows is not None and rows > max_rows:
+            continue
+        enough = _enough(repeats[0, 1][0], limit, settings) if repeats else limit
+        if len(repeats) > 1 and time.perf_counter() - begin > enough / settings.planned_rounds:
             break
-        repeats[0, rows] = [_timed(stopwatch, apart, short, rows)]
-    _repeat(repeats, stopwatch, apart, [short], begin + enough)
-    best = {rows: min(each) for (_, rows), each in repeats.items()}
-    # the first of each warms up: its buffers are new
+        repeats[0, rows] = [timer.time(rows)]
+    timer.repeat(repeats, begin + enough)
+    best = {rows: min(seconds) for (_, rows), seconds in repeats.items()}
+    # The first repeat of each warms up: its buffers are new.
     spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]
     measured = tuple(sorted(best))
     if known is not None:
-        some, added = list(known.rows), list(known.further)
+        long_rows, added = list(known.rows), list(known.further)
     else:
-        some = _soon_measured(best) if model.context_length > LONG_TEXT + ROWS[-1] else []
-        added = _added(stopwatch, apart, short, some) if some else []
-    apart.close(short)
+        has_room = model.context_length > LONG_TEXT + max(settings.measured_rows)
+        long_rows = _affordable_rows(best, settings) if has_room else []
+        added = _added(timer, long_rows, settings) if long_rows else []
+    timer.close_text()
     ascending = np.maximum.accumulate([best[rows] for rows in measured])
-    further = np.interp(measured, some, added) if added else np.empty(0)
+    further = np.interp(measured, long_rows, added) if added else np.empty(0)
     curve = CostCurve(measured, tuple(map(float, ascending)), tuple(map(float, further)))
-    return MeasuredCurve(curve, tuple(spreads), Conditions.of(spreads, stopwatch))
+    return MeasuredCurve(curve, tuple(spreads), Conditions.of(spreads, timer.stopwatch))
 
 
 def check(model: CachedLM, curve: CostCurve) -> Check | None:
-    """Compare a curve with a few forwards; None where these would take long."""
+    """Compare a curve with a few forward passes; None if they would take long."""
     rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
     expected = curve.of(np.array(rows))
     while (
@@ -107,88 +148,57 @@ def check(model: CachedLM, curve: CostCurve) -> Check | None:
         rows.pop()
     if len(rows) < 2:
         return None
-    apart = model.apart()
-    request = _opened(apart, SHORT_TEXT)
-    stopwatch = _suited(apart, request)
-    repeats: _Repeats = {(0, one): [] for one in rows}
+    timer = _Timer(model)
+    repeats: dict[int, list[float]] = {count: [] for count in rows}
     for _ in range(TIMING.check_rounds):
-        for one in rows:
-            repeats[0, one].append(_timed(stopwatch, apart, request, one))
-    apart.close(request)
-    best = np.array([min(repeats[0, one]) for one in rows])
+        for count in rows:
+            repeats[count].append(timer.time(count))
+    timer.close_text()
+    best = np.array([min(repeats[count]) for count in rows])
     off = np.abs(best / best[0] / (expected[: len(rows)] / expected[0]) - 1).max()
-    spread = median(spread_of(repeats[0, one][1:]) for one in rows)
-    quiet = spread <= TIMING.quiet_spread and (stopwatch.waited or 0.0) <= TIMING.quiet_wait
+    spread = median(spread_of(repeats[count][1:]) for count in rows)
+    quiet = spread <= TIMING.quiet_spread and (timer.stopwatch.waited or 0.0) <= TIMING.quiet_wait
     return Check(float(off), quiet)
 
 
-def _repeat(
-    repeats: _Repeats, stopwatch: Stopwatch, apart: CachedLM, texts: list[Request], end: float
-) -> None:
-    """Repeat forwards by turns until the shortest ones of each agree, or there is no time left."""
-    for _ in range(TIMING.max_rounds):
-        for (text, rows), each in repeats.items():
-            if not agree(each):
-                each.append(_timed(stopwatch, apart, texts[text], rows))
-        if min(map(len, repeats.values())) >= TIMING.min_rounds and time.perf_counter() > end:
-            break
+def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
+    """Return the numbers of rows that there is time to measure after a long text.
 
-
-def _soon_measured(best: dict[int, float]) -> list[int]:
-    """Return the numbers of rows that there is time to measure behind a long text: the least and
-    the most, or none.
+    The smallest and the largest number stay longest; there are at least two or none.
     """
-    some = [rows for rows in _ROWS_BEHIND if rows in best]
+    result = [rows for rows in sorted(settings.measured_rows_long) if rows in best]
+    limit = settings.max_measure_seconds - settings.measure_seconds
     while (
-        len(some) > 1
-        and 2 * _ROUNDS * sum(best[rows] for rows in some) >= _MOST_SECONDS - _ENOUGH_SECONDS
+        len(result) > 1
+        and 2 * settings.planned_rounds * sum(best[rows] for rows in result) >= limit
     ):
-        some = [] if len(some) == 2 else [*some[: len(some) // 2], *some[len(some) // 2 + 1 :]]
-    return some
+        middle = len(result) // 2
+        result = [] if len(result) == 2 else [*result[:middle], *result[middle + 1 :]]
+    return result
 
 
-def _added(stopwatch: Stopwatch, apart: CachedLM, short: Request, some: list[int]) -> list[float]:
-    """Return the seconds that a token of text adds to forwards of some numbers of rows, never
-    falling.
-    """
-    long = _opened(apart, LONG_TEXT)
-    repeats: _Repeats = {(text, rows): [] for rows in some for text in (0, 1)}
-    _repeat(
-        repeats,
-        stopwatch,
-        apart,
-        [short, long],
-        time.perf_counter() + _MOST_SECONDS - _ENOUGH_SECONDS,
-    )
-    apart.close(long)
+def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
+    """Return the seconds that a token of text adds to forward passes, never falling with rows."""
+    timer.open_long_text()
+    repeats: _Repeats = {(text, rows): [] for rows in long_rows for text in (0, 1)}
+    limit = settings.max_measure_seconds - settings.measure_seconds
+    timer.repeat(repeats, time.perf_counter() + limit)
+    timer.close_text()
     added = [
         max(0.0, min(repeats[1, rows]) - min(repeats[0, rows])) / (LONG_TEXT - SHORT_TEXT)
-        for rows in some
+        for rows in long_rows
     ]
-    return [float(one) for one in np.maximum.accumulate(added)]
+    return [float(seconds) for seconds in np.maximum.accumulate(added)]
 
 
-def _opened(apart: CachedLM, text: int) -> Request:
-    request = Request(_tokens(apart, text), SamplingParams())
-    apart.open(request)
-    while request.pending:
-        apart.feed([request])
-    request.token_ids += _tokens(apart, 1)
-    return request
+def _timed(stopwatch: Stopwatch, model: CachedLM, request: Request, rows: int) -> float:
+    tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
+    return stopwatch.seconds(lambda: run_forward(model, request, tree))
 
 
-def _suited(apart: CachedLM, request: Request) -> Stopwatch:
-    return Stopwatch.suited(apart.device, lambda: run_forward(apart, request, EMPTY_TREE))
-
-
-def _timed(stopwatch: Stopwatch, apart: CachedLM, request: Request, rows: int) -> float:
-    tree = DraftTree.chain(_tokens(apart, rows - 1)) if rows > 1 else EMPTY_TREE
-    return stopwatch.seconds(lambda: run_forward(apart, request, tree))
-
-
-def _enough(forward: float, seconds: float) -> float:
-    return min(seconds, max(_ENOUGH_SECONDS, _ENOUGH_FORWARDS * forward))
+def _enough(forward_s: float, limit: float, settings: DraftBudgetSettings) -> float:
+    return min(limit, max(settings.measure_seconds, settings.measure_forwards * forward_s))
 
 
 def _tokens(model: CachedLM, count: int) -> list[int]:
-    return [place % min(7, model.vocab_size) for place in range(count)]
+    return [index % min(7, model.vocab_size) for index in range(count)]

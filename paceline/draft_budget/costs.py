@@ -1,9 +1,8 @@
-"""The cost curve of one engine: kept from an earlier run or measured, checked in use, and replaced
-where it is off.
+"""Load, measure, check and replace the cost curve of one engine.
 
-A curve that other programs disturbed is used, but never trusted for good: a check under quiet
-conditions replaces it. $PACELINE_COST_CURVE names a JSON file with the curve of every model (`rows`
-and `seconds`, two lists); nothing is measured then.
+A curve that other programs disturbed is used, but a check under quiet conditions replaces it.
+$PACELINE_COST_CURVE names a JSON file with the curve of every model (`rows` and `seconds`, two
+lists); nothing is measured then.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 from paceline.draft_budget import cost_measuring
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
-from paceline.draft_budget.cost_measuring import ROWS
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.util import result_cache
@@ -24,130 +23,146 @@ from paceline.util.files import parse_json
 from paceline.util.timing_settings import TIMING
 
 VARIABLE = "PACELINE_COST_CURVE"
-_KIND = "cost-v12"  # another number when what is measured or written changes
+_KIND = "cost-v12"  # changes with what is measured or written
 
 
 class Costs:
-    """What forwards of a model cost on this machine, in the same circumstances.
+    """Provide the cost of forward passes of a model on this machine.
 
     Args:
-        model: it is used with.
-        most_rows: a forward may have; None = any number.
-        given: the curve to use; None = the one of $PACELINE_COST_CURVE, else one that is measured.
+        model: The model with its cache.
+        max_rows: Maximum number of rows of a forward pass; None = no limit.
+        given: The curve to use; None = the one of $PACELINE_COST_CURVE, else a measured one.
+        settings: Rows and limits of the measurement.
     Raises:
         ConfigError: $PACELINE_COST_CURVE names no such file.
     """
 
     def __init__(
-        self, model: CachedLM, most_rows: int | None = None, given: CostCurve | None = None
+        self,
+        model: CachedLM,
+        max_rows: int | None = None,
+        given: CostCurve | None = None,
+        settings: DraftBudgetSettings = DEFAULTS,
     ) -> None:
-        self._model, self._most = model, min(ROWS[-1], most_rows or ROWS[-1])
-        self._given = given or _of_environment()
+        most = max(settings.measured_rows)
+        self._model, self._max_rows, self._settings = model, min(most, max_rows or most), settings
+        self._given = given or _curve_of_environment()
         self._measured: MeasuredCurve | None = None
-        self._used, self._due, self._pause = 0.0, 0.0, 0.0  # seconds
+        self._used_s, self._due_s, self._pause_s = 0.0, 0.0, 0.0
 
     @property
     def given(self) -> bool:
-        """Whether the curve was given: no clock corrects it then."""
+        """Whether the curve was given: measured steps do not correct it then."""
         return self._given is not None
 
     def curve(self) -> CostCurve:
-        """Return the curve; read or measured when it is first needed."""
+        """Return the curve; it is loaded or measured when it is first needed."""
         if self._given is not None:
             return self._given
         if self._measured is None:
-            self._adopt(self._found())
+            self._adopt(self._load_or_measure())
             assert self._measured is not None
         return self._measured.curve
 
     def recall(self) -> MeasuredCurve | None:
-        """Return the curve that is in use or kept, without measuring; None where there is none."""
+        """Return the curve in use or in the cache, without measuring; None if there is none."""
         if self.given or self._measured is not None:
             return self._measured
-        return result_cache.load(self._place(), MeasuredCurve.read)
+        return result_cache.load(self._key(), MeasuredCurve.read)
 
     def measure(self) -> MeasuredCurve:
-        """Measure the curve anew, and keep it."""
-        measured = cost_measuring.measure(self._model, self._most)
-        self._keep(measured)
+        """Measure the curve again, and cache it."""
+        measured = self._measure()
+        self._replace(measured)
         return measured
 
     def renew(self, seconds: float) -> bool:
-        """Check the curve, now and then, between two steps of the engine; return whether another
-        one replaces it.
+        """Check the curve between two steps, if a check is due.
 
         Args:
-            seconds: of use since the last call.
+            seconds: Seconds of use since the last call.
+        Returns:
+            Whether another curve replaces it.
         """
         if self._measured is None:
             return False
-        self._used += seconds
-        if self._used < self._due:
+        self._used_s += seconds
+        if self._used_s < self._due_s:
             return False
         before = self._measured
         after = self._checked(before, TIMING.renewal_seconds)
         if after is not before:
-            self._keep(after)
+            self._replace(after)
             return True
-        self._pause *= 2
+        self._pause_s *= 2
         if not before.conditions.quiet:
-            self._pause = min(self._pause, TIMING.first_pause_s)
-        self._due = self._used + self._pause
+            self._pause_s = min(self._pause_s, TIMING.first_pause_s)
+        self._due_s = self._used_s + self._pause_s
         return False
 
-    def _found(self) -> MeasuredCurve:
-        """Return the kept curve, checked, or measure one."""
+    def _load_or_measure(self) -> MeasuredCurve:
+        """Return the cached curve after a check, or measure one."""
         fresh: list[MeasuredCurve] = []
 
-        def find() -> MeasuredCurve:
-            fresh.append(cost_measuring.measure(self._model, self._most))
+        def compute() -> MeasuredCurve:
+            fresh.append(self._measure())
             return fresh[0]
 
-        kept = result_cache.load_or_compute(self._place(), find, MeasuredCurve.read)
+        curve = result_cache.load_or_compute(self._key(), compute, MeasuredCurve.read)
         if fresh:
-            return kept
-        checked = self._checked(kept)
-        if checked is not kept:
-            self._keep(checked)
+            return curve
+        checked = self._checked(curve)
+        if checked is not curve:
+            self._replace(checked)
         return checked
 
-    def _checked(self, curve: MeasuredCurve, most_seconds: float | None = None) -> MeasuredCurve:
-        """Return the curve where a few forwards confirm it, else a new one.
+    def _checked(self, curve: MeasuredCurve, max_seconds: float | None = None) -> MeasuredCurve:
+        """Return the curve if a few forward passes confirm it, else a new one.
 
         Args:
-            most_seconds: of a new measurement, where the curve is in use; None = at load.
+            curve: The curve to check.
+            max_seconds: Limit of a new measurement while the curve is in use; None = at load.
         """
-        found, quiet = cost_measuring.check(self._model, curve.curve), curve.conditions.quiet
-        if found is None:  # a slow model: in use, only what its steps take corrects the curve
-            doubtful = most_seconds is None and not quiet and curve.conditions.calmer_now
+        check, quiet = cost_measuring.check(self._model, curve.curve), curve.conditions.quiet
+        if check is None:
+            # A slow model: while it is in use, only measured steps correct the curve.
+            doubtful = max_seconds is None and not quiet and curve.conditions.calmer_now
         elif quiet:
-            # a disturbed check says nothing about a quiet curve
-            doubtful = found.quiet and not found.confirms
+            # A disturbed check says nothing about a quiet curve.
+            doubtful = check.quiet and not check.confirms
         else:
-            doubtful = found.quiet or not found.confirms
+            doubtful = check.quiet or not check.confirms
         if not doubtful:
             return curve
-        if most_seconds is None:
-            return cost_measuring.measure(self._model, self._most)
-        # A request waits for this. The cost of longer texts takes longest, and is kept.
-        return cost_measuring.measure(self._model, self._most, most_seconds, curve.curve)
+        if max_seconds is None:
+            return self._measure()
+        # A request waits for this. The cost of longer texts takes longest, and stays.
+        return self._measure(max_seconds, curve.curve)
+
+    def _measure(
+        self, max_seconds: float | None = None, known: CostCurve | None = None
+    ) -> MeasuredCurve:
+        return cost_measuring.measure(
+            self._model, self._max_rows, max_seconds, known, self._settings
+        )
 
     def _adopt(self, measured: MeasuredCurve) -> None:
         self._measured = measured
         quiet = measured.conditions.quiet
-        self._pause = TIMING.first_pause_s if quiet else TIMING.disturbed_pause_s
-        self._due = self._used + self._pause
+        self._pause_s = TIMING.first_pause_s if quiet else TIMING.disturbed_pause_s
+        self._due_s = self._used_s + self._pause_s
 
-    def _keep(self, measured: MeasuredCurve) -> None:
+    def _replace(self, measured: MeasuredCurve) -> None:
         self._adopt(measured)
-        result_cache.replace(self._place(), measured)
+        result_cache.replace(self._key(), measured)
 
-    def _place(self) -> result_cache.ResultKey:
+    def _key(self) -> result_cache.ResultKey:
         model = self._model
         facts = environment_key(
             model.model,
             batch_invariant=model.architecture.by_position,
-            rows=[model.min_rows, self._most],
+            rows=[model.min_rows, self._max_rows],
             products=[len(model.products.modules), model.products.least, model.products.most],
         )
         return result_cache.ResultKey(
@@ -155,20 +170,20 @@ class Costs:
         )
 
 
-def _of_environment() -> CostCurve | None:
-    """Return the curve that $PACELINE_COST_CURVE names; None where it is not set."""
-    named = os.environ.get(VARIABLE)
-    if not named:
+def _curve_of_environment() -> CostCurve | None:
+    """Return the curve that $PACELINE_COST_CURVE names; None if the variable is not set."""
+    path = os.environ.get(VARIABLE)
+    if not path:
         return None
     try:
-        content = parse_json(Path(named).read_bytes())
+        content = parse_json(Path(path).read_bytes())
         rows, seconds = (np.array(content[name], dtype=float) for name in ("rows", "seconds"))
         usable = rows.ndim == 1 and rows.shape == seconds.shape and rows[0] == 1 and seconds[0] > 0
         if not usable or (np.diff(rows) <= 0).any() or (np.diff(seconds) < 0).any():
             raise ValueError("rows must ascend from 1, and seconds must not fall")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"{VARIABLE}: got {named!r}, which cannot be used ({error}); expected a JSON file with"
+            f"{VARIABLE}: got {path!r}, which cannot be used ({error}); expected a JSON file with"
             " 'rows' and 'seconds', two lists of the same length."
         ) from error
-    return CostCurve(tuple(int(one) for one in rows), tuple(map(float, seconds)))
+    return CostCurve(tuple(map(int, rows)), tuple(map(float, seconds)))

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from paceline.core.drafter import Drafter, Plain
 from paceline.core.request import Request
 from paceline.draft_budget.drafter_state import DrafterState, DrafterStats
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.engine.settings import MAX_NAMED_DRAFTERS
 from paceline.engine.turn import Lock
 from paceline.errors import BusyError, ConfigError, PacelineError
@@ -50,10 +51,18 @@ class DrafterPool:
         make: Creates a drafter from its spec.
         check: Raises an error if a drafter does not fit the engine.
         may_cut: The draft budget may cut trees.
+        settings: Settings of the draft budget.
     """
 
-    def __init__(self, make: Maker, check: Callable[[Drafter], None], may_cut: bool) -> None:
+    def __init__(
+        self,
+        make: Maker,
+        check: Callable[[Drafter], None],
+        may_cut: bool,
+        settings: DraftBudgetSettings = DEFAULTS,
+    ) -> None:
         self._make, self._check, self._may_cut = make, check, may_cut
+        self._settings = settings
         self._stats: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
         self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()  # most recent use last
         self._own: DrafterState | None = None
@@ -150,7 +159,7 @@ class DrafterPool:
     def _state_of(self, drafter: Drafter) -> DrafterState:
         stats = None
         if drafter.budget and self._may_cut:
-            stats = self._stats.setdefault(drafter, DrafterStats())
+            stats = self._stats.setdefault(drafter, DrafterStats.with_settings(self._settings))
         return DrafterState(drafter, stats)
 
     def _make_room(self, in_use: Callable[[], AbstractSet[DrafterState]]) -> None:

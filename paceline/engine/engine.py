@@ -18,6 +18,7 @@ from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
 from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
 from paceline.engine.grouping import StepGroup, group_by_drafter
 from paceline.engine.keyboard_interrupts import interrupts_held
@@ -66,6 +67,7 @@ class Engine:
             without drafts.
         cost_curve: Cost of forward passes; draft trees are then cut by this curve and not by
             measured time. None = measure.
+        draft_budget: Settings of the draft budget.
         verify: Verification rule that chooses the tokens.
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
@@ -94,13 +96,14 @@ class Engine:
         keep_prefixes: int = 0,
         on_drafter_error: OnDrafterError = "raise",
         cost_curve: CostCurve | None = None,
+        draft_budget: DraftBudgetSettings = DEFAULTS,
         verify: Verifier = verify_batch,
     ) -> None:
         # Imports model code, which takes seconds and is not needed to read or test the engine.
         from paceline.engine.target_setup import TargetOptions, set_up_target
 
         options = TargetOptions(
-            max_batch, max_nodes, prefill_chunk, batch_invariant, ranks, cost_curve
+            max_batch, max_nodes, prefill_chunk, batch_invariant, ranks, cost_curve, draft_budget
         )
         target = set_up_target(model, drafter, options)
         self.model, self.invariance, self.costs = target.model, target.invariance, target.costs
@@ -112,15 +115,21 @@ class Engine:
         self.draft_budget = (
             None
             if self.costs is None
-            else DraftBudget(self.costs.curve, None if self.costs.given else self.costs.renew)
+            else DraftBudget(
+                self.costs.curve, None if self.costs.given else self.costs.renew, draft_budget
+            )
         )
         alone = ranks is None
-        self._drafters = DrafterPool(make if alone else refuse_others, self._check, alone)
+        self._drafters = DrafterPool(
+            make if alone else refuse_others, self._check, alone, draft_budget
+        )
         self._use(drafter, spec)
         self._kv_cache = KVCacheManager(
             self.model, max_batch, keep_prefixes, max_cache_bytes(model, cache_gib)
         )
-        self._schedule = Scheduler(self.model, self._kv_cache, max_batch, self._max_rows, alone)
+        self._schedule = Scheduler(
+            self.model, self._kv_cache, max_batch, self._max_rows, alone, draft_budget
+        )
         self._lifecycle = Lifecycle(self._schedule, self._kv_cache, on_drafter_error == "plain")
         self._turn = Turn(
             lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._drafters.locks]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.costs import Costs
+from paceline.draft_budget.settings import DraftBudgetSettings
 from paceline.draft_head.find import DraftHeads
 from paceline.engine.parallel.model import ParallelLM
 from paceline.invariance.invariance import Invariance, resolve_batch_invariance
@@ -36,6 +37,7 @@ class TargetOptions:
         batch_invariant: True, False or "auto".
         ranks: Processes that share the work on every draft tree; None = this process alone.
         cost_curve: Cost of forward passes; None = measure.
+        draft_budget: Settings of the draft budget.
     """
 
     max_batch: int | None
@@ -44,6 +46,7 @@ class TargetOptions:
     batch_invariant: bool | Literal["auto"]
     ranks: Ranks | None
     cost_curve: CostCurve | None
+    draft_budget: DraftBudgetSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
     model_options = invariance.model_options(options.prefill_chunk)
     checked = checked_model(model, model_options)
     if ranks is None:
-        costs = Costs(checked, invariance.max_rows, options.cost_curve)
+        costs = Costs(checked, invariance.max_rows, options.cost_curve, options.draft_budget)
         return TargetSetup(checked, invariance, None, costs, DraftHeads(checked))
     build = partial(ParallelLM, chains=checked.chains)
     parallel = build(model, ranks, drafter, options.max_nodes, **model_options)

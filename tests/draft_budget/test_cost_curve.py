@@ -281,7 +281,7 @@ def test_a_curve_in_use_is_replaced_within_its_time(model: CachedLM, machine: Ma
     """A request waits meanwhile; what a token of text adds is that of the curve before."""
     machine.forward = lambda rows: 0.02 * (1 + 0.03 * (rows - 1))
     known = CostCurve((1, 65), (0.02, 0.04), (1e-6, 3e-6))
-    curve = measure(model, seconds=TIMING.renewal_seconds, known=known).curve
+    curve = measure(model, max_seconds=TIMING.renewal_seconds, known=known).curve
     assert machine.now < 1.2 * TIMING.renewal_seconds
     assert len(curve.rows) > 3
     assert curve.further[0] == 1e-6

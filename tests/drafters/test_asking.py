@@ -21,8 +21,8 @@ def asked(asking: DraftModelGate, steps: int, gain: int, seconds: float) -> int:
     """
     count = 0
     for _ in range(steps):
-        asks = asking.asks(1)
-        asking.note(1 + gain if asks else 1, 1.0 + (seconds if asks else 0.0))
+        asks = asking.is_open(1)
+        asking.record_step(1 + gain if asks else 1, 1.0 + (seconds if asks else 0.0))
         if asks:
             asking.record_cost(seconds)
             asking.record_gain(gain)
@@ -55,8 +55,8 @@ def test_a_few_unlucky_trials_do_not_decide() -> None:
 def test_what_several_sequences_win_together_pays_for_one_asking() -> None:
     asking = DraftModelGate()
     asked(asking, 40, 0, 0.9)
-    assert not asking.asks(1)
-    assert asking.asks(4)
+    assert not asking.is_open(1)
+    assert asking.is_open(4)
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -110,12 +110,12 @@ def gains(
             DraftModelGate, "record_cost", lambda self, seconds: prices.append(seconds)
         )
         request, askings = Request([1], SamplingParams()), DraftModelGates()
-        assert askings.begin({request.id: others}, telling=True)
-        askings.asked()
+        assert askings.begin({request.id: others}, is_timed=True)
+        askings.model_finished()
         request.append(said)
         askings.end([Outcome(request, fed, [], said, [])])
         for token in later:
-            askings.begin({request.id: EMPTY_TREE}, telling=True)
+            askings.begin({request.id: EMPTY_TREE}, is_timed=True)
             request.append([token])
             askings.end([Outcome(request, EMPTY_TREE, [], [token], [])])
         if ended:

@@ -21,35 +21,18 @@ from time import perf_counter
 from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
+from paceline.draft_budget.averages import DecayingMean
+from paceline.draft_budget.retry_pause import RetryPause
 from paceline.drafters.auto.settings import DraftModelGateSettings
 
 _SETTINGS = DraftModelGateSettings()
 
 
-class _Mean:
-    """Track an exponentially decaying mean.
-
-    Attributes:
-        sum: Decayed sum of the values.
-        weight: Decayed number of values; 0 before the first.
-    """
-
-    def __init__(self) -> None:
-        self.sum = self.weight = 0.0
-
-    def add(self, value: float, weight: float = 1.0) -> None:
-        self.sum, self.weight = (
-            _SETTINGS.decay * self.sum + value,
-            _SETTINGS.decay * self.weight + weight,
-        )
-
-    @property
-    def value(self) -> float:
-        return self.sum / self.weight
-
-
 class DraftModelGate:
     """Switch the draft model on or off for steps with a given number of requests.
+
+    It judges one source of a tree by the nodes that the source adds. `DraftingBackoff` differs: it
+    judges whole drafts by the tokens and the time of the step.
 
     Args:
         settings: Settings of the gate.
@@ -60,25 +43,25 @@ class DraftModelGate:
         prior, weight = settings.prior_gain, settings.prior_weight
         # Gains in tokens: their sum, the sum of their squares, and their number.
         self._sum, self._squares, self._count = prior * weight, (prior**2 + 1) * weight, weight
-        self._token, self._step = _Mean(), _Mean()  # seconds of a token, and of a step
+        self._token_s, self._step_s = DecayingMean(settings.decay), DecayingMean(settings.decay)
         # The cost is a mean of logarithms, so that outliers such as a prompt change it little.
-        self._cost = _Mean()
-        # Steps since the last one with the draft model, and steps until the next trial.
-        self._refused, self._pause = 0, settings.min_pause
+        self._log_cost = DecayingMean(settings.decay)
+        self._pause = RetryPause(settings.min_pause, settings.max_pause)
+        self._pause.start()
 
-    def asks(self, sequences: int) -> bool:
+    def is_open(self, num_requests: int) -> bool:
         """Return whether the next step should run the draft model."""
-        if not self._cost.weight or not self._token.weight:
+        if not self._log_cost.weight or not self._token_s.weight:
             return True
-        cost = math.exp(self._cost.value)
-        num_errors = max(1.0, self._settings.patience * self._step.value / cost)
-        if sequences * self._gain_upper_bound(num_errors) * self._token.value >= cost:
-            self._refused, self._pause = 0, self._settings.min_pause
+        cost = math.exp(self._log_cost.value)
+        num_errors = max(1.0, self._settings.patience * self._step_s.value / cost)
+        if num_requests * self._gain_upper_bound(num_errors) * self._token_s.value >= cost:
+            self._pause.reset()
+            self._pause.start()
             return True
-        self._refused += 1
-        if self._refused <= self._pause:
+        if self._pause.waits():
             return False
-        self._refused, self._pause = 0, min(2 * self._pause, self._settings.max_pause)
+        self._pause.start()
         return True
 
     def _gain_upper_bound(self, num_errors: float) -> float:
@@ -88,14 +71,14 @@ class DraftModelGate:
             max(0.0, self._squares / self._count - mean * mean) / self._count
         )
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def record_step(self, tokens: int, seconds: float) -> None:
         """Record the new tokens and the seconds of a step, draft model included."""
-        self._token.add(seconds, tokens)
-        self._step.add(seconds)
+        self._token_s.add(seconds, tokens)
+        self._step_s.add(seconds)
 
     def record_cost(self, seconds: float) -> None:
         """Record the seconds that the draft model took."""
-        self._cost.add(math.log(max(seconds, 1e-9)))
+        self._log_cost.add(math.log(max(seconds, 1e-9)))
 
     def record_gain(self, tokens: int) -> None:
         """Record the tokens of a request less those that the other tree would have had."""
@@ -144,9 +127,9 @@ class _Open:
             self.node, self.position = following, self.position + 1
         if self.position == len(token_ids) and not ended:
             return False
-        # the token that the target would have said after it
-        behind = self.position < len(token_ids)
-        self.gate.record_gain(self.end - (self.position + behind))
+        # The target would have added one token after the last match.
+        has_next = self.position < len(token_ids)
+        self.gate.record_gain(self.end - (self.position + has_next))
         return True
 
 
@@ -156,28 +139,28 @@ class DraftModelGates:
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
         self._running: DraftModelGate | None = None
-        self._others: dict[int, DraftTree] = {}  # by request id
+        self._other_trees: dict[int, DraftTree] = {}  # by request id
         self._open: dict[int, list[_Open]] = {}  # by request id
         self._begun = self._seconds = 0.0
 
     @property
-    def has_asked(self) -> bool:
+    def has_run_model(self) -> bool:
         """Tell whether the newest step has run the draft model."""
         return self._seconds > 0
 
-    def begin(self, others: dict[int, DraftTree], telling: bool) -> bool:
+    def begin(self, other_trees: dict[int, DraftTree], is_timed: bool) -> bool:
         """Begin a step, and return whether it runs the draft model.
 
         Args:
-            others: Trees without the draft model by request id, likeliest nodes first.
-            telling: Whether the time of the step counts; a step with prompts does not.
+            other_trees: Trees without the draft model by request id, likeliest nodes first.
+            is_timed: Whether the time of the step counts; a step with prompts does not.
         """
-        self._begun, self._others, self._seconds = perf_counter(), others, 0.0
-        gate = self._by_number.setdefault(len(others), DraftModelGate())
-        self._running = gate if telling else None
-        return gate.asks(len(others))
+        self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
+        gate = self._by_number.setdefault(len(other_trees), DraftModelGate())
+        self._running = gate if is_timed else None
+        return gate.is_open(len(other_trees))
 
-    def asked(self) -> None:
+    def model_finished(self) -> None:
         """Record that the draft model has finished."""
         self._seconds = perf_counter() - self._begun
 
@@ -185,26 +168,26 @@ class DraftModelGates:
         """End the step: record its time and follow the text of each request."""
         if self._running is None:
             return
-        self._running.note(
-            sum(len(one.new_token_ids) for one in outcomes), perf_counter() - self._begun
+        self._running.record_step(
+            sum(len(outcome.new_token_ids) for outcome in outcomes), perf_counter() - self._begun
         )
-        if self.has_asked:
+        if self.has_run_model:
             self._running.record_cost(self._seconds)
-        for one in outcomes:
-            request = one.request
+        for outcome in outcomes:
+            request = outcome.request
             waiting = self._open.pop(request.id, [])
-            if self.has_asked:
-                tree, end = self._others[request.id], len(request.token_ids)
-                edges = tree.edges(min(len(one.tree), len(tree)))
-                waiting.append(_Open(self._running, edges, end, end - len(one.new_token_ids)))
-            self._settle(request, waiting, ended=False)
+            if self.has_run_model:
+                tree, end = self._other_trees[request.id], len(request.token_ids)
+                edges = tree.edges(min(len(outcome.tree), len(tree)))
+                waiting.append(_Open(self._running, edges, end, end - len(outcome.new_token_ids)))
+            self._resolve(request, waiting, ended=False)
         self._running = None
 
     def stop(self, request: Request) -> None:
         """Free the state of a request whose text is complete."""
-        self._settle(request, self._open.pop(request.id, []), ended=True)
+        self._resolve(request, self._open.pop(request.id, []), ended=True)
 
-    def _settle(self, request: Request, waiting: list[_Open], ended: bool) -> None:
-        left = [one for one in waiting if not one.follow_text(request.token_ids, ended)]
+    def _resolve(self, request: Request, waiting: list[_Open], ended: bool) -> None:
+        left = [step for step in waiting if not step.follow_text(request.token_ids, ended)]
         if left:
             self._open[request.id] = left

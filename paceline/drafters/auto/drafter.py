@@ -114,7 +114,7 @@ class Auto(RecyclingDrafter):
             )
         return (
             _SETTINGS.head_tokens_with_model + (self._fed >= _SETTINGS.many_nodes)
-            if self._gates.has_asked
+            if self._gates.has_run_model
             else _SETTINGS.max_head_tokens
         )
 
@@ -144,7 +144,7 @@ class Auto(RecyclingDrafter):
                 return others
         self._model.seed_trees(requests, others)
         trees[DRAFT_MODEL] = self._model.propose(requests, max_nodes)
-        self._gates.asked()
+        self._gates.model_finished()
         return self._merge(requests, max_nodes, trees)
 
     def _merge(

@@ -7,12 +7,13 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from paceline.core.drafter import Outcome
+from paceline.draft_budget.acceptance_counts import AcceptanceCounts
 from paceline.drafters.draft_model.draft_calibration import first_choice_prior
 from paceline.drafters.shared.trees import tried
 
-_STEPS = 10  # of a probability
+_BUCKETS = 10  # of a probability
 _PRIOR_TRIALS = 6.0
-_FADING = 1000.0  # trials of a step that are remembered
+_MEMORY = 1000.0  # trials of a bucket after which older trials count half
 
 
 class NodeSource(IntEnum):
@@ -52,11 +53,6 @@ class Evidence(NamedTuple):
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)
 
-    @property
-    def step(self) -> int:
-        """Bucket of the probability in the table of counts."""
-        return min(_STEPS - 1, int(self.prob * _STEPS))
-
 
 class PhraseAcceptance:
     """Count trials and hits by source and probability, for all requests.
@@ -66,13 +62,11 @@ class PhraseAcceptance:
     """
 
     def __init__(self) -> None:
-        self._trials = [[0.0] * _STEPS for _ in NodeSource]
-        self._hits = [[0.0] * _STEPS for _ in NodeSource]
+        self._counts = AcceptanceCounts(len(NodeSource), _BUCKETS, _PRIOR_TRIALS, _MEMORY)
 
     def confidence(self, evidence: Evidence) -> float:
         """Return the estimated acceptance rate of a node given its parent."""
-        hits = self._hits[evidence.kind][evidence.step] + _PRIOR_TRIALS * evidence.prior
-        return min(1.0, hits / (self._trials[evidence.kind][evidence.step] + _PRIOR_TRIALS))
+        return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
         """Count which nodes of an outcome were right.
@@ -81,12 +75,5 @@ class PhraseAcceptance:
             evidence: Source per node of the outcome's tree.
             outcome: Outcome of the tree.
         """
-        for node, right in tried(outcome):
-            self._note(evidence[node], right)
-
-    def _note(self, one: Evidence, right: bool) -> None:
-        trials, hits = self._trials[one.kind], self._hits[one.kind]
-        if trials[one.step] >= _FADING:
-            trials[one.step], hits[one.step] = trials[one.step] / 2, hits[one.step] / 2
-        trials[one.step] += 1
-        hits[one.step] += right
+        for node, accepted in tried(outcome):
+            self._counts.count(accepted, evidence[node].prob, evidence[node].kind)
