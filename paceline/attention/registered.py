@@ -19,7 +19,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paceline.attention.forward import BY_POSITION, attention_state
 from paceline.core.attention_metadata import AttentionMetadata
-from paceline.cpu.attention.invariant import KINDS, attention_by_position
+from paceline.cpu.attention.invariant import attention_by_position
+from paceline.cpu.memory import KINDS
 from paceline.cpu.plain_tensors import PLAIN
 from paceline.errors import UnsupportedModelError
 

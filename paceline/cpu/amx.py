@@ -1,13 +1,15 @@
-"""Intel's matrix instructions (AMX) in compiled code: tiles of 16 rows of 64 bytes, and products of
-two of them.
+"""Emit Intel's matrix instructions (AMX).
+
+AMX has eight tiles, 0 to 7, of 16 rows of 64 bytes. TDPBF16PS multiplies two tiles:
 
     out[i][j] += sum over k of left[i][k] * right[k][j]
 
-`out` has 16 x 16 numbers in float32; `left` 16 rows of 32 numbers in bfloat16; `right` the 32 rows
-of 16 numbers, two rows in each of its own: row r holds right[2 r][j], right[2 r + 1][j] for j = 0,
-1, ... Each number of `out` is made by itself and in one order (Intel's manual, TDPBF16PS): the
-products at even k are added up, and those at odd k, then both sums to one another, then to `out`.
-There are eight tiles, 0 to 7. Addresses and strides are in bytes.
+`out` has 16 x 16 float32 numbers, and `left` 16 rows of 32 bfloat16 numbers. `right` has 32 rows of
+16 bfloat16 numbers, two of them in each row of the tile. Row r of the tile holds right[2 r][j] and
+right[2 r + 1][j] for j = 0, 1, ...
+
+The instruction adds in a fixed order (Intel's manual). It sums the products at even k and those at
+odd k, adds both sums, then adds the total to `out`. Addresses and strides are in bytes.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from paceline.cpu.avx512_dot import BFloat16
+from paceline.cpu.memory import FLOAT_BYTES
 from paceline.cpu.simd_f32x8 import operation, pick, pointer
 from paceline.util.machine import instruction_flags
 
-SIDE = 16  # rows of a tile, and words in each of them
-ROW = 64  # bytes
-TILE = SIDE * ROW
+SIDE = 16  # Rows of a tile, and words of a row.
+ROW = SIDE * FLOAT_BYTES  # Bytes of a row.
+TILE = SIDE * ROW  # Bytes of a tile.
+_NUM_TILES = 8
 _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
-# arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of Linux
-_SYSTEM_CALL, _ASK_PERMISSION, _TILE_DATA = (158, 0x1023, 18)
-
+# Linux: arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+_SYSTEM_CALL, _REQUEST_PERMISSION, _TILE_DATA = (158, 0x1023, 18)
 
 _BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _WORDS = ir.VectorType(_WORD, SIDE)
@@ -41,7 +44,7 @@ _NUMBERS, _ROUNDED, _HALVES = (
 
 @cache
 def available() -> bool:
-    """Whether this processor has the instructions, and the system lets this process use them."""
+    """Return whether the processor has AMX and Linux lets this process use it."""
     if (
         platform.system() != "Linux"
         or platform.machine() != "x86_64"
@@ -53,7 +56,7 @@ def available() -> bool:
         int(
             system_call(
                 ctypes.c_long(_SYSTEM_CALL),
-                ctypes.c_long(_ASK_PERMISSION),
+                ctypes.c_long(_REQUEST_PERMISSION),
                 ctypes.c_long(_TILE_DATA),
             )
         )
@@ -62,8 +65,12 @@ def available() -> bool:
 
 
 def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
-    """Return a function of compiled code: an instruction on tiles that it names, an address and
-    a stride, if it takes any.
+    """Return an operation for an instruction.
+
+    Args:
+        name: LLVM intrinsic, without its prefix.
+        tiles: Numbers of the tiles that the instruction names.
+        operands: Number of further operands: 0, 1 (an address) or 2 (an address and a stride).
     """
     kinds = [*[_BYTE] * len(tiles), _BYTE.as_pointer(), _INDEX][: len(tiles) + operands]
 
@@ -71,15 +78,16 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
         called = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), kinds), f"llvm.x86.{name}"
         )
-        given = [pointer(builder, values[0], _BYTE), *values[1:]] if values else []
-        builder.call(called, [*[ir.Constant(_BYTE, tile) for tile in tiles], *given])
+        memory = [pointer(builder, values[0], _BYTE), *values[1:]] if values else []
+        builder.call(called, [*[ir.Constant(_BYTE, tile) for tile in tiles], *memory])
 
     return operation(types.void, (types.int64,) * operands, emit)
 
 
 def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
-    """Read all rows; then at every distance 8, 4, 2, 1 let two rows exchange what lies so far
-    apart; write.
+    """Emit a transposition of 16 x 16 words in four rounds of block exchanges.
+
+    In the round of distance d (8, 4, 2, 1), rows r and r + d exchange their words d columns apart.
     """
 
     def row(base: Any, step: Any, number: int) -> Any:
@@ -89,8 +97,8 @@ def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_strid
 
     rows = [builder.load(row(source, stride, number), align=4) for number in range(SIDE)]
     for distance in (8, 4, 2, 1):
-        low = [place ^ distance | SIDE if place & distance else place for place in range(SIDE)]
-        high = [place | SIDE if place & distance else place ^ distance for place in range(SIDE)]
+        low = [lane ^ distance | SIDE if lane & distance else lane for lane in range(SIDE)]
+        high = [lane | SIDE if lane & distance else lane ^ distance for lane in range(SIDE)]
         for number in range(SIDE):
             if not number & distance:
                 pair = rows[number], rows[number + distance]
@@ -114,15 +122,15 @@ def _round(builder: Any, source: Any, target: Any, added: Any = None) -> None:
     builder.store(rounded, pointer(builder, target, _HALVES), align=2)
 
 
-# all tiles, by what lies at an address: see `configuration`
+# Sets the shapes of all tiles: (address of a `configuration`).
 configure = _instruction("ldtilecfg", operands=1)
-# without it the system keeps the tiles at each change of threads
+# Frees the tiles; otherwise the system saves them at each thread switch.
 release = _instruction("tilerelease")
-# of 16 x 16 words: source, its stride, target, its stride
+# Transposes 16 x 16 words: (source, its stride, target, its stride).
 transpose = operation(types.void, (types.int64,) * 4, _transpose)
-# of 16 numbers, to bfloat16: source, target
+# Rounds 16 float32 numbers to bfloat16: (source, target).
 round_row = operation(types.void, (types.int64,) * 2, _round)
-# of two such rows: source, target, the other
+# Rounds the sum of two rows of 16 float32 numbers to bfloat16: (source, target, other source).
 round_sum = operation(types.void, (types.int64,) * 3, _round)
 
 
@@ -147,5 +155,12 @@ def add_product(out: int, left: int, right: int) -> Any:
 
 
 def configuration() -> bytes:
-    """Return what `configure` reads: all eight tiles of full size."""
-    return bytes([1, *[0] * 15, *[ROW, 0] * 8, *[0] * 16, *[SIDE] * 8, *[0] * 8])
+    """Return the palette that `configure` loads, with all eight tiles of full size."""
+    # Palette 1 and 15 reserved bytes; bytes per row as uint16, for 16 tiles; rows, for 16 tiles.
+    unused = [0] * _NUM_TILES
+    widths, heights = [ROW, 0] * _NUM_TILES, [SIDE] * _NUM_TILES
+    return bytes([1, *[0] * 15, *widths, *unused * 2, *heights, *unused])
+
+
+# Offset in a configuration of the byte that holds the number of rows of tile 0.
+ROWS_OFFSET = 16 + 2 * 2 * _NUM_TILES

@@ -1,18 +1,18 @@
-"""Dot products of short numbers in compiled code, a few for each of sixteen sums in one
-instruction.
+"""Emit dot products of bfloat16 or int8 numbers with AVX-512 instructions.
 
-bfloat16 (AVX512_BF16), 32 products, in float32:
+AVX512_BF16 (VDPBF16PS) multiplies 32 pairs of bfloat16 numbers and adds to 16 float32 sums:
 
     sum[lane] = (sum[lane] + left[2 lane + 1] * right[2 lane + 1]) + left[2 lane] * right[2 lane]
 
-Each addition rounds once, to the nearest, and numbers too small to be normal count as zero (Intel's
-manual, VDPBF16PS).
+Each addition rounds to the nearest, and subnormal numbers count as zero (Intel's manual).
 
-int8 (AVX512_VNNI), 64 products, in int32, the left ones without a sign (VPDPBUSD), exactly:
+AVX512_VNNI (VPDPBUSD) multiplies 64 pairs of int8 numbers, the left ones unsigned, and adds to 16
+int32 sums, exactly:
 
     sum[lane] += left[4 lane] * right[4 lane] + ... + left[4 lane + 3] * right[4 lane + 3]
 
-Here an instruction takes a piece of 16 bytes of four rows, and the same of an output of a weight.
+Rows are packed in blocks of four (`row_blocks`). An instruction takes a chunk of 16 bytes of each
+of the four rows, and the same chunk of one output four times.
 """
 
 from __future__ import annotations
@@ -23,30 +23,37 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from paceline.cpu.memory import FLOAT_BYTES
+from paceline.cpu.settings import SUMS_PER_ROW
 from paceline.cpu.simd_f32x8 import Emit, fetch, operation, pick, pointer, spread, widen
 from paceline.util.machine import instruction_flags, on_x86
 
-PIECE = 16  # bytes of a row in one instruction
-ROWS = 4  # of a block: their pieces fill a vector
-LINE = PIECE * ROWS  # bytes of one; memory gives as many at once
-OUTPUTS = 8  # of a weight, that are computed together
-PARTS = 4  # of what is fetched
-ALL = (1 << PARTS) - 1  # of them, as bits
-BLOCKS = 3  # of rows that are so at most: with eight outputs they fill the registers
-STRIDE = 256  # bytes from the sums of a row to those of the next
+CHUNK = 16  # Bytes of a row in one instruction.
+ROWS = 4  # Rows of a block: their chunks fill a vector.
+LINE = CHUNK * ROWS  # Bytes of a vector, and of a cache line.
+OUTPUTS = 8  # Outputs of a weight that are computed together.
+MAX_BLOCKS = 3  # Blocks that are multiplied together: with eight outputs they fill the registers.
+PARTS = 4  # Parts in which the weights ahead are prefetched.
+ALL_PARTS = (1 << PARTS) - 1  # Bits of all parts.
+STRIDE = SUMS_PER_ROW * FLOAT_BYTES  # Bytes from the sums of one row to the next.
 _NEEDED = {"avx512f", "avx512bw", "avx512vl"}
 
 
 class BFloat16(ir.Type):  # type: ignore[misc]
-    """What llvmlite has no name for."""
+    """Name LLVM's type `bfloat`, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
 
 class _Numbers(NamedTuple):
-    """Numbers of a kind: the instruction that multiplies them, what it belongs to, a vector of
-    them, and one of sums.
+    """Describe a number format: its instruction and the types that it works on.
+
+    Attributes:
+        instruction: LLVM intrinsic that multiplies and adds.
+        flag: Processor flag of the instruction set.
+        vector: LLVM type of a vector of numbers.
+        sums: LLVM type of a vector of sums.
     """
 
     instruction: str
@@ -57,25 +64,31 @@ class _Numbers(NamedTuple):
 
 _INDEX = ir.IntType(64)
 _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), 16), ir.VectorType(ir.IntType(32), 16)
-_PIECE, _FOUR = ir.VectorType(ir.IntType(32), 4), ir.VectorType(ir.FloatType(), 4)
+_CHUNK, _FOUR = ir.VectorType(ir.IntType(32), 4), ir.VectorType(ir.FloatType(), 4)
 _HALVES, _BYTES = ir.VectorType(ir.IntType(16), 16), ir.VectorType(ir.IntType(8), 16)
 BFLOAT16 = _Numbers(
     "llvm.x86.avx512bf16.dpbf16ps.512", "avx512_bf16", ir.VectorType(BFloat16(), 32), _FLOATS
 )
-# four numbers a word
+# A word holds four numbers.
 INT8 = _Numbers("llvm.x86.avx512.vpdpbusd.512", "avx512_vnni", _WORDS, _WORDS)
-ZERO = 128  # what stands for zero on the left of int8
+ZERO = 128  # unsigned number that represents zero in an int8 row
 
 
 @cache
 def available(kind: _Numbers = BFLOAT16) -> bool:
-    """Whether this processor has the instructions for a kind of numbers."""
+    """Return whether this processor has the instructions for a number format."""
     return on_x86() and set(instruction_flags()) >= {*_NEEDED, kind.flag}
 
 
 def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16) -> Emit:
-    """Return `emit`, or on other processors what ends the process: it is compiled there, too, by
-    code that asks before.
+    """Wrap `emit`: on processors without the instructions it emits a trap instead.
+
+    Kernels compile there as well, but check `available()` before they run the operation.
+
+    Args:
+        emit: Function of a builder and the argument values.
+        otherwise: Constant that stands for the result after the trap. Default: no result.
+        kind: Number format whose instructions `emit` uses.
     """
 
     def guarded(builder: Any, *values: Any) -> Any:
@@ -92,77 +105,102 @@ def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16
     return guarded
 
 
-def multiply_blocks(count: int, outputs: int = OUTPUTS, kind: _Numbers = BFLOAT16) -> Any:
-    """Return a function of compiled code: the sums, in float32, of products of `count` blocks of
-    rows with outputs of a weight.
+def multiply_blocks(
+    counts: tuple[int, ...] = tuple(range(1, MAX_BLOCKS + 1)),
+    outputs: int = OUTPUTS,
+    kind: _Numbers = BFLOAT16,
+) -> Any:
+    """Return an operation that multiplies blocks of rows with some outputs.
 
-    Its arguments: the address of the blocks, in each of which piece k of all four rows lies before
-    piece k + 1 of the first; that of the weight; bytes of a row of it, a multiple of 64; the
-    address of the sums, `STRIDE` bytes from one row's to the next's; how far on lies the weight
-    that is to be fetched meanwhile; and what is fetched of it, a bit for each of its `PARTS`. Where
-    `available()` is not, it ends the process.
+    The operation ends the process if the processor lacks the instructions.
+
+    Arguments of the operation, addresses and sizes in bytes:
+        num_blocks: Number of blocks, one of `counts`.
+        blocks: Address of the packed blocks.
+        weight: Address of the outputs' weights, adjacent rows.
+        row_bytes: Size of a row of the weight, a multiple of 64.
+        sums: Address of the float32 sums, `STRIDE` bytes from one row to the next.
+        ahead: Distance from `weight` to the weights to prefetch meanwhile.
+        parts: Parts of these weights to prefetch, one bit for each of `PARTS`.
 
     Args:
-        outputs: a multiple of four; with more than 24 sums in all there are too few registers.
+        counts: Numbers of blocks that the operation supports.
+        outputs: Number of outputs, a multiple of four. The registers hold 24 vectors of sums.
+        kind: Number format of rows and weight.
     """
 
-    def emit(
-        builder: Any, blocks: Any, weight: Any, size: Any, out: Any, ahead: Any, parts: Any
-    ) -> None:
-        sums = [
-            [cgutils.alloca_once(builder, kind.sums) for _ in range(outputs)] for _ in range(count)
-        ]
-        for place in (one for block in sums for one in block):
-            builder.store(ir.Constant(kind.sums, [0] * 16), place)
-        fetched = builder.add(weight, ahead)
-        wanted = [
-            builder.trunc(builder.lshr(parts, ir.Constant(_INDEX, part)), ir.IntType(1))
-            for part in range(PARTS)
-        ]
-        with cgutils.for_range(
-            builder, builder.udiv(size, ir.Constant(_INDEX, LINE)), intp=_INDEX
-        ) as loop:
-            offset = builder.mul(loop.index, ir.Constant(_INDEX, LINE))
-            lines = builder.add(fetched, _times(builder, offset, outputs))
-            for line in range(0, outputs, outputs // PARTS):
-                with builder.if_then(wanted[line * PARTS // outputs]):
-                    for behind in range(outputs // PARTS):
-                        fetch(builder, _behind(builder, lines, (line + behind) * LINE), 2)
-            for piece in range(LINE // PIECE):
-                step = _behind(builder, offset, piece * PIECE)
-                rows = [
-                    _load(builder, _at(builder, blocks, size, number, step, ROWS), kind)
-                    for number in range(count)
-                ]
-                for output in range(outputs):
-                    numbers = _repeat(builder, _at(builder, weight, size, output, step), kind)
-                    for pieces, block in zip(rows, sums, strict=True):
-                        added = _add_products(
-                            builder, kind, builder.load(block[output]), pieces, numbers
-                        )
-                        builder.store(added, block[output])
-        for number, block in enumerate(sums):
-            for first in range(0, outputs, 4):
-                target = _behind(builder, out, number * ROWS * STRIDE + first * 4)
-                _store_totals(
-                    builder, target, [builder.load(place) for place in block[first : first + 4]]
-                )
+    def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:
+        for count in counts:
+            with builder.if_then(builder.icmp_signed("==", num_blocks, _constant(count))):
+                _multiply(builder, count, outputs, kind, *operands)
 
-    return operation(types.void, (types.int64,) * 6, where_available(emit, kind=kind))
+    return operation(types.void, (types.int64,) * 7, where_available(emit, kind=kind))
 
 
-def _behind(builder: Any, address: Any, distance: int) -> Any:
-    return builder.add(address, ir.Constant(_INDEX, distance))
+def _multiply(
+    builder: Any,
+    num_blocks: int,
+    outputs: int,
+    kind: _Numbers,
+    blocks: Any,
+    weight: Any,
+    row_bytes: Any,
+    out: Any,
+    ahead: Any,
+    parts: Any,
+) -> None:
+    zeros = ir.Constant(kind.sums, [0] * kind.sums.count)
+    sums = [
+        [cgutils.alloca_once_value(builder, zeros) for _ in range(outputs)]
+        for _ in range(num_blocks)
+    ]
+    fetched = builder.add(weight, ahead)
+    wanted = [
+        builder.trunc(builder.lshr(parts, _constant(part)), ir.IntType(1)) for part in range(PARTS)
+    ]
+    num_lines = builder.udiv(row_bytes, _constant(LINE))
+    with cgutils.for_range(builder, num_lines, intp=_INDEX) as loop:
+        offset = builder.mul(loop.index, _constant(LINE))
+        lines = builder.add(fetched, _times(builder, offset, outputs))
+        for line in range(0, outputs, outputs // PARTS):
+            with builder.if_then(wanted[line * PARTS // outputs]):
+                for number in range(line, line + outputs // PARTS):
+                    fetch(builder, _plus(builder, lines, number * LINE), 2)
+        for chunk in range(0, LINE, CHUNK):
+            step = _plus(builder, offset, chunk)
+            vectors = [
+                _load(builder, _at(builder, blocks, row_bytes, block, step, ROWS), kind)
+                for block in range(num_blocks)
+            ]
+            for output in range(outputs):
+                numbers = _repeat(builder, _at(builder, weight, row_bytes, output, step), kind)
+                for vector, block_sums in zip(vectors, sums, strict=True):
+                    total = builder.load(block_sums[output])
+                    total = _add_products(builder, kind, total, vector, numbers)
+                    builder.store(total, block_sums[output])
+    for block, block_sums in enumerate(sums):
+        for first in range(0, outputs, _FOUR.count):
+            target = _plus(builder, out, block * ROWS * STRIDE + first * FLOAT_BYTES)
+            totals = [builder.load(total) for total in block_sums[first : first + _FOUR.count]]
+            _store_totals(builder, target, totals)
+
+
+def _constant(number: int) -> Any:
+    return ir.Constant(_INDEX, number)
+
+
+def _plus(builder: Any, address: Any, distance: int) -> Any:
+    return builder.add(address, _constant(distance))
 
 
 def _times(builder: Any, size: Any, number: int) -> Any:
-    return builder.mul(size, ir.Constant(_INDEX, number))
+    return builder.mul(size, _constant(number))
 
 
-def _at(builder: Any, base: Any, size: Any, number: int, offset: Any, rows: int = 1) -> Any:
-    """Return where a step of a row, or of `rows` that lie step by step, begins."""
+def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
+    """Emit the address of the chunk at `offset` in a row or in a block of `rows`."""
     return builder.add(
-        base, _times(builder, builder.add(_times(builder, size, number), offset), rows)
+        base, _times(builder, builder.add(_times(builder, row_bytes, index), offset), rows)
     )
 
 
@@ -171,9 +209,10 @@ def _load(builder: Any, address: Any, kind: _Numbers) -> Any:
 
 
 def _repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
-    """Read a piece, once for each row of a block."""
-    piece = builder.load(pointer(builder, address, _PIECE), align=1)
-    return builder.bitcast(pick(builder, piece, piece, [0, 1, 2, 3] * ROWS), kind.vector)
+    """Emit the load of a chunk, repeated for each row of a block."""
+    chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
+    words = list(range(_CHUNK.count))
+    return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), kind.vector)
 
 
 def _add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
@@ -185,37 +224,38 @@ def _add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any
 
 
 def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
-    """Write the totals of four rows and four outputs: of the four lanes of each, l and l + 2 are
-    added, then 0 and 1.
+    """Emit the store of four totals for each of four rows.
+
+    A row has four lanes: l and l + 2 are added, then 0 and 1.
     """
     first, second, third, fourth = outputs
     totals = _fold(builder, _fold(builder, first, second, 4), _fold(builder, third, fourth, 4), 2)
     if totals.type == _WORDS:
         totals = builder.sitofp(totals, _FLOATS)
     for row in range(ROWS):
-        place = pointer(builder, _behind(builder, address, row * STRIDE), _FOUR)
-        builder.store(pick(builder, totals, totals, list(range(row, 16, ROWS))), place, align=4)
+        target = pointer(builder, _plus(builder, address, row * STRIDE), _FOUR)
+        lanes = list(range(row, _FLOATS.count, ROWS))
+        builder.store(pick(builder, totals, totals, lanes), target, align=4)
 
 
-def _fold(builder: Any, one: Any, other: Any, size: int) -> Any:
-    """Add the second half of each group of `size` lanes of two vectors to the first; the groups
-    lie closer then.
-    """
-    low = [lane for lane in range(32) if lane % size < size // 2]
+def _fold(builder: Any, first: Any, second: Any, size: int) -> Any:
+    """Emit the sums of both halves of each group of `size` lanes, as one vector."""
+    low = [lane for lane in range(2 * _FLOATS.count) if lane % size < size // 2]
     halves = (
-        pick(builder, one, other, low),
-        pick(builder, one, other, [lane + size // 2 for lane in low]),
+        pick(builder, first, second, low),
+        pick(builder, first, second, [lane + size // 2 for lane in low]),
     )
-    return builder.add(*halves) if one.type == _WORDS else builder.fadd(*halves)
+    return builder.add(*halves) if first.type == _WORDS else builder.fadd(*halves)
 
 
 def _quantise(builder: Any, source: Any, target: Any, scale: Any) -> None:
-    """Sixteen numbers in bfloat16, times `scale`, to the nearest integer: what they have to
-    become is within 127 of zero.
+    """Emit the rounding of 16 bfloat16 numbers, times `scale`, to unsigned integers.
+
+    The scaled numbers must be within 127 of zero, which `ZERO` represents.
     """
     numbers = widen(builder, builder.load(pointer(builder, source, _HALVES), align=2))
-    scaled = builder.fmul(numbers, spread(builder, scale, 16))
-    above = builder.fadd(scaled, ir.Constant(_FLOATS, [ZERO + 0.5] * 16))
+    scaled = builder.fmul(numbers, spread(builder, scale, _FLOATS.count))
+    above = builder.fadd(scaled, ir.Constant(_FLOATS, [ZERO + 0.5] * _FLOATS.count))
     builder.store(
         builder.trunc(builder.fptoui(above, _WORDS), _BYTES),
         pointer(builder, target, _BYTES),
@@ -225,12 +265,12 @@ def _quantise(builder: Any, source: Any, target: Any, scale: Any) -> None:
 
 def _copy(builder: Any, source: Any, target: Any) -> None:
     builder.store(
-        builder.load(pointer(builder, source, _PIECE), align=2),
-        pointer(builder, target, _PIECE),
+        builder.load(pointer(builder, source, _CHUNK), align=2),
+        pointer(builder, target, _CHUNK),
         align=2,
     )
 
 
-copy_piece = operation(types.void, (types.int64,) * 2, _copy)  # source, target
+copy_chunk = operation(types.void, (types.int64,) * 2, _copy)  # source, target
 # source, target, scale
-quantise_piece = operation(types.void, (types.int64, types.int64, types.float32), _quantise)
+quantise_chunk = operation(types.void, (types.int64, types.int64, types.float32), _quantise)

@@ -1,5 +1,6 @@
-"""Positions of a cache that move forward, in all layers by one compiled call: torch takes longer
-for its many calls.
+"""Move accepted rows of the KV cache, in all layers by one compiled call.
+
+Torch needs a call per layer and tensor, which takes longer than the copies.
 """
 
 from __future__ import annotations
@@ -11,58 +12,63 @@ import numpy as np
 from torch import Tensor
 
 from paceline.core.tree import IntArray
-from paceline.cpu import simd_f32x8
+from paceline.cpu.memory import VECTOR_BYTES, copy
 from paceline.cpu.plain_tensors import is_plain
 from paceline.util.compiled import compiled
 
-_STEP = 32  # bytes that are moved at a time
-
 
 class Stores(NamedTuple):
-    """Tensors [slots, heads, capacity, dim] of a cache, as compiled code sees them. Attributes:
+    """Describe the cache tensors [slots, heads, capacity, dim] to compiled code.
 
-    places: their addresses. heads: of each. sizes: of each, bytes of a position of one head.
-    capacity: of all.
+    Attributes:
+        addresses: Address of each tensor.
+        heads: Number of heads of each tensor.
+        sizes: Bytes of one cache position of one head, for each tensor.
+        capacity: Cache positions of a slot, in all tensors.
     """
 
-    places: IntArray
+    addresses: IntArray
     heads: IntArray
     sizes: IntArray
     capacity: int
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> Stores | None:
-        """Describe tensors while they live; None where compiled code cannot read them, or rows
-        are no whole steps long.
+        """Describe tensors while they live; None if compiled code cannot read them.
+
+        A cache position of a head must take a multiple of 32 bytes.
         """
-        sizes = [one.shape[3] * one.element_size() for one in tensors]
+        sizes = [tensor.shape[3] * tensor.element_size() for tensor in tensors]
         readable = all(
-            is_plain(one) and one.device.type == "cpu" and one.is_contiguous() for one in tensors
+            is_plain(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous()
+            for tensor in tensors
         )
-        if not readable or any(size % _STEP for size in sizes):
+        if not readable or any(size % VECTOR_BYTES for size in sizes):
             return None
-        columns = [one.data_ptr() for one in tensors], [one.shape[1] for one in tensors], sizes
-        places, heads, bytes_each = (np.array(column, dtype=np.int64) for column in columns)
-        return Stores(places, heads, bytes_each, tensors[0].shape[2] if tensors else 0)
+        columns = [tensor.data_ptr() for tensor in tensors], [t.shape[1] for t in tensors], sizes
+        addresses, heads, bytes_per_row = (np.array(column, dtype=np.int64) for column in columns)
+        return Stores(addresses, heads, bytes_per_row, tensors[0].shape[2] if tensors else 0)
 
 
 @compiled
 def move_forward(stores: Stores, slots: IntArray, source: IntArray, target: IntArray) -> None:
-    """Copy positions within slots.
+    """Copy cache rows to lower cache positions of the same slots.
 
     Args:
-        slots: [rows]. source, target: [rows, m], ascending, no target behind its source.
+        stores: The cache tensors.
+        slots: Slot of each request, [requests].
+        source: Cache positions to copy, ascending, [requests, moves].
+        target: New cache positions, ascending, none greater than its source.
     """
-    places, heads, sizes, capacity = stores
-    for store in range(len(places)):
+    addresses, heads, sizes, capacity = stores
+    for store in range(len(addresses)):
         size = sizes[store]
         for row in range(len(slots)):
             for head in range(heads[store]):
-                first = places[store] + (slots[row] * heads[store] + head) * capacity * size
-                for place in range(source.shape[1]):
-                    there, here = (
-                        first + source[row, place] * size,
-                        first + target[row, place] * size,
-                    )
-                    for at in range(0, size if here != there else 0, _STEP):
-                        simd_f32x8.store(here + at, simd_f32x8.load(there + at))
+                index = (slots[row] * heads[store] + head) * capacity
+                first = addresses[store] + index * size
+                for move in range(source.shape[1]):
+                    if source[row, move] != target[row, move]:
+                        copy(
+                            first + source[row, move] * size, first + target[row, move] * size, size
+                        )

@@ -1,9 +1,12 @@
-"""Eight float32 numbers at once in compiled code: a type, `Float32x8`, whose arithmetic is written
-out instead of hoped for.
+"""Provide a vector type of eight float32 lanes for compiled code, `Float32x8`.
 
-Every operation is exact IEEE arithmetic per lane, with no permission to reorder or to contract, so
-that a result has the same bits on every processor, in every loop, in whichever lane it is computed.
-`fused(a, b, c)` is a * b + c rounded once.
+Each operation emits LLVM vector instructions, so kernels do not rely on auto-vectorisation. Each
+lane follows IEEE arithmetic, and the compiler may neither reorder nor contract it. A result has the
+same bits on every processor, in every loop and in every lane. `fused(a, b, c)` rounds a * b + c
+once.
+
+Functions with a `builder` argument emit instructions; other modules build their own operations with
+them. The operations at the end of the module are called from compiled code.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.core.types.misc import unliteral
 
-WIDTH = 8
+WIDTH = 8  # lanes of a vector
 
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, WIDTH)
@@ -41,21 +44,23 @@ Float32x8 = _LanesType()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
-    """Return a function of compiled code: (arguments) -> result, whose instructions
-    `emit(builder, *values)` writes.
+    """Return a function for compiled code whose instructions `emit` writes.
+
+    Args:
+        result: Numba type of the result.
+        arguments: Numba types of the arguments; at most nine.
+        emit: Function of an LLVM builder and the argument values; returns the result value.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        made = emit(builder, *values)
-        return context.get_dummy_value() if result == types.void else made
+        value = emit(builder, *values)
+        return context.get_dummy_value() if result == types.void else value
 
     def typed(*given: Any) -> Any:
-        """Refuse what numba would convert: a sum of signed and unsigned addresses is a float64
-        there.
-        """
+        # Numba would convert other types: a sum of signed and unsigned addresses is a float64.
         return (result(*arguments), generate) if tuple(map(unliteral, given)) == arguments else None
 
-    # numba wants as many named parameters as there are arguments.
+    # Numba requires one named parameter per argument.
     definitions: list[Callable[..., Any]] = [
         lambda context: typed(),
         lambda context, a: typed(a),
@@ -66,20 +71,21 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
         lambda context, a, b, c, d, e, f: typed(a, b, c, d, e, f),
         lambda context, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
         lambda context, a, b, c, d, e, f, g, h: typed(a, b, c, d, e, f, g, h),
+        lambda context, a, b, c, d, e, f, g, h, i: typed(a, b, c, d, e, f, g, h, i),
     ]
     return numba.extending.intrinsic(definitions[len(arguments)])
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
-    """Return an address as a pointer to a value of a kind, for what `emit` writes."""
+    """Emit the cast of an address to a pointer to a value of type `kind`."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def spread(builder: Any, number: Any, count: int = WIDTH) -> Any:
-    """Return a number in each of `count` lanes, for what `emit` writes."""
-    nothing = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
-    single = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(single, nothing, _words(0, count))
+    """Emit the broadcast of a number to `count` lanes."""
+    undefined = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
+    single = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(single, undefined, _words(0, count))
 
 
 def _constant(number: float, count: int = WIDTH) -> Any:
@@ -90,17 +96,15 @@ def _words(number: int, count: int = WIDTH) -> Any:
     return ir.Constant(ir.VectorType(ir.IntType(32), count), [number] * count)
 
 
-def pick(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
-    """Return the vector of what lies at `places` of two others, one behind the other, for what
-    `emit` writes.
-    """
+def pick(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
+    """Emit a shuffle: select lanes of two concatenated vectors."""
     return builder.shuffle_vector(
-        one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
+        first, second, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
     )
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, rounded once, of any number of lanes, for what `emit` writes."""
+    """Emit a * b + c, rounded once, for any number of lanes."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(
         cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32"),
@@ -108,14 +112,14 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     )
 
 
-def larger_of(builder: Any, one: Any, other: Any) -> Any:
-    """Return the larger one in each lane, of any number of them, for what `emit` writes."""
-    return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+def larger_of(builder: Any, first: Any, second: Any) -> Any:
+    """Emit the maximum per lane, for any number of lanes."""
+    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-def _marked(builder: Any, one: Any, other: Any) -> Any:
-    """`one`, and NaN where `other` is."""
-    return builder.select(builder.fcmp_unordered("uno", other, other), other, one)
+def _marked(builder: Any, values: Any, source: Any) -> Any:
+    """Emit `values`, with NaN in the lanes where `source` is NaN."""
+    return builder.select(builder.fcmp_unordered("uno", source, source), source, values)
 
 
 def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
@@ -126,9 +130,9 @@ def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
 
 
 def fold(builder: Any, vector: Any, join: Emit) -> Any:
-    """Join the first half of the lanes with the second, until there is one, for what `emit` writes.
+    """Emit a tree reduction: join both halves of the lanes until one lane is left.
 
-    Of eight these are lanes l and l + 4, then l and l + 2, then 0 and 1.
+    Eight lanes are joined as l and l + 4, then l and l + 2, then 0 and 1.
     """
     half = vector.type.count // 2
     while half:
@@ -140,23 +144,23 @@ def fold(builder: Any, vector: Any, join: Emit) -> Any:
 
 
 def total_of(builder: Any, vector: Any) -> Any:
-    """Return the sum of all lanes, folded, for what `emit` writes."""
+    """Emit the sum of all lanes, in the order of `fold`."""
     return fold(builder, vector, lambda builder, low, high: builder.fadd(low, high))
 
 
-def _store_sums(builder: Any, address: Any, *vectors: Any) -> None:
-    """Write the sums of the lanes of four vectors: l and l + 4, then l and l + 2, then 0 and 1,
-    as `fold` does.
-    """
+def emit_store_sums(builder: Any, address: Any, *vectors: Any) -> None:
+    """Store the four sums of the lanes of four vectors, each in the order of `fold`."""
     halves = [
-        builder.fadd(pick(builder, one, one, [0, 1, 2, 3]), pick(builder, one, one, [4, 5, 6, 7]))
-        for one in vectors
+        builder.fadd(
+            pick(builder, vector, vector, [0, 1, 2, 3]), pick(builder, vector, vector, [4, 5, 6, 7])
+        )
+        for vector in vectors
     ]
     pairs = [
         builder.fadd(
-            pick(builder, one, other, [0, 1, 4, 5]), pick(builder, one, other, [2, 3, 6, 7])
+            pick(builder, first, second, [0, 1, 4, 5]), pick(builder, first, second, [2, 3, 6, 7])
         )
-        for one, other in (halves[:2], halves[2:])
+        for first, second in (halves[:2], halves[2:])
     ]
     sums = builder.fadd(
         pick(builder, pairs[0], pairs[1], [0, 2, 4, 6]),
@@ -165,7 +169,7 @@ def _store_sums(builder: Any, address: Any, *vectors: Any) -> None:
     builder.store(sums, pointer(builder, address, ir.VectorType(_FLOAT, 4)), align=4)
 
 
-# exp(r) for |r| <= ln(2) / 2 by a polynomial, and ln(2) in two parts (Cephes expf).
+# Cephes expf: a polynomial for exp(r), |r| <= ln(2) / 2, and ln(2) as a sum of two numbers.
 _POWERS = (
     1.9875691500e-4,
     1.3981999507e-3,
@@ -175,25 +179,21 @@ _POWERS = (
     5.0000001201e-1,
 )
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
-_ROUNDER = (
-    12582912.0  # 1.5 * 2**23: added to a number, it leaves the nearest integer in the low bits
-)
-_SMALLEST = -87.0  # exp of anything below is taken for 0
+_ROUNDER = 1.5 * 2**23  # adding it to a number leaves the nearest integer in the low bits
+_SMALLEST = -87.0  # the exponential of a smaller number is 0
 
 
 def exponential(builder: Any, x: Any) -> Any:
-    """Exponential of any number of lanes, numbers <= 0, to 1e-7 of the result, for what `emit`
-    writes.
-    """
+    """Emit the exponential of numbers <= 0, with a relative error of 1e-7."""
     count = x.type.count
 
     def constant(number: float) -> Any:
         return _constant(number, count)
 
     shifted = multiply_add(builder, x, constant(_LOG2_E), constant(_ROUNDER))
-    whole = builder.fsub(shifted, constant(_ROUNDER))
-    rest = multiply_add(builder, whole, constant(-_LN2_HIGH), x)
-    rest = multiply_add(builder, whole, constant(-_LN2_LOW), rest)
+    exponent = builder.fsub(shifted, constant(_ROUNDER))
+    rest = multiply_add(builder, exponent, constant(-_LN2_HIGH), x)
+    rest = multiply_add(builder, exponent, constant(-_LN2_LOW), rest)
     series = constant(_POWERS[0])
     for power in _POWERS[1:]:
         series = multiply_add(builder, series, rest, constant(power))
@@ -208,7 +208,8 @@ def exponential(builder: Any, x: Any) -> Any:
     return builder.select(tiny, constant(0.0), builder.fmul(series, scale))
 
 
-def _load(builder: Any, address: Any) -> Any:
+def emit_load(builder: Any, address: Any) -> Any:
+    """Emit the load of eight float32 numbers."""
     return builder.load(pointer(builder, address, _VECTOR), align=4)
 
 
@@ -217,36 +218,32 @@ def _store(builder: Any, address: Any, lanes: Any) -> None:
 
 
 def widen(builder: Any, halves: Any) -> Any:
-    """Return the bits of bfloat16 numbers, of any number of lanes, as float32, for what `emit`
-    writes.
-    """
+    """Emit the conversion of bfloat16 bits to float32, for any number of lanes."""
     count = halves.type.count
     words = builder.zext(halves, ir.VectorType(ir.IntType(32), count))
     return builder.bitcast(builder.shl(words, _words(16, count)), ir.VectorType(_FLOAT, count))
 
 
-def _load_bfloat16(builder: Any, address: Any) -> Any:
+def emit_load_bfloat16(builder: Any, address: Any) -> Any:
+    """Emit the load of eight bfloat16 numbers as float32."""
     return widen(builder, builder.load(pointer(builder, address, _HALVES), align=2))
 
 
 def _load_float16(builder: Any, address: Any) -> Any:
-    """Exact for every number: the exponent is moved by a product, which also makes subnormal
-    numbers normal ones.
-    """
+    # A multiplication shifts the exponent; it also turns subnormal numbers into normal ones. The
+    # conversion is exact for every number.
     words = builder.zext(builder.load(pointer(builder, address, _HALVES), align=2), _WORDS)
     size = builder.and_(words, _words(0x7FFF))
     small = builder.bitcast(builder.shl(size, _words(13)), _VECTOR)
     bits = builder.bitcast(builder.fmul(small, _constant(2.0**112)), _WORDS)
-    unbounded = builder.icmp_unsigned(">=", size, _words(0x7C00))  # infinity and NaN
-    bits = builder.select(unbounded, builder.or_(bits, _words(0x7F800000)), bits)
+    is_infinite = builder.icmp_unsigned(">=", size, _words(0x7C00))  # infinity and NaN
+    bits = builder.select(is_infinite, builder.or_(bits, _words(0x7F800000)), bits)
     sign = builder.shl(builder.and_(words, _words(0x8000)), _words(16))
     return builder.bitcast(builder.or_(bits, sign), _VECTOR)
 
 
 def _halves_of(builder: Any, lanes: Any) -> Any:
-    """Return the bits in bfloat16, in words: rounded to the nearest, ties to even; NaN stays
-    one.
-    """
+    """Emit the rounding to bfloat16 bits: nearest, ties to even; NaN stays NaN."""
     bits = builder.bitcast(lanes, _WORDS)
     odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, _words(0x7FFF))), _words(16))
@@ -274,26 +271,24 @@ def _store_float(builder: Any, address: Any, number: Any) -> None:
 
 
 def fetch(builder: Any, address: Any, nearness: int = 3) -> None:
-    """Have the line at an address brought into the nearest cache, or with 2 the one behind it,
-    for what `emit` writes.
-    """
+    """Emit the prefetch of a cache line into the L1 (`nearness` 3) or L2 cache (2)."""
     kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]
     called = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
     )
-    read, keep, data = (ir.Constant(ir.IntType(32), number) for number in (0, nearness, 1))
-    builder.call(called, (pointer(builder, address, ir.IntType(8)), read, keep, data))
+    read, locality, data = (ir.Constant(ir.IntType(32), number) for number in (0, nearness, 1))
+    builder.call(called, (pointer(builder, address, ir.IntType(8)), read, locality, data))
 
 
-load = operation(Float32x8, (types.int64,), _load)
+load = operation(Float32x8, (types.int64,), emit_load)
 store = operation(types.void, (types.int64, Float32x8), _store)
-load_bfloat16 = operation(Float32x8, (types.int64,), _load_bfloat16)
+load_bfloat16 = operation(Float32x8, (types.int64,), emit_load_bfloat16)
 load_float16 = operation(Float32x8, (types.int64,), _load_float16)
 store_bfloat16 = operation(types.void, (types.int64, Float32x8), _store_bfloat16)
-# the nearest number that bfloat16 has
+# rounds to the nearest bfloat16 number
 to_bfloat16 = operation(Float32x8, (Float32x8,), _to_bfloat16)
-prefetch = operation(types.void, (types.int64,), fetch)  # into the nearest cache
-# into the one behind it
+prefetch = operation(types.void, (types.int64,), fetch)  # into the L1 cache
+# into the L2 cache
 prefetch_second = operation(types.void, (types.int64,), lambda builder, a: fetch(builder, a, 2))
 load_float = operation(types.float32, (types.int64,), _load_float)
 store_float = operation(types.void, (types.int64, types.float32), _store_float)
@@ -310,5 +305,5 @@ exp = operation(Float32x8, (Float32x8,), exponential)
 total = operation(types.float32, (Float32x8,), total_of)
 largest = operation(types.float32, (Float32x8,), lambda builder, a: fold(builder, a, larger_of))
 store_sums = operation(
-    types.void, (types.int64, Float32x8, Float32x8, Float32x8, Float32x8), _store_sums
+    types.void, (types.int64, Float32x8, Float32x8, Float32x8, Float32x8), emit_store_sums
 )

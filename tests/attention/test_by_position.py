@@ -244,8 +244,9 @@ def test_neither_tiles_nor_threads_matter(
     expected = attention_by_position(
         columns.query, columns.key, columns.value, columns.mask(), columns.order
     )
-    monkeypatch.setattr(invariant, "_TILE", tile)
-    monkeypatch.setattr(invariant, "_SHARE", 1)
+    monkeypatch.setattr(invariant, "MIN_QUERIES_PER_TILE", tile[0])
+    monkeypatch.setattr(invariant, "MAX_QUERIES_PER_TILE", tile[1])
+    monkeypatch.setattr(invariant, "MULTIPLY_ADDS_PER_ATTENTION_HELPER", 1)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)

@@ -1,6 +1,4 @@
-"""Batch-invariant attention: `paceline.cpu.attention.kernel` over tensors, on as many threads as
-torch uses.
-"""
+"""Run the batch-invariant attention kernels on tensors, on torch's thread count."""
 
 from __future__ import annotations
 
@@ -12,15 +10,16 @@ from torch.nn.functional import pad
 
 from paceline.core.attention_metadata import AttentionMetadata
 from paceline.cpu.attention.kernel import attend
-from paceline.cpu.attention.tiled import attend_tiled, lanes_of, takes
-from paceline.cpu.attention.tiles import BFLOAT16, FLOAT16, FLOAT32
+from paceline.cpu.attention.tiled import attend_tiled, queries_per_block, suits
+from paceline.cpu.memory import KINDS
+from paceline.cpu.settings import (
+    MAX_QUERIES_PER_TILE,
+    MIN_QUERIES_PER_TILE,
+    MIN_SHARED_MULTIPLY_ADDS,
+    MULTIPLY_ADDS_PER_ATTENTION_HELPER,
+    SCORES_PER_TILE,
+)
 from paceline.cpu.simd_f32x8 import WIDTH
-
-KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
-_SCORES = 1 << 18  # a tile's scores should stay in a core's cache,
-_TILE = 64, 512  # but fewer queries would read the keys too often
-_SHARE = 1 << 22  # multiply-adds that are worth waking a thread for,
-_SHARE_AWAKE = 1 << 17  # or having help of one that is awake
 
 
 def attention_by_position(
@@ -33,20 +32,25 @@ def attention_by_position(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention whose bits, for each query, depend on itself and the keys it sees only; a
-    query that sees none gets zeros.
+    """Return attention whose bits depend only on a query and the keys it sees.
+
+    A query that sees no key gets zeros.
 
     Args:
-        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on the CPU, or [1, heads,
-            columns of all rows, dim]; key, value: [rows, key heads, places, dim].
-        mask: bool [rows or 1, 1, columns, places]; without one a single query sees all keys of its
-            row, and of several each sees those up to its own ordinal.
-        order: the keys by position.
-        scaling: of the scores; default 1 / sqrt(dim).
-        softcap: scores are bounded by it, smoothly.
-        sinks: [heads]: a score of each head that takes part in the softmax and has no value.
+        query: Tensor [rows, heads, columns, dim] on the CPU, or [1, heads, columns of all rows,
+            dim]. The dtype is float32, bfloat16 or float16.
+        key: Tensor [rows, key heads, cache positions, dim].
+        value: Tensor [rows, key heads, cache positions, value dim].
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. None (default): a single query
+            sees all keys of its row; of several, query i sees the keys with ordinals up to i.
+        order: Keys of the rows by text position.
+        scaling: Factor of the scores. Default: 1 / sqrt(dim).
+        softcap: Bound of the scores, by softcap * tanh(score / softcap). Default: none.
+        sinks: Tensor [heads] of scores that take part in the softmax without a value. Default:
+            none.
+
     Returns:
-        [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
+        Tensor [rows, columns, heads, value dim] of the query's dtype, with its rows and columns.
     """
     batch, heads, columns, dim = query.shape
     key_heads, value_dim = value.shape[1], value.shape[3]
@@ -58,16 +62,19 @@ def attention_by_position(
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
     kind, tile = (
         KINDS[query.dtype],
-        min(max(_TILE[0], min(_TILE[1], _SCORES // keys)), visible.columns * groups),
+        min(
+            max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys)),
+            visible.columns * groups,
+        ),
     )
-    tiled = takes(kind, query.shape[3], value.shape[3])
+    tiled = suits(kind, query.shape[3], value.shape[3])
     if tiled:
-        unit = max(lanes_of(groups), groups)
+        unit = max(queries_per_block(groups), groups)
         tile = -(-tile // unit) * unit
     values = (
-        *_places(query),
-        *_places(key),
-        *_places(value),
+        *_address_and_strides(query),
+        *_address_and_strides(key),
+        *_address_and_strides(value),
         out.data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
         len(order.cached),
@@ -88,9 +95,11 @@ def attention_by_position(
         order.tail.shape[1],
         0,
     )
-    others, work = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
+    helpers, multiply_adds = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
     (attend_tiled if tiled else attend).run(
-        values, min(others, work // _SHARE), work < _SHARE_AWAKE
+        values,
+        min(helpers, multiply_adds // MULTIPLY_ADDS_PER_ATTENTION_HELPER),
+        multiply_adds < MIN_SHARED_MULTIPLY_ADDS,
     )
     if value_dim % WIDTH:
         out = out[..., :value_dim]
@@ -98,16 +107,14 @@ def attention_by_position(
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
-    """The same numbers as the kernel reads them: neighbours in the last dim adjacent, dims in
-    eights (zeros appended).
-    """
+    """Return states with an adjacent last dim, padded to a multiple of eight."""
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))
     return states if states.stride(3) == 1 else states.contiguous()
 
 
-def _places(states: Tensor) -> tuple[int, int, int, int]:
-    """Address and strides in bytes, but for the last dim."""
+def _address_and_strides(states: Tensor) -> tuple[int, int, int, int]:
+    """Return the address of a tensor and its first three strides in bytes."""
     size = states.element_size()
     row, head, column, _ = states.stride()
     return states.data_ptr(), row * size, head * size, column * size

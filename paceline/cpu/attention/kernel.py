@@ -1,61 +1,65 @@
-"""Attention by position, compiled: a query's output depends on itself and on the keys it sees, to
-the last bit.
+"""Compute batch-invariant attention.
 
-It does not depend on other queries, the place of a key in the cache, the cache's length, the
-threads. All is in float32, and in this order:
+A query's bits depend on itself and the keys it sees. Other queries, the cache positions of keys,
+the cache's length and the number of threads change nothing. All numbers are float32, and sums have
+this order:
 
-- score of a query and a key: lane l of eight sums the products of the dims l, l + 8, ... in order,
-  each by a fused multiply-add; then lanes l and l + 4 are added, l and l + 2, 0 and 1. The query
-  was multiplied by the scaling before. In bfloat16, where the processor has instructions for it,
-  see `dotted`.
-- the largest score of all keys the query sees; every score's exponential of its difference to that.
-- their sum: lane l sums those of the keys of rank l, l + 8, ... (rank 0 is the first key the query
-  sees, by position); the lanes are added as above; an attention sink's exponential comes last.
-- output of each dim: fused multiply-adds of exponential and value, key by key in order of position;
-  then the division.
+- Score of a query and a key: as `fma_dot` multiplies, with the query scaled before. In bfloat16 on
+  processors with AVX512_BF16, as `dotted` describes.
+- Softmax: exp(score - largest score of all keys that the query sees).
+- Total weight: lane l sums the weights of the keys of rank l, l + 8, ... Rank 0 is the first key
+  that the query sees, by position. The lanes are added as in `fma_dot`; the weight of an attention
+  sink comes last.
+- Output of each dim: fused multiply-adds of weight and value, key by key in order of position, then
+  the division by the total.
 
-Blocks of keys and tiles of queries decide only when a number is computed, never with which others
-it is added up.
+Blocks of keys and tiles of queries decide when a number is computed, never the order of its sum.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from paceline.core.attention_metadata import RUN
 from paceline.cpu import simd_f32x8, softmax_weighted_sum
-from paceline.cpu.attention.call import BLOCK, CALL, TAKEN, AttentionCall, Tile, reaches
-from paceline.cpu.attention.dotted import QUERIES, is_dotted, lay_queries, score_dotted
-from paceline.cpu.attention.tiles import (
+from paceline.cpu.attention.call import (
+    BLOCK,
+    CALL,
+    AttentionCall,
+    Tile,
+    cache_position,
+    output_index,
+    reaches,
+    read_call,
+    row_queries,
+    take_tile,
+    visible_keys,
+)
+from paceline.cpu.attention.dotted import QUERIES, is_dotted, pack_queries, score_dotted
+from paceline.cpu.attention.loops import add_sink, add_values, cap, load_sink
+from paceline.cpu.fma_dot import OUTPUTS, multiply_rows
+from paceline.cpu.memory import (
     BFLOAT16,
-    FLOAT,
     FLOAT32,
-    LANES,
-    add_values,
+    FLOAT_BYTES,
+    HALF_BYTES,
+    VECTOR_BYTES,
     address,
-    cap,
     load_row,
-    multiply_one,
-    multiply_two,
 )
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, inlined, take_number
+from paceline.util.compiled import inlined
+
+_PAIR = 2  # queries that are scored together
+_LANES = softmax_weighted_sum.STEP // FLOAT_BYTES
+_multiply = multiply_rows(FLOAT32, _PAIR)
 
 
-def _attend(place: int) -> int:
-    """Do tiles of the `AttentionCall` that lies at a place until none is left; returns how many
-    this thread did.
-    """
-    call = numba.carray(as_pointer(place), 1, CALL)[0]
-    runs = numba.carray(as_pointer(call.runs), call.run_count, RUN)
-    starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
-    begin = numba.carray(as_pointer(call.begin), starts[call.rows] + 1, np.int64)
-    cached = numba.carray(as_pointer(call.cached), call.rows, np.int64)
-    tail = numba.carray(as_pointer(call.tail), (call.rows, call.tail_places), np.int64)
-    tiles = (call.columns * call.groups + call.tile - 1) // call.tile
+def _attend(call_address: int) -> int:
+    """Do tiles of the `AttentionCall` at an address; return how many."""
+    call = read_call(call_address)
+    keys = visible_keys(call)
     queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)
     scores = np.empty((call.tile, call.keys + BLOCK), dtype=np.float32)
     sums = np.empty((call.tile, call.value_dim), dtype=np.float32)
@@ -63,42 +67,34 @@ def _attend(place: int) -> int:
     cursors = np.empty(call.tile, dtype=np.int64)
     block = np.empty(BLOCK * max(call.dim, call.value_dim), dtype=np.float32)
     products = np.empty((QUERIES, BLOCK), dtype=np.float32)
-    places = np.empty(softmax_weighted_sum.QUERIES, dtype=np.int64)
-    done = 0
-    while True:
-        task = take_number(place + TAKEN)
-        if task >= call.rows * call.key_heads * tiles:
-            return done
-        row, head, first = (
-            task // tiles // call.key_heads,
-            task // tiles % call.key_heads,
-            task % tiles * call.tile,
+    weight_addresses = np.empty(softmax_weighted_sum.QUERIES, dtype=np.int64)
+    num_done = 0
+    row, head, first, length = take_tile(call_address, call, keys.starts)
+    while length:
+        tile = Tile(
+            row,
+            head,
+            first,
+            length,
+            row_queries(call, keys.starts, row),
+            keys.starts[row],
+            keys.runs,
+            keys.begin[keys.starts[row] : keys.starts[row + 1] + 1],
+            keys.cached[row],
+            keys.tail[row],
+            queries,
+            scores,
+            sums,
+            totals,
+            cursors,
+            block,
+            products,
+            weight_addresses,
         )
-        done += 1
-        length = min(call.tile, (starts[row + 1] - starts[row]) * call.groups - first)
-        if length <= 0:  # other rows have more columns
-            continue
-        origin = call.query + (
-            starts[row] * call.query_column if call.packed else row * call.query_row
-        )
-        seen = begin[starts[row] : starts[row + 1] + 1]
-        scratch = queries, scores, sums, totals, cursors, block, products, places
-        _attend_tile(
-            call,
-            Tile(
-                row,
-                head,
-                first,
-                length,
-                origin,
-                starts[row],
-                runs,
-                seen,
-                cached[row],
-                tail[row],
-                *scratch,
-            ),
-        )
+        _attend_tile(call, tile)
+        num_done += 1
+        row, head, first, length = take_tile(call_address, call, keys.starts)
+    return num_done
 
 
 attend = TeamJob(_attend, CALL)
@@ -106,10 +102,11 @@ attend = TeamJob(_attend, CALL)
 
 @inlined
 def _attend_tile(call: AttentionCall, tile: Tile) -> None:
+    """Compute scores, weights and sums of a tile in three passes over blocks of keys."""
     low, high = _span(call, tile)
     keys = call.key + tile.row * call.key_row + tile.head * call.key_head
     if is_dotted(call):
-        lay_queries(call, tile)
+        pack_queries(call, tile)
         for start in range(low, high, BLOCK):
             score_dotted(call, tile, keys, start, min(start + BLOCK, high))
     else:
@@ -127,20 +124,21 @@ def _attend_tile(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def _load_queries(call: AttentionCall, tile: Tile) -> None:
-    scaling = simd_f32x8.splat(np.float32(call.scaling))
+    """Convert the queries to float32, and multiply them by the scaling."""
+    scaling, row_bytes = simd_f32x8.splat(np.float32(call.scaling)), call.dim * FLOAT_BYTES
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)
         head = tile.head * call.groups + member
         source = tile.origin + head * call.query_head + column * call.query_column
-        target = address(tile.queries) + i * call.dim * FLOAT
+        target = address(tile.queries) + i * row_bytes
         load_row(call.kind, source, target, call.dim)
-        for place in range(target, target + call.dim * FLOAT, LANES):
-            simd_f32x8.store(place, simd_f32x8.multiply(simd_f32x8.load(place), scaling))
+        for vector in range(target, target + row_bytes, VECTOR_BYTES):
+            simd_f32x8.store(vector, simd_f32x8.multiply(simd_f32x8.load(vector), scaling))
 
 
 @inlined
 def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
-    """First key that any query of the tile sees, and the one behind the last."""
+    """Return the first key that a query of the tile sees, and the last plus one."""
     low, high = call.keys, 0
     for column in range(
         tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1
@@ -160,55 +158,57 @@ def _stage(
     dim: int,
     start: int,
     stop: int,
-    fours: bool,
+    fills_up: bool,
 ) -> tuple[int, int]:
-    """Return an address and a stride at which the keys (or values) start .. stop - 1 lie as
-    float32.
+    """Return an address and a stride where a block's keys or values are float32.
 
     Args:
-        fours: the number of keys must be a multiple of four: others, of zeros, are appended.
+        call: The attention call.
+        tile: The current tile; its `block` receives a copy if one is needed.
+        source: Address of the key head's keys.
+        stride: Distance from one cache position to the next.
+        dim: Numbers of a key.
+        start: Ordinal of the first key.
+        stop: Ordinal of the last key, plus one.
+        fills_up: Whether to append keys of zeros up to a multiple of four.
     """
-    place = start if start < tile.cached else tile.tail[start - tile.cached]
-    adjacent = call.kind == FLOAT32 and not (fours and (stop - start) % 4)
+    first = cache_position(tile, start)
+    adjacent = call.kind == FLOAT32 and not (fills_up and (stop - start) % OUTPUTS)
     for ordinal in range(max(start, tile.cached), stop):
-        adjacent = adjacent and tile.tail[ordinal - tile.cached] == place + ordinal - start
+        adjacent = adjacent and tile.tail[ordinal - tile.cached] == first + ordinal - start
     if adjacent:
-        return source + place * stride, stride
+        return source + first * stride, stride
     target = address(tile.block)
     for ordinal in range(start, stop):
-        place = ordinal if ordinal < tile.cached else tile.tail[ordinal - tile.cached]
-        load_row(call.kind, source + place * stride, target + (ordinal - start) * dim * FLOAT, dim)
-    if fours:
-        tile.block[(stop - start) * dim : (stop - start + 3) // 4 * 4 * dim] = 0.0
-    return target, dim * FLOAT
+        key = source + cache_position(tile, ordinal) * stride
+        load_row(call.kind, key, target + (ordinal - start) * dim * FLOAT_BYTES, dim)
+    if fills_up:
+        end = (stop - start + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+        tile.block[(stop - start) * dim : end * dim] = 0.0
+    return target, dim * FLOAT_BYTES
 
 
 @inlined
 def _score(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Scores of a block of keys, of the pairs of queries of which one may see some of them."""
-    keys, stride = _stage(call, tile, source, call.key_place, call.dim, start, stop, True)
-    size, row = call.dim * FLOAT, tile.scores.shape[1] * FLOAT
-    for i in range(0, tile.length, 2):
+    """Score a block of keys for the pairs of queries that may see some of them."""
+    keys, stride = _stage(call, tile, source, call.key_stride, call.dim, start, stop, True)
+    row_bytes, out_stride = call.dim * FLOAT_BYTES, tile.scores.shape[1] * FLOAT_BYTES
+    for i in range(0, tile.length, _PAIR):
         last = min(i + 1, tile.length - 1)
         if not (reaches(call, tile, i, start, stop) or reaches(call, tile, last, start, stop)):
             continue
-        query = address(tile.queries) + i * size
-        target = address(tile.scores) + i * row + start * FLOAT
-        for four in range((stop - start + 3) // 4):
-            if i < last:
-                multiply_two(
-                    query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT, row
-                )
-            else:
-                multiply_one(
-                    query, size, keys + 4 * four * stride, stride, target + 4 * four * FLOAT
-                )
+        queries = address(tile.queries) + i * row_bytes
+        out = address(tile.scores) + i * out_stride + start * FLOAT_BYTES
+        for key in range(0, stop - start, OUTPUTS):
+            weights, target = keys + key * stride, out + key * FLOAT_BYTES
+            _multiply(last - i + 1, queries, row_bytes, weights, stride, target, out_stride, 0)
 
 
 @inlined
 def _softmax(call: AttentionCall, tile: Tile, i: int) -> Any:
-    """Turn the scores that query i sees into exponentials, side by side from its first key's
-    place on; their sum, float32.
+    """Turn the scores that query i sees into weights; return their total, float32.
+
+    The weights are adjacent, from the score of the query's first key on.
     """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
@@ -222,58 +222,41 @@ def _softmax(call: AttentionCall, tile: Tile, i: int) -> Any:
         for ordinal in range(runs[run].start, runs[run].stop):
             row[ordinal + shift] = row[ordinal]
     count = runs[end - 1].rank + runs[end - 1].stop - runs[end - 1].start
-    first = address(row) + start * FLOAT
-    last = first + count * FLOAT
+    first = address(row) + start * FLOAT_BYTES
     if call.softcap:
-        cap(np.float32(call.softcap), first, last)
-    vectors = (count + 2 * simd_f32x8.WIDTH - 1) // (2 * simd_f32x8.WIDTH)
-    row[start + count : start + vectors * 2 * simd_f32x8.WIDTH] = -np.inf
+        cap(np.float32(call.softcap), first, first + count * FLOAT_BYTES)
+    vectors = (count + _LANES - 1) // _LANES
+    row[start + count : start + vectors * _LANES] = -np.inf
     largest = softmax_weighted_sum.find_largest(first, vectors)
-    sink = np.float32(-np.inf)
+    sink = load_sink(call, tile.head * call.groups + member)
     if call.sinks:
-        sink = simd_f32x8.load_float(call.sinks + (tile.head * call.groups + member) * FLOAT)
         largest = max(largest, sink)
     total = softmax_weighted_sum.weigh(first, vectors, np.float32(largest))
-    return np.float32(
-        total + simd_f32x8.largest(simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest))))
-    )
+    return add_sink(total, sink, largest)
 
 
 @inlined
 def _weigh(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Add the values of a block of keys, each times its weight, to the sums of the queries that
-    see it.
-    """
-    halves = call.kind == BFLOAT16 and stop <= tile.cached and call.value_dim % 16 == 0
-    if halves:
-        values, stride = source + start * call.value_place, call.value_place
+    """Add the weighted values of a block to the sums of the queries that see them."""
+    lanes = call.value_dim % _LANES
+    is_half = call.kind == BFLOAT16 and stop <= tile.cached and lanes == 0
+    if is_half:
+        values, stride = source + start * call.value_stride, call.value_stride
     else:
         values, stride = _stage(
-            call, tile, source, call.value_place, call.value_dim, start, stop, False
+            call, tile, source, call.value_stride, call.value_dim, start, stop, False
         )
-    row, size = tile.scores.shape[1] * FLOAT, call.value_dim * FLOAT
+    size, weights = call.value_dim * FLOAT_BYTES, address(tile.weight_addresses)
     i = 0
     while i < tile.length:
+        sums = address(tile.sums) + i * size
         count = _all_see(
             call, tile, i, min(softmax_weighted_sum.QUERIES, tile.length - i), start, stop
         )
         if count:
-            for other in range(count):
-                tile.places[other] = (
-                    address(tile.scores)
-                    + (i + other) * row
-                    + _weight_place(call, tile, i + other, start)
-                )
-            add_values(
-                address(tile.places),
-                values,
-                stride,
-                stop - start,
-                address(tile.sums) + i * size,
-                size,
-                count,
-                halves,
-            )
+            for query in range(count):
+                tile.weight_addresses[query] = _weight_address(call, tile, i + query, start)
+            add_values(weights, values, stride, stop - start, sums, size, count, is_half)
             i += count
             continue
         end = tile.begin[(tile.first + i) // call.groups + 1]
@@ -281,18 +264,9 @@ def _weigh(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) 
             run = tile.runs[tile.cursors[i]]
             low, high = max(start, run.start), min(stop, run.stop)
             if low < high:
-                tile.places[0] = address(tile.scores) + i * row + _weight_place(call, tile, i, low)
-                target = address(tile.sums) + i * size
-                add_values(
-                    address(tile.places),
-                    values + (low - start) * stride,
-                    stride,
-                    high - low,
-                    target,
-                    size,
-                    1,
-                    halves,
-                )
+                tile.weight_addresses[0] = _weight_address(call, tile, i, low)
+                first = values + (low - start) * stride
+                add_values(weights, first, stride, high - low, sums, size, 1, is_half)
             if run.stop > stop:
                 break
             tile.cursors[i] += 1
@@ -301,8 +275,9 @@ def _weigh(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) 
 
 @inlined
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
-    """Return `count` if so many queries see all of a block, else 0; moves their cursors to the
-    run that reaches into it.
+    """Return `count` if that many queries see a block completely, else 0.
+
+    Moves the queries' cursors to the run that reaches into the block.
     """
     runs, cursors = tile.runs, tile.cursors
     all_see = True
@@ -320,29 +295,26 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 
 @inlined
-def _weight_place(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Bytes from the beginning of the scores of query i to the weight of a key of the run at its
-    cursor.
-    """
+def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
+    """Return the address of query i's weight of a key in the run at its cursor."""
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
-    return (first.start + run.rank + ordinal - run.start) * FLOAT
+    index = first.start + run.rank + ordinal - run.start
+    return int(address(tile.scores) + (i * tile.scores.shape[1] + index) * FLOAT_BYTES)
 
 
 @inlined
 def _write_out(call: AttentionCall, tile: Tile) -> None:
-    """Divide the sums by the totals of the weights."""
-    size = call.value_dim * FLOAT
+    """Divide the sums by the total weights, and write them in the result's format."""
+    size = call.value_dim * FLOAT_BYTES
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)
-        place = (
-            (tile.outputs + column) * call.key_heads * call.groups
-            + tile.head * call.groups
-            + member
-        )
+        index = output_index(call, tile.outputs + column, tile.head, member)
         total = simd_f32x8.splat(tile.totals[i])
-        for d in range(0, size, LANES):
-            quotient = simd_f32x8.divide(simd_f32x8.load(address(tile.sums) + i * size + d), total)
+        for offset in range(0, size, VECTOR_BYTES):
+            vector = simd_f32x8.load(address(tile.sums) + i * size + offset)
+            quotient = simd_f32x8.divide(vector, total)
             if call.kind == BFLOAT16:
-                simd_f32x8.store_bfloat16(call.out + (place * size + d) // 2, quotient)
+                target = call.out + (index * size + offset) // FLOAT_BYTES * HALF_BYTES
+                simd_f32x8.store_bfloat16(target, quotient)
             else:
-                simd_f32x8.store(call.out + place * size + d, quotient)
+                simd_f32x8.store(call.out + index * size + offset, quotient)

@@ -1,3 +1,1 @@
-"""Matrix products of few rows on the CPU, as fast as their weights can be read; norms. The same
-bits for any number of rows.
-"""
+"""Multiply few rows with weights on CPUs; a row's bits depend on no other row."""

@@ -1,11 +1,10 @@
-"""Root mean square norms of rows, compiled: torch makes one of seven operations, which take longer
-to begin than to do.
+"""Compute RMS norms in one compiled call; torch needs seven operations for each.
 
     weight * rounded(row / sqrt(mean(row ** 2) + eps))
 
-as transformers has it in all models that go back to Llama's: the mean in float32, the quotient
-rounded to the rows' own dtype before it is multiplied. A row's bits depend on that row alone: lane
-l of eight adds up the squares of the numbers l, l + 8, ...
+Transformers computes all norms of the Llama family like this: the mean in float32, the quotient
+rounded to the rows' dtype before the multiplication. A row's bits depend on that row alone: lane l
+of eight sums the squares of the numbers l, l + 8, ...
 """
 
 from __future__ import annotations
@@ -18,25 +17,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.cpu import simd_f32x8
-from paceline.cpu.attention.invariant import KINDS
-from paceline.cpu.attention.tiles import BFLOAT16, FLOAT, FLOAT32, load_lanes
+from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, KINDS, load_lanes
 from paceline.cpu.plain_tensors import is_plain
+from paceline.cpu.settings import NORM_TOLERANCE_BFLOAT16, NORM_TOLERANCE_FLOAT32
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.util.compiled import compiled
 
-_EPS = ("variance_epsilon", "eps")  # what modules call it
-# Most that numbers of the same formula differ by, of their size: summed in another order, or
-# rounded at another place.
-_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+_TOLERANCE = {torch.float32: NORM_TOLERANCE_FLOAT32, torch.bfloat16: NORM_TOLERANCE_BFLOAT16}
+_EPS = ("variance_epsilon", "eps")  # the attribute's names in modules
 
 
 def norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return weight * rows / sqrt(mean(rows ** 2) + eps), the mean over the last dimension; each
-    row's bits depend on it alone.
+    """Return weight * rows / sqrt(mean(rows ** 2) + eps), over the last dimension.
 
     Args:
-        rows: [..., size], on the CPU, float32 or bfloat16. weight: [size], of the same dtype,
-            contiguous.
+        rows: Tensor [..., size] on the CPU, float32 or bfloat16; size is a multiple of 8.
+        weight: Contiguous tensor [size] of the same dtype.
+        eps: Number to add to the mean of the squares.
     """
     rows = rows.contiguous()
     out, size = torch.empty_like(rows), len(weight)
@@ -53,19 +50,20 @@ def norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def own_norms(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules of a model that make such norms, which is tried: names and eps are not
-    all they differ in.
+    """Return the modules of a model whose norms `norm` can compute.
+
+    Each module is tried on two rows: norms of one name may differ in their formula.
     """
-    return () if model.device.type != "cpu" else tuple(filter(_is_such, model.modules()))
+    return () if model.device.type != "cpu" else tuple(filter(_is_rms_norm, model.modules()))
 
 
 def eps_of(module: nn.Module) -> float | None:
-    """Return the number that a norm adds to the mean; None where it names none."""
-    given = (vars(module).get(name) for name in _EPS)
-    return next((float(one) for one in given if isinstance(one, float)), None)
+    """Return the epsilon attribute of a module; None if it has none."""
+    values = (vars(module).get(name) for name in _EPS)
+    return next((value for value in values if isinstance(value, float)), None)
 
 
-def _is_such(module: nn.Module) -> bool:
+def _is_rms_norm(module: nn.Module) -> bool:
     eps, parameters = eps_of(module), module._parameters
     if (
         eps is None
@@ -83,20 +81,21 @@ def _is_such(module: nn.Module) -> bool:
         and weight.is_contiguous()
         and weight.device.type == "cpu"
     )
-    if not shaped or weight.dtype not in _ROUNDING:
+    if not shaped or weight.dtype not in _TOLERANCE:
         return False
-    # With a mean of its own, which others take off first, and once so small that eps counts.
+    # Rows with a mean that is not zero, which layer norms subtract; in the second row eps matters.
     rows = (
         torch.linspace(-1.0, 3.0, len(weight)).roll(len(weight) // 3)
         * torch.tensor([[1.0], [eps**0.5]])
     ).to(weight.dtype)
     try:
         with torch.inference_mode():
-            theirs: Any = type(module).forward(module, rows)
-            mine, most = norm(rows, weight.detach(), eps), _ROUNDING[weight.dtype]
-            alike = theirs.shape == mine.shape and theirs.dtype == mine.dtype
-            return alike and bool(((theirs - mine).abs() <= most * theirs.abs()).all())
-    except Exception:  # a norm that takes more than rows, or whatever is one only by its attributes
+            expected: Any = type(module).forward(module, rows)
+            result, tolerance = norm(rows, weight.detach(), eps), _TOLERANCE[weight.dtype]
+            if (expected.shape, expected.dtype) != (result.shape, result.dtype):
+                return False
+            return bool(((expected - result).abs() <= tolerance * expected.abs()).all())
+    except Exception:  # the module takes other arguments, or is no norm in spite of its attributes
         return False
 
 
@@ -104,24 +103,34 @@ def _is_such(module: nn.Module) -> bool:
 def _normalise(
     rows: int, weight: int, out: int, kind: int, count: int, size: int, eps: float
 ) -> None:
-    """Write `count` rows. All places are addresses, numbers stored as `kind` says."""
-    each = FLOAT if kind == FLOAT32 else FLOAT // 2
+    """Normalise `count` rows of `size` numbers.
+
+    Args:
+        rows: Address of the rows.
+        weight: Address of the weight.
+        out: Address of the result.
+        kind: Number format of all three, FLOAT32 or BFLOAT16.
+        count: Number of rows.
+        size: Numbers of a row, a multiple of 8.
+        eps: Number to add to the mean of the squares.
+    """
+    number_bytes = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
+    row_bytes, step = size * number_bytes, WIDTH * number_bytes
     for row in range(count):
-        source, target = rows + row * size * each, out + row * size * each
+        source, target = rows + row * row_bytes, out + row * row_bytes
         squares = simd_f32x8.splat(np.float32(0.0))
-        for place in range(0, size * each, WIDTH * each):
-            some = load_lanes(kind, source + place)
-            squares = simd_f32x8.fused(some, some, squares)
+        for offset in range(0, row_bytes, step):
+            vector = load_lanes(kind, source + offset)
+            squares = simd_f32x8.fused(vector, vector, squares)
         mean = simd_f32x8.total(squares) / np.float32(size)
         scale = simd_f32x8.splat(np.float32(1.0) / np.sqrt(mean + np.float32(eps)))
-        for place in range(0, size * each, WIDTH * each):
-            some = simd_f32x8.multiply(load_lanes(kind, source + place), scale)
+        for offset in range(0, row_bytes, step):
+            vector = simd_f32x8.multiply(load_lanes(kind, source + offset), scale)
             if kind == BFLOAT16:
-                some = simd_f32x8.multiply(
-                    simd_f32x8.to_bfloat16(some), simd_f32x8.load_bfloat16(weight + place)
+                vector = simd_f32x8.multiply(
+                    simd_f32x8.to_bfloat16(vector), simd_f32x8.load_bfloat16(weight + offset)
                 )
-                simd_f32x8.store_bfloat16(target + place, some)
+                simd_f32x8.store_bfloat16(target + offset, vector)
             else:
-                simd_f32x8.store(
-                    target + place, simd_f32x8.multiply(some, simd_f32x8.load(weight + place))
-                )
+                vector = simd_f32x8.multiply(vector, simd_f32x8.load(weight + offset))
+                simd_f32x8.store(target + offset, vector)

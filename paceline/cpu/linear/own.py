@@ -20,11 +20,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.cpu import amx, avx512_dot
-from paceline.cpu.attention.invariant import KINDS
 from paceline.cpu.linear import dotted, tiled
+from paceline.cpu.linear.call import run_product
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
-from paceline.cpu.linear.kernel import TASK, helpers_for, multiply
+from paceline.cpu.linear.kernel import multiply
 from paceline.cpu.linear.norms import eps_of, norm, own_norms
+from paceline.cpu.memory import KINDS
 from paceline.cpu.plain_tensors import PLAIN, is_plain
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TEAM, TeamJob
@@ -59,8 +60,8 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         0 if added is None else added.data_ptr(),
         out.data_ptr(),
     )
-    values = (*addresses, KINDS[dtype], KINDS[out.dtype], count, inner, outer, 0)
-    _kernel(dtype, inner, outer).run(values, helpers_for(count * inner * outer), outer <= TASK)
+    kinds, sizes = (KINDS[dtype], KINDS[out.dtype]), (count, inner, outer)
+    run_product(_kernel(dtype, inner, outer), addresses, kinds, sizes)
     return out if out.dtype == dtype else out.to(dtype)
 
 

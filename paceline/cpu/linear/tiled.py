@@ -1,249 +1,245 @@
-"""Products of rows with a weight by Intel's matrix instructions: sixteen rows in the time it takes
-to read the weight once.
+"""Multiply rows with a bfloat16 weight by AMX tiles.
 
-What is computed is the transposed product, weight @ rows.T: then the weight is read in place, 16
-outputs by 32 numbers at a time, and only the rows, which are few, have to be put in another order.
-A row's numbers depend on that row alone, to the last bit: each sum is made by the same instructions
-in the same order (`paceline.cpu.amx`), 32 numbers of row and weight after the other, and how many
-rows and outputs are computed together is a matter of registers.
+Sixteen rows cost little more than one. The kernel computes the transposed product, weight @ rows.T.
+It reads the weight as it lies in memory, 16 outputs by 32 numbers at a time; only the rows, which
+are few, are packed. Each sum takes the same instructions in the same order (`amx`), 32 numbers of
+row and weight at a time. The number of rows and outputs that are computed together does not change
+it.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from paceline.cpu import amx, simd_f32x8
-from paceline.cpu.attention.tiles import FLOAT, address, aligned
-from paceline.cpu.linear.kernel import PRODUCT, TASK, Product, take_task
+from paceline.cpu.linear.call import PRODUCT_CALL, TASK, ProductCall, read_call, take_task
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address, aligned, clear, copy
+from paceline.cpu.row_blocks import even_share
+from paceline.cpu.settings import (
+    MAX_TALL_BLOCKS,
+    PREFETCH_STREAMS,
+    TILE_ROWS_AHEAD,
+)
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, inlined
+from paceline.util.compiled import inlined
 
-INNER, OUTER = 32, amx.SIDE  # sizes of a weight are multiples of these
-_BLOCK = 2 * OUTER  # of them, and rows, computed at once
-_TALL = 16  # blocks of rows with which 16 outputs at a time are made, where there are more than two
-_AHEAD = 2  # times 16 outputs from those that are computed to those that are fetched
-# places of memory that are read from at a time: more than one, as a processor fetches ahead in each
-# by itself
-_STREAMS = 4
-_STEP = INNER * FLOAT // 2  # bytes of a row or weight in one tile
-_CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
+INNER, OUTER = amx.ROW // HALF_BYTES, amx.SIDE  # the sizes of a weight are multiples of these
+_SQUARE = 2 * OUTER  # outputs, and rows, of four tiles of sums
+_MAX_TILES = 4  # tiles of sums
+_STEP = INNER * HALF_BYTES  # bytes of a row or weight in one tile
+_CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)
 
-_clear0, _clear1, _clear2, _clear3 = (amx.zero(tile) for tile in range(4))
-_store0, _store1, _store2, _store3 = (amx.store(tile) for tile in range(4))
-_load_weight0, _load_weight1, _load_rows0, _load_rows1 = (amx.load(tile) for tile in range(4, 8))
+# Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 rows.
+_clear0, _clear1, _clear2, _clear3 = (amx.zero(tile) for tile in range(_MAX_TILES))
+_store0, _store1, _store2, _store3 = (amx.store(tile) for tile in range(_MAX_TILES))
+_load_weight0, _load_weight1, _load_rows0, _load_rows1 = (
+    amx.load(_MAX_TILES + tile) for tile in range(4)
+)
+# Squares: two tiles of weights with two tiles of rows.
 _multiply00, _multiply10 = amx.add_product(0, 4, 6), amx.add_product(1, 5, 6)
 _multiply01, _multiply11 = amx.add_product(2, 4, 7), amx.add_product(3, 5, 7)
-# Of one weight with the second, third and fourth rows.
-_multiply01_alone, _multiply02, _multiply03 = (
+# Columns: the first tile of weights with the second, third and fourth tile of rows.
+_multiply_second, _multiply_third, _multiply_fourth = (
     amx.add_product(1, 4, 7),
     amx.add_product(2, 4, 6),
     amx.add_product(3, 4, 7),
 )
 
 
-def _multiply_all(place: int) -> int:
-    """Multiply until no output is left. `place`: where the `Product` lies, in bfloat16."""
-    product = numba.carray(as_pointer(place), 1, PRODUCT)[0]
-    count, inner, outer = product.count, product.inner, product.outer
-    first = take_task(place)
+def _multiply(call_address: int) -> int:
+    """Do tasks of the bfloat16 `ProductCall` at an address; return how many."""
+    call = read_call(call_address)
+    count, inner, outer = call.count, call.inner, call.outer
+    first = take_task(call_address)
     if first >= outer:
         return 0
     blocks = (count + amx.SIDE - 1) // amx.SIDE
-    store = np.empty(
-        (4 * amx.TILE + amx.ROW) // FLOAT + (blocks + 1) * amx.SIDE * inner // 2, dtype=np.float32
+    block_bytes = amx.SIDE * inner * HALF_BYTES
+    memory = np.empty(
+        (_MAX_TILES * amx.TILE + amx.ROW + (blocks + 1) * block_bytes) // FLOAT_BYTES,
+        dtype=np.float32,
     )
-    _pack(product.rows, aligned(store) + 4 * amx.TILE, count, inner, blocks)
+    _pack(call.rows, aligned(memory) + _MAX_TILES * amx.TILE, count, inner, blocks)
     amx.configure(address(_CONFIGURATION))
-    done = 0
+    num_done = 0
     while first < outer:
-        sums = aligned(store)  # here, since an array lives until its last use
-        packed = sums + 4 * amx.TILE
+        # Numba frees an array after its last use: read its address inside the loop.
+        sums = aligned(memory)
+        packed = sums + _MAX_TILES * amx.TILE
         last = min(first + TASK, outer)
-        if 2 < blocks <= _TALL:
+        if 2 < blocks <= MAX_TALL_BLOCKS:
             for output in range(first, last, OUTER):
-                _multiply_tall(product, packed, sums, blocks, output)
-            last = first
-        for output in range(first, last, _BLOCK):
-            width = min(_BLOCK, outer - output)
-            fetched = 0 if output + 2 * _BLOCK <= outer else _STREAMS
-            for block in range(0, blocks, 2):
-                source = packed + block * amx.SIDE * inner * FLOAT // 2
-                origin = product.weight + output * inner * FLOAT // 2
-                left = (blocks - block + 1) // 2
-                last = fetched + _part(_STREAMS - fetched, left)
-                if block + 1 < blocks:
-                    _multiply_four(source, origin, sums, inner, width, fetched, last)
-                else:
-                    _multiply_two(source, origin, sums, inner, width, fetched, last)
-                fetched = last
-                _write_out(
-                    sums, product, block * amx.SIDE, output, width, 4 if block + 1 < blocks else 2
-                )
-        done += 1
-        first = take_task(place)
+                _multiply_tall(call, packed, sums, blocks, output)
+        else:
+            for output in range(first, last, _SQUARE):
+                _multiply_wide(call, packed, sums, blocks, output)
+        num_done += 1
+        first = take_task(call_address)
     amx.release()
-    return done
+    return num_done
 
 
-multiply_tiled = TeamJob(_multiply_all, PRODUCT)
-
-
-@inlined
-def _part(rest: int, left: int) -> int:
-    """Return how much of what is left to do the next of `left` equal passes does, in whole
-    numbers.
-    """
-    return (rest + left - 1) // left
+multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 
 
 @inlined
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
-    """Write rows, 16 at a time, as the tiles that follow one another in a product; zeros for
-    those that fill up the last 16.
+    """Transpose blocks of 16 rows to tiles, in the order of the product's steps.
+
+    Zeros fill up the last block, which is copied to the end of `packed` first.
     """
-    size = inner * FLOAT // 2
-    spare = packed + blocks * amx.SIDE * size
+    row_bytes = inner * HALF_BYTES
+    block_bytes = amx.SIDE * row_bytes
+    spare = packed + blocks * block_bytes
     for block in range(blocks):
-        source, target = rows + block * amx.SIDE * size, packed + block * amx.SIDE * size
-        left = min(count - block * amx.SIDE, amx.SIDE)
-        if left < amx.SIDE:
-            for place in range(0, left * size, 32):
-                simd_f32x8.store(spare + place, simd_f32x8.load(source + place))
-            for place in range(left * size, amx.SIDE * size, 32):
-                simd_f32x8.store(spare + place, simd_f32x8.splat(np.float32(0.0)))
+        source, target = rows + block * block_bytes, packed + block * block_bytes
+        height = min(count - block * amx.SIDE, amx.SIDE)
+        if height < amx.SIDE:
+            copy(source, spare, height * row_bytes)
+            clear(spare + height * row_bytes, (amx.SIDE - height) * row_bytes)
             source = spare
         for step in range(inner // INNER):
-            amx.transpose(source + step * _STEP, size, target + step * amx.TILE, amx.ROW)
+            amx.transpose(source + step * _STEP, row_bytes, target + step * amx.TILE, amx.ROW)
 
 
 @inlined
-def _multiply_tall(product: Product, rows: int, sums: int, blocks: int, output: int) -> None:
-    """16 outputs of all rows, up to 64 at a time: groups as equal as can be, each of which fetches
-    its part of what lies ahead.
+def _multiply_tall(call: ProductCall, rows: int, sums: int, blocks: int, output: int) -> None:
+    """Multiply all rows with 16 outputs, in groups of up to 64 rows of similar size.
 
-    Memory is read all the time, and not by the first group alone, while the others wait or find it
-    idle.
+    Each group prefetches its share of the weights ahead. If the first group prefetched all, it
+    would wait for memory, and memory would be idle during the others.
     """
-    size = OUTER * product.inner * FLOAT // 2
-    ahead = output + (_AHEAD + 1) * OUTER <= product.outer
-    groups, done, fetched = (blocks + 3) // 4, 0, 0 if ahead else _STREAMS
+    block_bytes = OUTER * call.inner * HALF_BYTES
+    is_ahead = output + (TILE_ROWS_AHEAD + 1) * OUTER <= call.outer
+    groups, done, fetched = even_share(blocks, _MAX_TILES), 0, 0 if is_ahead else PREFETCH_STREAMS
     for group in range(groups):
         left = groups - group
-        some, last = _part(blocks - done, left), fetched + _part(_STREAMS - fetched, left)
-        _multiply_column(product, rows + done * size, sums, some, output, fetched, last)
-        for block in range(some):
-            _write_tile(sums + block * amx.TILE, product, (done + block) * amx.SIDE, output)
-        done, fetched = done + some, last
+        size = even_share(blocks - done, left)
+        last = fetched + even_share(PREFETCH_STREAMS - fetched, left)
+        _multiply_column(call, rows + done * block_bytes, sums, size, output, fetched, last)
+        for block in range(size):
+            _write_tile(call, sums + block * amx.TILE, (done + block) * amx.SIDE, output)
+        done, fetched = done + size, last
+
+
+@inlined
+def _multiply_wide(call: ProductCall, rows: int, sums: int, blocks: int, output: int) -> None:
+    """Multiply all rows with 32 outputs, 32 rows at a time."""
+    row_bytes = call.inner * HALF_BYTES
+    weight, width = call.weight + output * row_bytes, min(_SQUARE, call.outer - output)
+    fetched = 0 if output + 2 * _SQUARE <= call.outer else PREFETCH_STREAMS
+    for block in range(0, blocks, 2):
+        source = rows + block * amx.SIDE * row_bytes
+        last = fetched + even_share(PREFETCH_STREAMS - fetched, even_share(blocks - block, 2))
+        if block + 1 < blocks:
+            _multiply_square(source, weight, sums, call.inner, width, fetched, last, True)
+            _write_square(call, sums, block * amx.SIDE, output, width, _MAX_TILES)
+        else:
+            _multiply_square(source, weight, sums, call.inner, width, fetched, last, False)
+            _write_square(call, sums, block * amx.SIDE, output, width, _MAX_TILES // 2)
+        fetched = last
 
 
 @inlined
 def _multiply_column(
-    product: Product, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int
+    call: ProductCall, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int
 ) -> None:
-    """16 outputs of 32, 48 or 64 rows, as four tiles."""
-    stride = product.inner * FLOAT // 2
-    weight, size = product.weight + output * stride, OUTER * stride
-    # where there are no more rows come others, whose numbers go nowhere
-    third = rows + (2 * size if blocks > 2 else 0)
+    """Multiply two to four blocks of 16 rows with 16 outputs, and store four tiles."""
+    row_bytes = call.inner * HALF_BYTES
+    weight, block_bytes = call.weight + output * row_bytes, OUTER * row_bytes
+    # Without a third block, the first stands in; nobody reads its sums.
+    third = rows + (2 * block_bytes if blocks > 2 else 0)
     _clear0(), _clear1(), _clear2(), _clear3()
-    for step in range(product.inner // INNER):
-        _fetch(weight + _AHEAD * size, size, step, amx.TILE, fetched, last)
-        place = step * amx.TILE
-        _load_weight0(weight + step * _STEP, stride)
-        _load_rows0(rows + place, amx.ROW)
+    for step in range(call.inner // INNER):
+        ahead = weight + TILE_ROWS_AHEAD * block_bytes
+        _fetch(ahead, block_bytes, step, amx.TILE, fetched, last)
+        offset = step * amx.TILE
+        _load_weight0(weight + step * _STEP, row_bytes)
+        _load_rows0(rows + offset, amx.ROW)
         _multiply00()
-        _load_rows1(rows + size + place, amx.ROW)
-        _multiply01_alone()
-        _load_rows0(third + place, amx.ROW)
-        _multiply02()
-        if blocks == 4:
-            _load_rows1(rows + 3 * size + place, amx.ROW)
-            _multiply03()
-    _store0(sums, amx.ROW)
-    _store1(sums + amx.TILE, amx.ROW)
-    _store2(sums + 2 * amx.TILE, amx.ROW)
-    _store3(sums + 3 * amx.TILE, amx.ROW)
+        _load_rows1(rows + block_bytes + offset, amx.ROW)
+        _multiply_second()
+        _load_rows0(third + offset, amx.ROW)
+        _multiply_third()
+        if blocks == _MAX_TILES:
+            _load_rows1(rows + 3 * block_bytes + offset, amx.ROW)
+            _multiply_fourth()
+    _store_sums(sums, True)
 
 
 @inlined
-def _multiply_four(
-    rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int
+def _multiply_square(
+    rows: int,
+    weight: int,
+    sums: int,
+    inner: int,
+    width: int,
+    fetched: int,
+    last: int,
+    has_second: bool,
 ) -> None:
-    """32 outputs of 32 rows, as four tiles."""
-    stride = inner * FLOAT // 2
-    other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
-    _clear0(), _clear1(), _clear2(), _clear3()
-    for step in range(inner // INNER):
-        _multiply_step(rows, weight, other, stride, step, fetched, last)
-        _load_rows1(rows + amx.SIDE * stride + step * amx.TILE, amx.ROW)
-        _multiply01()
-        _multiply11()
-    _store0(sums, amx.ROW)
-    _store1(sums + amx.TILE, amx.ROW)
-    _store2(sums + 2 * amx.TILE, amx.ROW)
-    _store3(sums + 3 * amx.TILE, amx.ROW)
-
-
-@inlined
-def _multiply_two(
-    rows: int, weight: int, sums: int, inner: int, width: int, fetched: int, last: int
-) -> None:
-    """32 outputs of 16 rows, as two tiles."""
-    stride = inner * FLOAT // 2
-    other = weight + (amx.SIDE * stride if width > amx.SIDE else 0)
+    """Multiply 16 rows, or 32 with `has_second`, with 32 outputs, and store the tiles."""
+    row_bytes = inner * HALF_BYTES
+    second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)
     _clear0(), _clear1()
+    if has_second:
+        _clear2(), _clear3()
     for step in range(inner // INNER):
-        _multiply_step(rows, weight, other, stride, step, fetched, last)
+        ahead = weight + _SQUARE * row_bytes
+        _fetch(ahead, _SQUARE * row_bytes, step, 2 * amx.TILE, fetched, last)
+        _load_weight0(weight + step * _STEP, row_bytes)
+        _load_weight1(second + step * _STEP, row_bytes)
+        _load_rows0(rows + step * amx.TILE, amx.ROW)
+        _multiply00()
+        _multiply10()
+        if has_second:
+            _load_rows1(rows + amx.SIDE * row_bytes + step * amx.TILE, amx.ROW)
+            _multiply01()
+            _multiply11()
+    _store_sums(sums, has_second)
+
+
+@inlined
+def _store_sums(sums: int, has_second: bool) -> None:
+    """Store two tiles of sums, or all four with `has_second`, one after the other."""
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
+    if has_second:
+        _store2(sums + 2 * amx.TILE, amx.ROW)
+        _store3(sums + 3 * amx.TILE, amx.ROW)
 
 
 @inlined
-def _multiply_step(
-    rows: int, weight: int, other: int, stride: int, step: int, fetched: int, last: int
-) -> None:
-    """Add the products of the next 32 numbers of 32 outputs and 16 rows; the outputs' stay in
-    their tiles.
+def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last: int) -> None:
+    """Prefetch one step's share of `size` bytes of weights, in some of the streams.
+
+    Each of the `PREFETCH_STREAMS` covers an equal part of the weights.
     """
-    _fetch(weight + _BLOCK * stride, _BLOCK * stride, step, 2 * amx.TILE, fetched, last)
-    _load_weight0(weight + step * _STEP, stride)
-    _load_weight1(other + step * _STEP, stride)
-    _load_rows0(rows + step * amx.TILE, amx.ROW)
-    _multiply00()
-    _multiply10()
-
-
-@inlined
-def _fetch(place: int, size: int, step: int, each: int, first: int, last: int) -> None:
-    """Have a part of the weights that lie at a place, `size` bytes, brought nearer: what belongs to
-    a step, `each` bytes, but of some streams only."""
+    share = step_bytes // PREFETCH_STREAMS
     for stream in range(first, last):
-        part = place + stream * size // _STREAMS + step * (each // _STREAMS)
-        for line in range(0, each // _STREAMS, amx.ROW):
-            simd_f32x8.prefetch_second(part + line)
+        source = weight + stream * size // PREFETCH_STREAMS + step * share
+        for line in range(0, share, amx.ROW):
+            simd_f32x8.prefetch_second(source + line)
 
 
 @inlined
-def _write_out(sums: int, product: Product, row: int, output: int, width: int, tiles: int) -> None:
-    """Write up to four tiles to their places, two of them side by side."""
+def _write_square(
+    call: ProductCall, sums: int, row: int, output: int, width: int, tiles: int
+) -> None:
+    """Write two or four tiles: pairs of neighbouring outputs, for 16 or 32 rows."""
     for tile in range(tiles):
         if tile % 2 * amx.SIDE < width:
-            _write_tile(
-                sums + tile * amx.TILE,
-                product,
-                row + tile // 2 * amx.SIDE,
-                output + tile % 2 * amx.SIDE,
-            )
+            tile_row, tile_output = row + tile // 2 * amx.SIDE, output + tile % 2 * amx.SIDE
+            _write_tile(call, sums + tile * amx.TILE, tile_row, tile_output)
 
 
 @inlined
-def _write_tile(source: int, product: Product, row: int, output: int) -> None:
-    """Write a tile, [16 outputs, 16 rows], from that row and output on, with the bias."""
+def _write_tile(call: ProductCall, source: int, row: int, output: int) -> None:
+    """Write a tile, [16 outputs, 16 rows], with the bias, to the result."""
     amx.transpose(source, amx.ROW, source, amx.ROW)
-    for number in range(min(product.count - row, amx.SIDE)):
-        place = product.out + ((row + number) * product.outer + output) * FLOAT // 2
-        if product.bias:
-            amx.round_sum(source + number * amx.ROW, place, product.bias + output * FLOAT)
+    for i in range(min(call.count - row, amx.SIDE)):
+        target = call.out + ((row + i) * call.outer + output) * HALF_BYTES
+        if call.bias:
+            amx.round_sum(source + i * amx.ROW, target, call.bias + output * FLOAT_BYTES)
         else:
-            amx.round_row(source + number * amx.ROW, place)
+            amx.round_row(source + i * amx.ROW, target)

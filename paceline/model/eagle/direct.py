@@ -21,16 +21,14 @@ from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 from paceline.core.tree import IntArray
 from paceline.cpu import simd_f32x8
 from paceline.cpu.attention.invariant import attention_by_position
-from paceline.cpu.attention.tiles import FLOAT, address
 from paceline.cpu.linear.norms import norm
 from paceline.cpu.linear.own import Products
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address
 from paceline.cpu.plain_tensors import is_plain
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.forward_state import ForwardState
 from paceline.model.model_view import ModuleCopier
 from paceline.util.compiled import compiled
-
-_HALF = FLOAT // 2
 
 
 class _Logits(NamedTuple):
@@ -179,15 +177,15 @@ def _rotate(
     """Turn the first heads of rows in place: the address of bfloat16 [len(positions), size]."""
     half = dim // 2
     for row in range(len(positions)):
-        cosines = address(turns) + positions[row] * dim * FLOAT
+        cosines = address(turns) + positions[row] * dim * FLOAT_BYTES
         for head in range(heads):
-            first = rows + (row * size + head * dim) * _HALF
+            first = rows + (row * size + head * dim) * HALF_BYTES
             for place in range(0, half, simd_f32x8.WIDTH):
                 cosine, sine = (
-                    simd_f32x8.load(cosines + place * FLOAT),
-                    simd_f32x8.load(cosines + (half + place) * FLOAT),
+                    simd_f32x8.load(cosines + place * FLOAT_BYTES),
+                    simd_f32x8.load(cosines + (half + place) * FLOAT_BYTES),
                 )
-                left, right = first + place * _HALF, first + (half + place) * _HALF
+                left, right = first + place * HALF_BYTES, first + (half + place) * HALF_BYTES
                 a, b = simd_f32x8.load_bfloat16(left), simd_f32x8.load_bfloat16(right)
                 simd_f32x8.store_bfloat16(
                     left,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.cpu.attention.invariant import KINDS
+from paceline.cpu.memory import KINDS
 from paceline.cpu.plain_tensors import is_plain
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.forward_state import StateReader, TargetStates

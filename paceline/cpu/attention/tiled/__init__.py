@@ -1,31 +1,27 @@
-"""Attention by position by Intel's matrix instructions (AMX): sixteen queries in little more than
-the time of one.
+"""Compute batch-invariant attention by AMX tiles.
 
-A query's output depends on itself and on the keys it sees, to the last bit, as in `kernel`; the
-order of sums is another one:
+Sixteen queries cost little more than one. As in `attention.kernel`, a query's bits depend on itself
+and the keys it sees, but sums have another order:
 
-- score of a query and a key: as `paceline.cpu.amx` multiplies them, 32 dims after the other; then
-  the scaling;
-- the largest score of all keys the query sees, and every score's exponential of its difference to
-  that;
-- their sum: lane l of sixteen sums those of the keys of rank l, l + 16, ... (rank 0 is the query's
-  first key, by position); lanes l and l + 8 are added, l and l + 4, l and l + 2, 0 and 1; an
-  attention sink's exponential comes last;
-- every exponential as the sum of two numbers in bfloat16, which is as exact as 16 bits are;
-- output of each dim: 32 ranks after the other, as `amx` multiplies them, the first numbers of a
-  step, then the second ones; then the division.
+- Score of a query and a key: as `amx` multiplies, 32 dims at a time; then the scaling.
+- Softmax: exp(score - largest score of all keys that the query sees).
+- Total weight: lane l of sixteen sums the weights of the keys of rank l, l + 16, ... Rank 0 is the
+  first key that the query sees, by position. Lanes l and l + 8 are added, l and l + 4, l and l + 2,
+  0 and 1. The weight of an attention sink comes last.
+- Every weight is the sum of two bfloat16 numbers, which have 16 exact bits.
+- Output of each dim: 32 ranks at a time, as `amx` multiplies them. The first numbers of a step come
+  before the second ones; the division by the total is last.
 
-The steps whose 32 keys all queries of a block see at the same ranks, those of the text before them,
-are multiplied for all at once. For each column the others, with the nodes of its own path, are
-gathered by rank: no query is multiplied by a key that it does not see, which may be no number.
-These tiles have as many rows as a key head has query heads.
+All queries of a block see the first keys, those of the common text, at the same ranks. Whole steps
+of 32 such keys are multiplied for the block at once. The other keys, with the nodes of the query's
+path, are gathered by rank for each column. No query is multiplied by a key that it does not see:
+that key may hold NaN. The tiles of a column have one row per query head of the key head.
 
-    kernel   parts of a call, taken by any number of threads          scores   scores of a block of
-    queries, and weights of them room     a part, and a thread's memory for it
-    sums     values by these weights
+The modules: `kernel` takes tiles of queries, `scores` computes weights, `sums` computes weighted
+sums of values, and `workspace` lays out a thread's memory.
 """
 
-from paceline.cpu.attention.tiled.kernel import attend_tiled, takes
-from paceline.cpu.attention.tiled.workspace import lanes_of
+from paceline.cpu.attention.tiled.kernel import attend_tiled, suits
+from paceline.cpu.attention.tiled.workspace import queries_per_block
 
-__all__ = ["attend_tiled", "lanes_of", "takes"]
+__all__ = ["attend_tiled", "queries_per_block", "suits"]

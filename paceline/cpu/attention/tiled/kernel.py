@@ -1,131 +1,125 @@
-"""Attention of a call by matrix instructions, in parts of one row and key head."""
+"""Take tiles of queries, one row and key head each, and compute their attention."""
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from paceline.core.attention_metadata import RUN
 from paceline.core.tree import IntArray
 from paceline.cpu import amx
-from paceline.cpu.attention.call import CALL, TAKEN, AttentionCall
+from paceline.cpu.attention.call import (
+    CALL,
+    AttentionCall,
+    read_call,
+    row_queries,
+    take_tile,
+    visible_keys,
+)
 from paceline.cpu.attention.tiled.scores import weigh_block
-from paceline.cpu.attention.tiled.sums import add_own_steps, add_steps, write_out
+from paceline.cpu.attention.tiled.sums import add_column_steps, add_steps, write_out
 from paceline.cpu.attention.tiled.workspace import (
-    HALF,
     INNER,
-    SECTION,
     SIDE,
     QueryTile,
     Workspace,
-    clear,
+    blocks_per_tile,
     count_queries,
-    cuts,
-    lanes_of,
-    lay_room,
+    lay_out,
     pair_up,
-    room_size,
     straight_keys,
     value_of,
+    workspace_size,
 )
-from paceline.cpu.attention.tiles import BFLOAT16, FLOAT, address, aligned
+from paceline.cpu.memory import BFLOAT16, FLOAT_BYTES, HALF_BYTES, address, aligned, clear
+from paceline.cpu.settings import STEPS_PER_SECTION
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, inlined, store_uint8, take_number
+from paceline.util.compiled import inlined, store_uint8
 
-_CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)  # 64 bytes
-# where it says how many rows the tiles have that one column's products are made in
-_ROWS_AT = 48 + 6
+_CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)
+# Tiles 6 and 7 hold the sums and weights of one column: one row per query head.
+_COLUMN_TILES = 6, 7
 
 
-def takes(kind: int, dim: int, value_dim: int) -> bool:
-    """Whether attention over numbers of a kind (see `tiles`), with so many dims, is made so."""
+def suits(kind: int, dim: int, value_dim: int) -> bool:
+    """Return whether this kernel computes attention of a number format and these dims."""
     return kind == BFLOAT16 and dim % INNER == 0 and value_dim % SIDE == 0 and amx.available()
 
 
-def _attend(place: int) -> int:
-    """Do parts of the `AttentionCall` that lies at a place until none is left; returns how many
-    this thread did.
-    """
-    call = numba.carray(as_pointer(place), 1, CALL)[0]
-    runs = numba.carray(as_pointer(call.runs), call.run_count, RUN)
-    starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
-    begin = numba.carray(as_pointer(call.begin), starts[call.rows] + 1, np.int64)
-    cached = numba.carray(as_pointer(call.cached), call.rows, np.int64)
-    tail = numba.carray(as_pointer(call.tail), (call.rows, call.tail_places), np.int64)
-    tiles = (call.columns * call.groups + call.tile - 1) // call.tile
-    blocks = (
-        call.tile // lanes_of(call.groups)
-        if call.groups <= SIDE
-        else call.tile // call.groups * cuts(call.groups)
-    )
-    # of each block, that are multiplied for all its queries at once
-    steps = np.empty(blocks, dtype=np.int64)
-    store = np.empty(room_size(call, blocks), dtype=np.float32)
-    configuration = np.empty(16, dtype=np.float32)
+def _attend(call_address: int) -> int:
+    """Do tiles of the `AttentionCall` at an address; return how many."""
+    call = read_call(call_address)
+    keys = visible_keys(call)
+    blocks = blocks_per_tile(call)
+    common_steps = np.empty(blocks, dtype=np.int64)
+    memory = np.empty(workspace_size(call, blocks), dtype=np.float32)
+    configuration = np.empty(len(_CONFIGURATION), dtype=np.float32)
     configuration[:] = _CONFIGURATION
-    for tile in range(2):
-        store_uint8(address(configuration) + _ROWS_AT + tile, np.uint8(min(call.groups, SIDE)))
+    for tile in _COLUMN_TILES:
+        height = np.uint8(min(call.groups, SIDE))
+        store_uint8(address(configuration) + amx.ROWS_OFFSET + tile, height)
     amx.configure(address(configuration))
-    done = 0
-    while True:
-        task = take_number(place + TAKEN)
-        if task >= call.rows * call.key_heads * tiles:
-            break
-        row, head, first = (
-            task // tiles // call.key_heads,
-            task // tiles % call.key_heads,
-            task % tiles * call.tile,
-        )
-        done += 1
-        length = min(call.tile, (starts[row + 1] - starts[row]) * call.groups - first)
-        if length <= 0:  # other rows have more columns
-            continue
-        seen = begin[starts[row] : starts[row + 1] + 1]
-        column, straight = first // call.groups, straight_keys(cached[row], tail[row])
-        part = QueryTile(
+    num_done = 0
+    row, head, first, length = take_tile(call_address, call, keys.starts)
+    while length:
+        start, stop = keys.starts[row], keys.starts[row + 1]
+        begin = keys.begin[start : stop + 1]
+        column, straight = first // call.groups, straight_keys(keys.cached[row], keys.tail[row])
+        queries = QueryTile(
             head,
             first,
             length,
-            starts[row],
-            call.query + (starts[row] * call.query_column if call.packed else row * call.query_row),
+            start,
+            row_queries(call, keys.starts, row),
             call.key + row * call.key_row + head * call.key_head,
             call.value + row * call.value_row + head * call.value_head,
-            runs[seen[column]].start if seen[column] < seen[column + 1] else 0,
-            runs,
-            seen,
+            keys.runs[begin[column]].start if begin[column] < begin[column + 1] else 0,
+            keys.runs,
+            begin,
             straight,
-            tail[row, straight - cached[row] :],
+            keys.tail[row, straight - keys.cached[row] :],
         )
-        _attend_part(call, part, lay_room(call, blocks, aligned(store)), steps)
+        _attend_tile(call, queries, lay_out(call, blocks, aligned(memory)), common_steps)
+        num_done += 1
+        row, head, first, length = take_tile(call_address, call, keys.starts)
     amx.release()
-    return done
+    return num_done
 
 
 attend_tiled = TeamJob(_attend, CALL)
 
 
 @inlined
-def _attend_part(call: AttentionCall, part: QueryTile, room: Workspace, steps: IntArray) -> None:
-    clear(room.zeros, call.value_dim * HALF)
-    most, block, i = 0, 0, 0
-    while i < part.length:
-        count = count_queries(call, part, i)
-        steps[block] = weigh_block(call, part, room, block, i, count)
-        most = max(most, steps[block])
+def _attend_tile(
+    call: AttentionCall, tile: QueryTile, space: Workspace, common_steps: IntArray
+) -> None:
+    """Compute the weights of all blocks, then the sums: common steps first.
+
+    Args:
+        call: The attention call.
+        tile: The queries.
+        space: The thread's memory.
+        common_steps: Memory for the number of common steps of each block.
+    """
+    clear(space.zeros, call.value_dim * HALF_BYTES)
+    max_steps, block, i = 0, 0, 0
+    while i < tile.length:
+        count = count_queries(call, tile, i)
+        common_steps[block] = weigh_block(call, tile, space, block, i, count)
+        max_steps = max(max_steps, common_steps[block])
         i += count
         block += 1
-    for first in range(0, most, SECTION):
-        last = min(first + SECTION, most)
+    for first in range(0, max_steps, STEPS_PER_SECTION):
+        last = min(first + STEPS_PER_SECTION, max_steps)
         for pair in range(first * SIDE, last * SIDE):
-            key = part.base + 2 * pair
-            sources = value_of(call, part, key), value_of(call, part, key + 1)
-            pair_up(call, sources, room.values + (pair - first * SIDE) * call.value_dim * FLOAT)
+            key = tile.base + 2 * pair
+            sources = value_of(call, tile, key), value_of(call, tile, key + 1)
+            target = space.values + (pair - first * SIDE) * call.value_dim * FLOAT_BYTES
+            pair_up(call, sources, target)
         for other in range(block):
-            add_steps(call, room, other, first, min(last, steps[other]))
+            add_steps(call, space, other, first, min(last, common_steps[other]))
     block, i = 0, 0
-    while i < part.length:
-        count = count_queries(call, part, i)
-        add_own_steps(call, part, room, block, i, count, steps[block])
-        write_out(call, part, room, block, i, count)
+    while i < tile.length:
+        count = count_queries(call, tile, i)
+        add_column_steps(call, tile, space, block, i, count, common_steps[block])
+        write_out(call, tile, space, block, i, count)
         i += count
         block += 1

@@ -1,4 +1,4 @@
-"""Scores of sixteen queries at a time, and the weights that become of them."""
+"""Compute the scores of sixteen queries at a time, and their softmax weights."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from paceline.cpu import amx, bf16_pack, simd_f32x8, softmax_weighted_sum
 from paceline.cpu.attention.call import AttentionCall
+from paceline.cpu.attention.loops import add_sink, cap, load_sink
 from paceline.cpu.attention.tiled.workspace import (
-    HALF,
     SIDE,
     STEP,
     QueryTile,
     Workspace,
-    clear,
-    copy,
-    place_of,
+    cache_position,
 )
-from paceline.cpu.attention.tiles import FLOAT, LANES, cap
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES, clear, copy
 from paceline.util.compiled import inlined
 
+# Tiles 0 and 1 hold products, 2 and 3 keys, 5 queries. Tiles 0 to 3 and 5 keep their full size
+# while the sums of columns use 6 and 7.
 _clear0, _clear1 = amx.zero(0), amx.zero(1)
 _load2, _load3, _load5 = amx.load(2), amx.load(3), amx.load(5)
 _store0, _store1 = amx.store(0), amx.store(1)
@@ -29,135 +29,144 @@ _score0, _score1 = amx.add_product(0, 2, 5), amx.add_product(1, 3, 5)
 
 @inlined
 def weigh_block(
-    call: AttentionCall, part: QueryTile, room: Workspace, block: int, i: int, count: int
+    call: AttentionCall, tile: QueryTile, space: Workspace, block: int, i: int, count: int
 ) -> int:
-    """Scores and then weights of a block; returns its steps that are multiplied for all its
-    queries at once.
+    """Compute the weights of a block of queries.
+
+    Args:
+        call: The attention call.
+        tile: The current tile of queries.
+        space: The thread's memory.
+        block: Number of the block in the tile.
+        i: First query of the block.
+        count: Number of queries of the block.
+
+    Returns:
+        Number of steps whose keys all queries of the block see at the same ranks.
     """
-    size, totals = SIDE * call.value_dim * FLOAT, room.totals + block * amx.ROW
-    clear(room.sums + block * size, size)
-    for lane in range(count):
-        # of a query that sees nothing
-        simd_f32x8.store_float(totals + lane * FLOAT, np.float32(1.0))
-    low, high, shared = _seen(call, part, i, count)
+    size, totals = SIDE * call.value_dim * FLOAT_BYTES, space.totals + block * amx.ROW
+    clear(space.sums + block * size, size)
+    for lane in range(count):  # a query that sees no key keeps this total
+        simd_f32x8.store_float(totals + lane * FLOAT_BYTES, np.float32(1.0))
+    low, high, shared = _seen(call, tile, i, count)
     if low >= high:
         return 0
-    scores = room.scores + block * SIDE * room.width
-    _lay_queries(call, part, room, i, count)
+    scores = space.scores + block * SIDE * space.width
+    _lay_queries(call, tile, space, i, count)
     for start in range(low, high, STEP):
-        _score(call, part, room, scores + (start - low) * FLOAT, start, min(start + STEP, high))
+        target = scores + (start - low) * FLOAT_BYTES
+        _score(call, tile, space, target, start, min(start + STEP, high))
+    vectors = (high - low + SIDE - 1) // SIDE
+    capped = (high - low + simd_f32x8.WIDTH - 1) // simd_f32x8.WIDTH * VECTOR_BYTES
     for lane in range(count):
-        row = scores + lane * room.width
-        softmax_weighted_sum.scale(
-            row, row, (high - low + SIDE - 1) // SIDE, np.float32(call.scaling)
-        )
+        row = scores + lane * space.width
+        softmax_weighted_sum.scale(row, row, vectors, np.float32(call.scaling))
         if call.softcap:
-            cap(
-                np.float32(call.softcap),
-                row,
-                row + (high - low + simd_f32x8.WIDTH - 1) // simd_f32x8.WIDTH * LANES,
-            )
-        column, member = divmod(part.first + i + lane, call.groups)
-        steps = _arrange(part, row, column, low, shared)
+            cap(np.float32(call.softcap), row, row + capped)
+        column, member = divmod(tile.first + i + lane, call.groups)
+        steps = _arrange(tile, row, column, low, shared)
         if steps:
-            simd_f32x8.store_float(
-                totals + lane * FLOAT, _weigh(call, row, steps, part.head * call.groups + member)
-            )
+            total = _weigh(call, row, steps, tile.head * call.groups + member)
+            simd_f32x8.store_float(totals + lane * FLOAT_BYTES, total)
     return shared // STEP
 
 
 @inlined
-def _seen(call: AttentionCall, part: QueryTile, i: int, count: int) -> tuple[int, int, int]:
-    """Return the first key that any query of a block sees, the one behind the last, and how many
-    first keys all of them see: 0 where these are not the part's first ones."""
+def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int, int, int]:
+    """Return which keys the queries of a block see.
+
+    Returns:
+        The first key that a query sees, the last key plus one, and the number of first keys that
+        all queries see. The number is 0 if these are not the first keys of the tile.
+    """
     low, high, shared = call.keys, 0, call.keys
     for column in range(
-        (part.first + i) // call.groups, (part.first + i + count - 1) // call.groups + 1
+        (tile.first + i) // call.groups, (tile.first + i + count - 1) // call.groups + 1
     ):
-        begin, end = part.begin[column], part.begin[column + 1]
+        begin, end = tile.begin[column], tile.begin[column + 1]
         if begin == end:
             shared = 0
             continue
-        first = part.runs[begin]
-        low, high = min(low, first.start), max(high, part.runs[end - 1].stop)
-        shared = min(shared, first.stop - first.start) if first.start == part.base else 0
+        first = tile.runs[begin]
+        low, high = min(low, first.start), max(high, tile.runs[end - 1].stop)
+        shared = min(shared, first.stop - first.start) if first.start == tile.base else 0
     return low, high, shared
 
 
 @inlined
-def _lay_queries(call: AttentionCall, part: QueryTile, room: Workspace, i: int, count: int) -> None:
-    """Write the queries as words of two dims, a query a column; zeros in the place of those that
-    fill up the sixteen.
+def _lay_queries(
+    call: AttentionCall, tile: QueryTile, space: Workspace, i: int, count: int
+) -> None:
+    """Transpose the queries of a block to words of two dims, one query a column.
+
+    Zeros fill up the sixteen queries.
     """
-    size = call.dim * HALF
+    size = call.dim * HALF_BYTES
     for lane in range(count):
-        column, member = divmod(part.first + i + lane, call.groups)
-        source = (
-            part.query
-            + (part.head * call.groups + member) * call.query_head
-            + column * call.query_column
-        )
-        copy(source, room.copied + lane * size, size)
-    clear(room.copied + count * size, (SIDE - count) * size)
-    for d in range(0, size, amx.ROW):
-        amx.transpose(room.copied + d, size, room.queries + d * SIDE, amx.ROW)
+        column, member = divmod(tile.first + i + lane, call.groups)
+        head = tile.head * call.groups + member
+        source = tile.query + head * call.query_head + column * call.query_column
+        copy(source, space.copied + lane * size, size)
+    clear(space.copied + count * size, (SIDE - count) * size)
+    for offset in range(0, size, amx.ROW):
+        amx.transpose(space.copied + offset, size, space.queries + offset * SIDE, amx.ROW)
 
 
 @inlined
 def _score(
-    call: AttentionCall, part: QueryTile, room: Workspace, scores: int, start: int, stop: int
+    call: AttentionCall, tile: QueryTile, space: Workspace, scores: int, start: int, stop: int
 ) -> None:
-    """Products of all queries and up to 32 keys, zeros in the place of more."""
-    size, source, stride = call.dim * HALF, part.key + start * call.key_place, call.key_place
-    if stop > part.straight or stop - start < STEP:
-        source, stride = room.keys, size
+    """Multiply all queries of a block with up to 32 keys; missing keys are zeros."""
+    size, source, stride = (
+        call.dim * HALF_BYTES,
+        tile.key + start * call.key_stride,
+        call.key_stride,
+    )
+    if stop > tile.straight or stop - start < STEP:
+        source, stride = space.keys, size
         for ordinal in range(start, stop):
-            copy(
-                part.key + place_of(part, ordinal) * call.key_place,
-                room.keys + (ordinal - start) * size,
-                size,
-            )
-        clear(room.keys + (stop - start) * size, (start + STEP - stop) * size)
+            key = tile.key + cache_position(tile, ordinal) * call.key_stride
+            copy(key, space.keys + (ordinal - start) * size, size)
+        clear(space.keys + (stop - start) * size, (start + STEP - stop) * size)
     _clear0(), _clear1()
-    for d in range(0, size, amx.ROW):
-        _load5(room.queries + d * SIDE, amx.ROW)
-        _load2(source + d, stride)
+    for offset in range(0, size, amx.ROW):
+        _load5(space.queries + offset * SIDE, amx.ROW)
+        _load2(source + offset, stride)
         _score0()
-        _load3(source + SIDE * stride + d, stride)
+        _load3(source + SIDE * stride + offset, stride)
         _score1()
-    _store0(room.made, amx.ROW)
-    _store1(room.made + amx.TILE, amx.ROW)
-    amx.transpose(room.made, amx.ROW, scores, room.width)
-    amx.transpose(room.made + amx.TILE, amx.ROW, scores + amx.ROW, room.width)
+    _store0(space.products, amx.ROW)
+    _store1(space.products + amx.TILE, amx.ROW)
+    amx.transpose(space.products, amx.ROW, scores, space.width)
+    amx.transpose(space.products + amx.TILE, amx.ROW, scores + amx.ROW, space.width)
 
 
 @inlined
-def _arrange(part: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Let the scores of a query lie by rank, and minus infinity behind them to the end of a
-    step; returns its steps.
+def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
+    """Order the scores of a query by rank, and return the number of its steps.
+
+    Minus infinity fills up the last step.
     """
     rank = 0
-    for number in range(part.begin[column], part.begin[column + 1]):
-        run = part.runs[number]
+    for number in range(tile.begin[column], tile.begin[column + 1]):
+        run = tile.runs[number]
         rank = run.rank + run.stop - run.start
         for ordinal in range(run.start + max(0, shared - run.rank), run.stop):
-            score = simd_f32x8.load_float(row + (ordinal - low) * FLOAT)
-            simd_f32x8.store_float(row + (run.rank + ordinal - run.start) * FLOAT, score)
+            score = simd_f32x8.load_float(row + (ordinal - low) * FLOAT_BYTES)
+            target = row + (run.rank + ordinal - run.start) * FLOAT_BYTES
+            simd_f32x8.store_float(target, score)
     steps = (rank + STEP - 1) // STEP
     for missing in range(rank, steps * STEP):
-        simd_f32x8.store_float(row + missing * FLOAT, np.float32(-np.inf))
+        simd_f32x8.store_float(row + missing * FLOAT_BYTES, np.float32(-np.inf))
     return steps
 
 
 @inlined
 def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
-    """Turn the scores of a query into weights in their place; returns their total, float32."""
+    """Turn the scores of a query into weights; return their total, float32."""
     largest = softmax_weighted_sum.find_largest(row, 2 * steps)
-    sink = np.float32(-np.inf)
+    sink = load_sink(call, head)
     if call.sinks:
-        sink = simd_f32x8.load_float(call.sinks + head * FLOAT)
         largest = max(largest, sink)
     total = bf16_pack.weigh(row, steps, np.float32(largest))
-    return np.float32(
-        total + simd_f32x8.largest(simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest))))
-    )
+    return add_sink(total, sink, largest)

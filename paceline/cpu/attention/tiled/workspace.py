@@ -1,39 +1,39 @@
-"""A part of a call that a thread does at a time, and its room in memory."""
+"""Describe the queries that a thread takes at a time, and lay out its memory."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from paceline.core.attention_metadata import KeyRun
 from paceline.core.tree import IntArray
-from paceline.cpu import amx, bf16_pack, simd_f32x8
+from paceline.cpu import amx, bf16_pack
 from paceline.cpu.attention.call import AttentionCall
-from paceline.cpu.attention.tiles import FLOAT, LANES
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
+from paceline.cpu.settings import STEPS_PER_SECTION
 from paceline.util.compiled import Records, inlined
 
-INNER, SIDE = 32, amx.SIDE  # dims of a query, and of a value, are multiples of these
-STEP = 2 * SIDE  # keys of a product
-SECTION = 8  # steps whose values are laid out together, which the nearest cache holds
-# of a step in a row of scores; of its weights, the first numbers in bfloat16, then the second
-BYTES = bf16_pack.STEP
-HALF = FLOAT // 2
+SIDE = amx.SIDE  # A value has a multiple of this many dims.
+INNER = amx.ROW // HALF_BYTES  # A query has a multiple of this many dims.
+STEP = 2 * SIDE  # Keys of a product.
+# Bytes of a step in a row of scores, or of its weights: the rounded numbers, then their errors.
+STEP_BYTES = bf16_pack.STEP
 
 
 class Workspace(NamedTuple):
-    """Addresses of a thread's room, and how much of it a row of scores has.
+    """Addresses of the parts of a thread's memory.
 
     Attributes:
-        scores: of each block [16 queries, keys], float32; in the place of each step its weights
-            later.
-        sums: of each block [16 queries, value dims], float32. totals: of each block [16].
-        queries: of a block, transposed: [dims / 2, 16], words of two numbers; copied: as they lie,
-            [16, dims].
-        keys: [32, dims], where they do not lie side by side. zeros: a row of values. made: scores
-            of a step, [32 keys, 16].
-        values: of a section, words of two keys: [16 * steps, value dims]; gathered: of a step.
-        width: bytes of a row of scores.
+        scores: Scores of each block, float32 [16 queries, keys]; later the weights of each step.
+        sums: Sums of each block, float32 [16 queries, value dims].
+        totals: Total weights of each block, float32 [16].
+        queries: Queries of a block, transposed: [dims / 2, 16] words of two numbers.
+        copied: Queries of a block, [16, dims].
+        keys: Keys of a step, [32, dims], if they must be copied.
+        zeros: A value of zeros.
+        values: Values of a section, [16 * steps, value dims] words of two keys.
+        gathered: Values of a step, laid out in the same way.
+        products: Scores of a step, float32 [32 keys, 16].
+        width: Bytes of a row of scores.
     """
 
     scores: int
@@ -45,20 +45,25 @@ class Workspace(NamedTuple):
     zeros: int
     values: int
     gathered: int
-    made: int
+    products: int
     width: int
 
 
 class QueryTile(NamedTuple):
-    """The queries of a row and a key head that a thread takes at a time.
+    """Queries of a row and a key head that a thread takes at a time.
+
+    Query i belongs to column i // groups and is member i % groups of its group.
 
     Attributes:
-        first, length: of its queries; query i is of column i // groups, member i % groups. outputs:
-            number of the row's first.
-        query, key, value: where those of the row, and of the key head, begin.
-        base: the first key that the first column sees.
-        straight: so many first keys of the row lie where their ordinal says, those of a prompt too;
-            tail: where the others lie.
+        head: Key head.
+        first, length: First query, and number of queries.
+        outputs: Index of the row's first column among the columns of all rows.
+        query: Address of the row's queries.
+        key, value: Addresses of the key head's keys and values.
+        base: First key that the first column sees.
+        runs, begin: Keys that the columns of the row see, see `VisibleRanges`.
+        straight: Number of first keys, by text position, whose cache position is their ordinal.
+        tail: Cache positions of the other keys.
     """
 
     head: int
@@ -76,14 +81,14 @@ class QueryTile(NamedTuple):
 
 
 @inlined
-def lanes_of(groups: int) -> int:
-    """Return the most queries of a block: those of whole columns, or some of one."""
+def queries_per_block(groups: int) -> int:
+    """Return the maximum queries of a block: whole columns, or a part of one."""
     return SIDE // groups * groups if groups <= SIDE else SIDE
 
 
 @inlined
 def straight_keys(cached: int, tail: IntArray) -> int:
-    """Return how many first keys of a row lie one behind the other."""
+    """Return the number of first keys whose cache position is their ordinal."""
     more = 0
     while more < len(tail) and tail[more] == cached + more:
         more += 1
@@ -91,88 +96,78 @@ def straight_keys(cached: int, tail: IntArray) -> int:
 
 
 @inlined
-def cuts(groups: int) -> int:
-    """Blocks of a column."""
-    return (groups + SIDE - 1) // SIDE
+def blocks_per_tile(call: AttentionCall) -> int:
+    """Return the maximum number of blocks of a tile of queries."""
+    if call.groups <= SIDE:
+        return int(call.tile // queries_per_block(call.groups))
+    return int(call.tile // call.groups * ((call.groups + SIDE - 1) // SIDE))
 
 
 @inlined
-def count_queries(call: AttentionCall, part: QueryTile, i: int) -> int:
-    """Return how many queries the block has that begins with query i."""
-    most = lanes_of(call.groups)
+def count_queries(call: AttentionCall, tile: QueryTile, i: int) -> int:
+    """Return the number of queries of the block that begins with query i."""
+    max_queries = queries_per_block(call.groups)
     if call.groups > SIDE:
-        most = min(most, call.groups - (part.first + i) % call.groups)
-    return int(min(most, part.length - i))
+        max_queries = min(max_queries, call.groups - (tile.first + i) % call.groups)
+    return int(min(max_queries, tile.length - i))
 
 
 @inlined
-def place_of(part: QueryTile, ordinal: int) -> int:
-    """Return where a key lies, by its position."""
-    return ordinal if ordinal < part.straight else part.tail[ordinal - part.straight]
+def cache_position(tile: QueryTile, ordinal: int) -> int:
+    """Return the cache position of the key with an ordinal, by text position."""
+    return ordinal if ordinal < tile.straight else tile.tail[ordinal - tile.straight]
 
 
 @inlined
-def value_of(call: AttentionCall, part: QueryTile, ordinal: int) -> int:
+def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
     """Return the address of the value of a key."""
-    return int(part.value + place_of(part, ordinal) * call.value_place)
+    return int(tile.value + cache_position(tile, ordinal) * call.value_stride)
 
 
 @inlined
 def row_width(call: AttentionCall) -> int:
-    """Bytes of a row of scores: whole steps, and a line: rows that lie a power of two apart
-    would share a place in the cache.
+    """Return the bytes of a row of scores: whole steps, and one cache line.
+
+    Rows that lie a power of two apart would compete for the same lines of the cache.
     """
-    return (call.keys + STEP - 1) // STEP * BYTES + amx.ROW
+    return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
 
 
 @inlined
-def room_size(call: AttentionCall, blocks: int) -> int:
-    """Numbers of float32 that `lay_room` gives away, and a line more."""
-    each = SIDE * (row_width(call) // FLOAT + call.value_dim + 1)
+def workspace_size(call: AttentionCall, blocks: int) -> int:
+    """Return how many float32 numbers `lay_out` needs, with a line for alignment."""
+    block_size = SIDE * (row_width(call) // FLOAT_BYTES + call.value_dim + 1)
     rows = SIDE * call.dim + STEP * call.dim // 2 + call.value_dim
     return int(
-        blocks * each
+        blocks * block_size
         + rows
-        + (SECTION + 1) * SIDE * call.value_dim
-        + (2 * amx.TILE + amx.ROW) // FLOAT
+        + (STEPS_PER_SECTION + 1) * SIDE * call.value_dim
+        + (2 * amx.TILE + amx.ROW) // FLOAT_BYTES
     )
 
 
 @inlined
-def lay_room(call: AttentionCall, blocks: int, place: int) -> Workspace:
-    """Give away the memory at a place."""
+def lay_out(call: AttentionCall, blocks: int, memory: int) -> Workspace:
+    """Assign addresses from `memory` on to the parts of a workspace."""
     width = row_width(call)
-    scores = place
+    value_bytes = call.value_dim * FLOAT_BYTES
+    scores = memory
     sums = scores + blocks * SIDE * width
-    totals = sums + blocks * SIDE * call.value_dim * FLOAT
+    totals = sums + blocks * SIDE * value_bytes
     queries = totals + blocks * amx.ROW
-    copied = queries + SIDE * call.dim * HALF
-    keys = copied + SIDE * call.dim * HALF
-    values = keys + STEP * call.dim * HALF
-    gathered = values + SECTION * SIDE * call.value_dim * FLOAT
-    made = gathered + SIDE * call.value_dim * FLOAT
-    zeros = made + 2 * amx.TILE
+    copied = queries + SIDE * call.dim * HALF_BYTES
+    keys = copied + SIDE * call.dim * HALF_BYTES
+    values = keys + STEP * call.dim * HALF_BYTES
+    gathered = values + STEPS_PER_SECTION * SIDE * value_bytes
+    products = gathered + SIDE * value_bytes
+    zeros = products + 2 * amx.TILE
     return Workspace(
-        scores, sums, totals, queries, copied, keys, zeros, values, gathered, made, width
+        scores, sums, totals, queries, copied, keys, zeros, values, gathered, products, width
     )
-
-
-@inlined
-def clear(place: int, size: int) -> None:
-    """Write zeros; size: in bytes, a multiple of 32."""
-    for at in range(place, place + size, LANES):
-        simd_f32x8.store(at, simd_f32x8.splat(np.float32(0.0)))
-
-
-@inlined
-def copy(source: int, target: int, size: int) -> None:
-    """Copy bytes, a multiple of 32."""
-    for at in range(0, size, LANES):
-        simd_f32x8.store(target + at, simd_f32x8.load(source + at))
 
 
 @inlined
 def pair_up(call: AttentionCall, sources: tuple[int, int], target: int) -> None:
-    """Write the values of two keys as words of two numbers, one of each."""
-    for d in range(0, call.value_dim * HALF, SIDE * HALF):
-        bf16_pack.pair_up(sources[0] + d, sources[1] + d, target + 2 * d)
+    """Interleave the values of two keys to words of two numbers, one of each."""
+    for offset in range(0, call.value_dim * HALF_BYTES, SIDE * HALF_BYTES):
+        bf16_pack.pair_up(sources[0] + offset, sources[1] + offset, target + 2 * offset)
