@@ -64,8 +64,8 @@ def json_schema(
     """
     matcher = _llguidance().LLMatcher
     try:
-        found = json.loads(schema.removeprefix(MARK)) if isinstance(schema, str) else schema
-        text = json.dumps({} if found is True else found, allow_nan=False)
+        parsed = json.loads(schema.removeprefix(MARK)) if isinstance(schema, str) else schema
+        text = json.dumps({} if parsed is True else parsed, allow_nan=False)
         grammar = matcher.grammar_from_json_schema(
             text, defaults={"whitespace_pattern": WHITESPACE}
         )

@@ -209,7 +209,7 @@ class _ReplayRun:
         trees = self._drafter.propose(requests, [self._max_nodes] * len(requests))
         self.seconds += time.perf_counter() - begin
         outcomes = [
-            said(request, tree, answer.output)
+            recorded_outcome(request, tree, answer.output)
             for (request, answer), tree in zip(running, trees, strict=True)
         ]
         if self._drafter.top_k:
@@ -228,7 +228,7 @@ class _ReplayRun:
         self.seconds += time.perf_counter() - begin
 
 
-def said(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
+def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
     """Return the scripted target's outcome for a tree.
 
     The prediction after a wrong draft token is the recorded token of that depth.

@@ -36,7 +36,7 @@ class CompletionSet:
     """Runs the answers of one request; iterate over it for their chunks.
 
     Args:
-        asked: Prompts and parameters of the answers.
+        answer_requests: Prompts and parameters of the answers.
         seconds: Time limit per answer, waiting included; None is no limit.
         gate: Limit of open answers.
         meter: Metrics of the server.
@@ -51,19 +51,20 @@ class CompletionSet:
     def __init__(
         self,
         llm: LLM,
-        asked: Sequence[AnswerRequest],
+        answer_requests: Sequence[AnswerRequest],
         seconds: float | None,
         gate: AdmissionLimit,
         meter: ServerMetrics,
     ) -> None:
-        gate.enter(len(asked))
+        gate.enter(len(answer_requests))
         self._llm, self._seconds, self._gate, self._meter = llm, seconds, gate, meter
         self._chunks: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
-        self.count = len(asked)
+        self.count = len(answer_requests)
         self.completions: dict[int, Completion] = {}
         self.error: str | None = None
         self._tasks = [
-            asyncio.create_task(self._run(index, entry)) for index, entry in enumerate(asked)
+            asyncio.create_task(self._run(index, entry))
+            for index, entry in enumerate(answer_requests)
         ]
         for task in self._tasks:
             # also if it is cancelled before it starts
@@ -92,12 +93,12 @@ class CompletionSet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, index: int, asked: AnswerRequest) -> None:
+    async def _run(self, index: int, answer_request: AnswerRequest) -> None:
         watch = self._meter.watch()
         try:
             async with (
                 asyncio.timeout(self._seconds),
-                aclosing(self._llm.astream(asked.prompt, asked.params)) as chunks,
+                aclosing(self._llm.astream(answer_request.prompt, answer_request.params)) as chunks,
             ):
                 async for chunk in chunks:
                     watch.record(chunk)

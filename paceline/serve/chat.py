@@ -44,14 +44,14 @@ def chat_routes(serving: Serving) -> APIRouter:
         max_tokens = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
         params = await serving.run_in_thread(lambda: serving.sampler.params(body, max_tokens, top))
         prompt = await serving.run_in_thread(lambda: prompt_of(serving, body))
-        asked = [AnswerRequest(prompt, answer_params) for answer_params in params]
+        answer_requests = [AnswerRequest(prompt, answer_params) for answer_params in params]
         return await respond(
             serving,
             request,
             body,
             [prompt],
-            asked,
-            ChatFormatter(serving, request.state.id, asked, top),
+            answer_requests,
+            ChatFormatter(serving, request.state.id, answer_requests, top),
         )
 
     return router
@@ -80,15 +80,15 @@ class ChatFormatter:
     Args:
         serving: Served model.
         id: Id of the request.
-        asked: Prompts and parameters of the answers.
+        answer_requests: Prompts and parameters of the answers.
         top: Number of top-k tokens reported per position; None reports no log-probabilities.
     """
 
     def __init__(
-        self, serving: Serving, id: str, asked: Sequence[AnswerRequest], top: int | None
+        self, serving: Serving, id: str, answer_requests: Sequence[AnswerRequest], top: int | None
     ) -> None:
         self._model, self._id = serving.names[0], f"chatcmpl-{id}"
-        self._tokenizer, self._asked = serving.llm.tokenizer, asked
+        self._tokenizer, self._answer_requests = serving.llm.tokenizer, answer_requests
         self._spellings: dict[int, Spelling] = {}
         self._top = top
 
@@ -137,9 +137,9 @@ class ChatFormatter:
         if logprobs is None or self._top is None:
             return None
         if index not in self._spellings:
-            asked = self._asked[index]
+            answer_request = self._answer_requests[index]
             self._spellings[index] = Spelling(
-                self._tokenizer, asked.prompt, asked.params.skip_special_tokens
+                self._tokenizer, answer_request.prompt, answer_request.params.skip_special_tokens
             )
         return chat_logprobs(self._spellings[index], token_ids, logprobs, self._top, last)
 

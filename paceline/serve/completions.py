@@ -49,7 +49,7 @@ def completion_routes(serving: Serving) -> APIRouter:
             await serving.run_in_thread(partial(_ids, serving, prompt, max_tokens))
             for prompt in prompts
         ]
-        asked = [
+        answer_requests = [
             AnswerRequest(prompt_ids, answer_params)
             for prompt_ids in ids
             for answer_params in params
@@ -60,8 +60,8 @@ def completion_routes(serving: Serving) -> APIRouter:
             request,
             body,
             ids,
-            asked,
-            CompletionFormatter(serving, request.state.id, asked, echoed),
+            answer_requests,
+            CompletionFormatter(serving, request.state.id, answer_requests, echoed),
         )
 
     return router
@@ -73,20 +73,24 @@ class CompletionFormatter:
     Args:
         serving: Served model.
         id: Id of the request.
-        asked: Prompts and parameters of the answers.
+        answer_requests: Prompts and parameters of the answers.
         echoed: Prompt before the text of each answer, as it was sent; None echoes no prompt. Its
             token ids may be invalid until the first answer arrives.
     """
 
     def __init__(
-        self, serving: Serving, id: str, asked: Sequence[AnswerRequest], echoed: list[Prompt | None]
+        self,
+        serving: Serving,
+        id: str,
+        answer_requests: Sequence[AnswerRequest],
+        echoed: list[Prompt | None],
     ) -> None:
         self._tokenizer, self._model, self._id = (
             serving.llm.tokenizer,
             serving.names[0],
             f"cmpl-{id}",
         )
-        self._asked, self._echoed = asked, echoed
+        self._answer_requests, self._echoed = answer_requests, echoed
         self._spellings: dict[int, Spelling] = {}
         self._offsets: dict[
             int, int
@@ -140,9 +144,9 @@ class CompletionFormatter:
         if logprobs is None:
             return None
         if index not in self._spellings:
-            asked = self._asked[index]
+            answer_request = self._answer_requests[index]
             self._spellings[index] = Spelling(
-                self._tokenizer, asked.prompt, asked.params.skip_special_tokens
+                self._tokenizer, answer_request.prompt, answer_request.params.skip_special_tokens
             )
             self._offsets[index] = len(self._echo(index))
         result = completion_logprobs(
@@ -153,17 +157,17 @@ class CompletionFormatter:
 
     def _scores(self, index: int, logprobs: PromptLogprobs | None) -> CompletionLogprobs | None:
         """Return the log-probabilities of an echoed prompt."""
-        sent, asked = self._echoed[index], self._asked[index]
+        sent, answer_request = self._echoed[index], self._answer_requests[index]
         if sent is None or logprobs is None:
             return None
         # the first entry is replaced by null below
-        rows = [{asked.prompt[0]: 0.0}, *(row for row in logprobs if row is not None)]
+        rows = [{answer_request.prompt[0]: 0.0}, *(row for row in logprobs if row is not None)]
         if isinstance(sent, str):
-            result = self._spell_sent(sent, asked.prompt, rows)
+            result = self._spell_sent(sent, answer_request.prompt, rows)
         else:
             result = completion_logprobs(
-                Spelling(self._tokenizer, (), asked.params.skip_special_tokens),
-                asked.prompt,
+                Spelling(self._tokenizer, (), answer_request.params.skip_special_tokens),
+                answer_request.prompt,
                 rows,
                 0,
             )
@@ -190,7 +194,9 @@ class CompletionFormatter:
         sent = self._echoed[index]
         if sent is None or isinstance(sent, str):
             return sent or ""
-        return text_of(self._tokenizer, sent, self._asked[index].params.skip_special_tokens)
+        return text_of(
+            self._tokenizer, sent, self._answer_requests[index].params.skip_special_tokens
+        )
 
 
 def _joined(

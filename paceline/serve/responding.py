@@ -95,7 +95,7 @@ async def respond(
     request: Request,
     body: GenerationRequest,
     prompts: Sequence[list[int]],
-    asked: Sequence[AnswerRequest],
+    answer_requests: Sequence[AnswerRequest],
     formatter: ResponseFormatter,
 ) -> Response:
     """Generate answers and return the response of an endpoint.
@@ -108,13 +108,13 @@ async def respond(
         request: HTTP request.
         body: Parsed body of the request.
         prompts: Token ids of the prompts.
-        asked: Answers to generate, equally many per prompt, in order.
+        answer_requests: Answers to generate, equally many per prompt, in order.
         formatter: Response format of the endpoint.
     Raises:
         ApiError, PacelineError, TimeoutError, ClientDisconnect: What ended the answers.
     """
     seconds = serving.settings.timeout or None
-    answers = CompletionSet(serving.llm, asked, seconds, serving.gate, serving.meter)
+    answers = CompletionSet(serving.llm, answer_requests, seconds, serving.gate, serving.meter)
     request.state.answers, request.state.prompt_tokens = answers, sum(map(len, prompts))
     try:
         if not body.stream:

@@ -88,10 +88,10 @@ class RowDrafting:
             if longest + 2 * (self._facts.most + 1) > self._facts.context
             else 0
         )
-        self.forget(self._requests.record_rows({row.place: request for row, request in active}))
+        self.forget(self._requests.record_rows({row.index: request for row, request in active}))
         self._draft([request for _, request in active])
-        drafts = {row.place: request.chain.token_ids[: request.sent] for row, request in active}
-        return [[*drafts.get(row.place, ())] for row in rows]
+        drafts = {row.index: request.chain.token_ids[: request.sent] for row, request in active}
+        return [[*drafts.get(row.index, ())] for row in rows]
 
     def done(self, now: float) -> None:
         """Record the end time of the drafts; later time until the next call is vLLM's."""

@@ -92,7 +92,7 @@ class Proposer:
             for row, tokens in zip(
                 rows, self._drafting.step(rows, len(drafts) - len(rows), begin), strict=True
             ):
-                drafts[row.place] = tokens
+                drafts[row.index] = tokens
             self._meter.requests.set(len(self._drafting))
 
     def _build(self) -> None:
@@ -138,7 +138,7 @@ class Proposer:
 
 def _rows(sampled: Sequence[Sequence[int]], sizes: Any, token_ids: Any) -> list[BatchRow]:
     return [
-        BatchRow(place, token_ids[place, : int(sizes[place])], len(new))
-        for place, new in enumerate(sampled)
+        BatchRow(index, token_ids[index, : int(sizes[index])], len(new))
+        for index, new in enumerate(sampled)
         if len(new)
     ]

@@ -32,12 +32,12 @@ class BatchRow:
     """Describe a row of vLLM's batch that has new tokens.
 
     Attributes:
-        place: Index in the batch.
+        index: Index in the batch.
         text: Prompt and answer, the new tokens included; a view of vLLM's array.
         new: Number of new tokens.
     """
 
-    place: int
+    index: int
     text: IdArray
     new: int
 
@@ -52,7 +52,7 @@ class TrackedRequest:
 
     Attributes:
         request: Text for the drafter.
-        place: Row in the batch.
+        index: Row in the batch.
         unseen: Number of calls since the request was last in the batch.
         chain: Last draft, in full.
         sent: Number of its tokens that vLLM received.
@@ -60,7 +60,7 @@ class TrackedRequest:
 
     def __init__(self, row: BatchRow) -> None:
         self.request = Request(row.text[: row.known].tolist(), _PARAMS)
-        self.place = row.place
+        self.index = row.index
         self.unseen = 0
         self.chain: DraftTree = EMPTY_TREE
         self.sent = 0
@@ -113,7 +113,7 @@ class Requests:
             rows: Rows of the batch.
             gap: Maximum tokens that a request may have received in skipped calls.
         """
-        matches = [self._at.get(row.place) for row in rows]
+        matches = [self._at.get(row.index) for row in rows]
         matches = [
             request if request is not None and request.continues_in(row, gap) else None
             for request, row in zip(matches, rows, strict=True)
@@ -139,11 +139,11 @@ class Requests:
         for request in self._known.values():
             request.unseen += 1
         for index, request in present.items():
-            request.place, request.unseen = index, 0
+            request.index, request.unseen = index, 0
         return [request for request in self._known.values() if request.unseen >= MAX_MISSED_CALLS]
 
     def drop(self, request: TrackedRequest) -> None:
         """Remove a request."""
         self._known.pop(request.request.id, None)
-        if self._at.get(request.place) is request:
-            del self._at[request.place]
+        if self._at.get(request.index) is request:
+            del self._at[request.index]
