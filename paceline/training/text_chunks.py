@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.datastore.inputs import documents
 from paceline.errors import ConfigError
+from paceline.recorded_answers.lines import RecordedAnswer
 from paceline.recorded_answers.reading import read_answers, read_settings, read_tops
 from paceline.recorded_answers.top_tokens import TopRows
 
@@ -41,6 +42,29 @@ class TextChunk:
         return len(self.token_ids)
 
 
+def read_own_answers(
+    path: str | Path, fingerprint: str
+) -> tuple[dict[str, Any], list[RecordedAnswer]]:
+    """Read the settings and answers of a file of `paceline record`.
+
+    Args:
+        path: The file.
+        fingerprint: Fingerprint of the target (`model_identity`).
+    Raises:
+        ConfigError: The file cannot be read, or has the answers of another model.
+    """
+    settings = read_settings(path)
+    answers = list(read_answers(path))
+    assert settings is not None  # read_answers refuses other files
+    if settings["model_fingerprint"] != fingerprint:
+        raise ConfigError(
+            f"answers {str(path)!r}: got answers of {settings['model']!r}"
+            f" ({settings['model_fingerprint'][:12]}); expected those of the target"
+            f" ({fingerprint[:12]}). Name that target, or record its own."
+        )
+    return settings, answers
+
+
 def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextChunk]:
     """Read files of `paceline record`, with the target's distributions if they hold them.
 
@@ -52,15 +76,7 @@ def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextC
     """
     chunks = []
     for path in paths:
-        settings = read_settings(path)
-        answers = list(read_answers(path))
-        assert settings is not None  # read_answers refuses other files
-        if settings["model_fingerprint"] != fingerprint:
-            raise ConfigError(
-                f"answers {str(path)!r}: got answers of {settings['model']!r}"
-                f" ({settings['model_fingerprint'][:12]}); expected those of the target"
-                f" ({fingerprint[:12]}). Name that target, or record its own."
-            )
+        _, answers = read_own_answers(path, fingerprint)
         tops: Iterable[TopRows | None] = read_tops(path) or [None] * len(answers)
         for answer, top in zip(answers, tops, strict=True):
             token_ids = np.array(answer.prompt_ids + answer.output_ids, dtype=np.int32)

@@ -21,7 +21,7 @@ from paceline.errors import ConfigError
 from paceline.integrations.transformers import Strategy
 from paceline.model.pairing import shared_vocabulary
 from paceline.model.vocabulary import SharedVocabulary
-from paceline.training.acceptance_head.record import teacher_force
+from paceline.training.acceptance_head.teacher_forcing import AnsweredPrompts, teacher_force
 from paceline.training.draft.evaluate import agreements
 from paceline.training.text_chunks import TextChunk
 from tests.support.models import make
@@ -294,9 +294,7 @@ def test_heads_and_drafts_are_judged_by_the_common_tokens(
         teacher_force(
             target,
             model,
-            pair.prompts[:1],
-            pair.answers[:1],
-            params,
+            AnsweredPrompts(pair.prompts[:1], pair.answers[:1], params),
             0.0,
             1,
             torch.Generator().manual_seed(1),

@@ -1,15 +1,15 @@
-"""What an acceptance head learns from where the draft reads the target's states: its own chains
-along an answer, place by place.
+"""Record the chains of a draft that reads target states along an answer.
 
-The paper mixes drafted tokens into the answer, so that the draft's states are those of a text that
-it has partly drafted. A draft that reads states has others behind its own guesses than behind the
-target's tokens; so each token of an answer is drafted in each place of a chain, behind tokens that
-were accepted, which is what the head's probability is about.
+The paper mixes draft tokens into the answer, so that the draft's states are those of a partly
+drafted text. A draft that reads target states has other states after its own guesses than after the
+target's tokens. Each token of an answer is therefore drafted at each position of a chain, after
+accepted tokens, for which the acceptance head predicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,12 +20,50 @@ from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import layers_read
+from paceline.model.loading import draft_lm
+from paceline.model.model_view import ModelView
+from paceline.model.pairing import pair
 from paceline.sampling.sampler import target_scores
+from paceline.training.acceptance_head.teacher_forcing import (
+    AnsweredPrompts,
+    draft_and_label,
+    joined_columns,
+)
 from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk
 
-Labelled = Callable[[Tensor, Tensor], list[Tensor]]
+Labeller = Callable[[Tensor, Tensor], list[Tensor]]
+
+
+def chains_along(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    answered: AnsweredPrompts,
+    length: int,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Draft each token of the answers at each position of a chain, and label it.
+
+    Args:
+        target: Target model.
+        draft: Draft model that reads target states.
+        answered: Prompts with their answers.
+        length: Positions of a chain.
+        generator: Random generator of draft tokens, on the CPU.
+    Returns:
+        Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
+    """
+    model, draft_model = CachedLM(target), draft_lm(draft)
+    pair(draft_model, target)
+    drafting = ModelView(draft_model.model, draft_model.products).module  # products as in use
+    params = answered.params
+    label = partial(draft_and_label, greedy=params.greedy, generator=generator)
+    rows = []
+    for row, (prompt, answer) in enumerate(zip(answered.prompts, answered.answers, strict=True)):
+        hidden, drawn, *labels = draft_along(model, drafting, prompt, answer, params, length, label)
+        rows.append((hidden, torch.full_like(drawn, row, dtype=torch.int32), *labels))
+    return joined_columns(rows)
 
 
 @torch.no_grad()
@@ -35,51 +73,50 @@ def draft_along(
     prompt: list[int],
     answer: list[int],
     params: SamplingParams,
-    places: int,
-    labelled: Labelled,
+    length: int,
+    label: Labeller,
 ) -> list[Tensor]:
-    """Draft each token of an answer but the first in each place of a chain.
+    """Draft each token of an answer but the first at each position of a chain.
 
     Args:
-        draft: attached to the target. answer: token ids, the target's own. params: how draft and
-            target choose their tokens.
-        places: of a chain.
-        labelled: draws tokens of the draft's scores [n, vocab], and labels them by the target's, or
-            by what it says; on the CPU.
+        target: Target model.
+        draft: Draft model, attached to the target.
+        prompt: Token ids of the prompt.
+        answer: Token ids of the target's answer.
+        params: Sampling of draft and target.
+        length: Positions of a chain.
+        label: Draws tokens from the draft's scores [n, vocab], and labels them by the target's
+            scores or tokens; on the CPU.
     Returns:
-        the draft's states [n, hidden], then what `labelled` returns.
+        The draft's hidden states [n, hidden], then the results of `label`.
     """
-    stretch = TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt))
-    (states,) = read_states(target, [stretch], layers_read(draft))
-    text_ids = torch.from_numpy(stretch.token_ids).long()
+    chunk = TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt))
+    (states,) = read_states(target, [chunk], layers_read(draft))
+    text_ids = torch.from_numpy(chunk.token_ids).long()
     ids = text_ids[None].to(draft.device)
     chosen_by = shifted(states[None].to(draft.device, draft.dtype))
-    text = Rows.for_evaluation(len(stretch), places + 1, stretch.first)
+    rows = Rows.for_evaluation(len(chunk), length + 1, chunk.first)
     embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
-    hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, text)[0]
-    # A token is drafted by the row before it, which has one guess fewer behind it.
-    pairs = list(zip(text.positions.tolist(), text.guessed.tolist(), strict=True))
-    at = {pair: row for row, pair in enumerate(pairs)}
-    by = torch.tensor(
-        [at[place - 1, guessed - 1] for place, guessed in pairs if guessed], dtype=torch.long
+    hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, rows)[0]
+    # A token is drafted by the row before it, which follows one guess fewer.
+    pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
+    row_of = {pair: row for row, pair in enumerate(pairs)}
+    drafting = torch.tensor(
+        [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed],
+        dtype=torch.long,
     )
-    following = text.positions[text.guessed > 0]
+    following = rows.positions[rows.guessed > 0]
     requests = [Request(prompt, params)]
-    own = target_scores(
-        draft.get_output_embeddings()(hidden[by.to(draft.device)])[None], requests, [EMPTY_TREE]
-    )[0]
+    draft_logits = draft.get_output_embeddings()(hidden[drafting.to(draft.device)])
+    draft_scores = target_scores(draft_logits[None], requests, [EMPTY_TREE])[0]
     if params.greedy:
-        said = text_ids[following]
+        target_choice = text_ids[following]
     else:
         head = target.model.get_output_embeddings()
-        said = target_scores(
-            head(states[following - 1, 0].to(head.weight.device, head.weight.dtype))[None],
-            requests,
-            [EMPTY_TREE],
-        )[0]
-    drawn, *values = labelled(own.cpu(), said.cpu())
+        target_states = states[following - 1, 0].to(head.weight.device, head.weight.dtype)
+        target_choice = target_scores(head(target_states)[None], requests, [EMPTY_TREE])[0]
+    drawn, *labels = label(draft_scores.cpu(), target_choice.cpu())
     drafted = drawn[None].to(draft.device)
-    behind = hidden_of_rows(
-        embedding, decoder, ids, chosen_by, text.with_drafts(), drafted=drafted
-    )[0, len(pairs) :]
-    return [behind, drawn, *values]
+    all_rows = rows.with_drafts()
+    hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, all_rows, drafted=drafted)[0]
+    return [hidden[len(pairs) :], drawn, *labels]

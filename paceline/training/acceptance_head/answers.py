@@ -1,5 +1,6 @@
-"""The answers that a head learns from: recorded before by `paceline record`, or given now, a
-batch at a time.
+"""Supply the answers that an acceptance head learns from.
+
+The answers are read from a file of `paceline record`, or the target gives them batch by batch.
 """
 
 from __future__ import annotations
@@ -16,25 +17,24 @@ from paceline.core.request import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM
 from paceline.model.identity import model_identity
-from paceline.recorded_answers.reading import read_answers, read_settings
 from paceline.replay.recorder import RecordingPrompt, answer, encode_prompts
 from paceline.report.prompts import load_prompts
 from paceline.training.acceptance_head.settings import RecordConfig
+from paceline.training.text_chunks import read_own_answers
 from paceline.util.files import digest_of
 from paceline.util.options import flat
 
 
 @dataclass(frozen=True, slots=True)
 class TargetAnswers:
-    """Prompts, sorted by length so that batches have little padding, and the target's answers to
-    them.
+    """Hold prompts, sorted by length to pad little, and the source of their answers.
 
     Attributes:
-        prompts: token ids of each.
-        sampling: how the target answers, or answered.
-        origin: for the settings of a recording: what tells these answers from others.
-        batch: returns the answers to some of the prompts, by their numbers.
-        cut: how many of the prompts were too long, and have lost their middle.
+        prompts: Token ids of each prompt.
+        sampling: Sampling of the target.
+        origin: Entries of the recording's settings that identify these answers.
+        batch: Returns the answers to a range of the prompts.
+        cut: Number of prompts that were too long and lost their middle.
     """
 
     prompts: list[list[int]]
@@ -47,11 +47,16 @@ class TargetAnswers:
 def find_answers(
     config: RecordConfig, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any
 ) -> TargetAnswers:
-    """Return the answers in the file that was named; else answer the prompts.
+    """Return the answers of the file that the settings name; without a file, decode them.
 
+    Args:
+        config: Settings of the recording.
+        target: Target model.
+        draft: Draft model.
+        tokenizer: Tokenizer, as in `LLM`.
     Raises:
-        ConfigError: prompts or a file that cannot be used. CapacityError: a context too short for
-            prompts and answers.
+        ConfigError: The prompts or the file cannot be used.
+        CapacityError: A context is too short for prompts and answers.
     """
     if config.answers is not None:
         return _recorded(config, config.answers, target, draft)
@@ -63,8 +68,8 @@ def find_answers(
         max_batch=config.batch,
         batch_invariant=config.models.invariance,
     )
-    questions = _questions(config, llm, draft)
-    prompts = [question.prompt_ids for question in questions]
+    encoded = _encoded_prompts(config, llm, draft)
+    prompts = [prompt.prompt_ids for prompt in encoded]
 
     def batch(numbers: range) -> list[list[int]]:
         completions = answer(
@@ -72,93 +77,77 @@ def find_answers(
         )
         return [completion.token_ids for completion in completions]
 
-    return TargetAnswers(
-        prompts, config.sampling, {}, batch, sum(question.cut for question in questions)
-    )
+    return TargetAnswers(prompts, config.sampling, {}, batch, sum(prompt.cut for prompt in encoded))
 
 
-def _questions(config: RecordConfig, llm: LLM, draft: PreTrainedModel) -> list[RecordingPrompt]:
-    """Return the prompts, sorted by length; one too long for either context keeps its beginning
-    and its end.
-    """
-    asked = config.selection
-    chosen = []
-    for path in asked.prompts or (demo.PROMPTS,):
-        left_out = (
-            {prompt.id for prompt in load_prompts([path], every=config.skip_every)}
-            if config.skip_every
-            else set()
+def _encoded_prompts(
+    config: RecordConfig, llm: LLM, draft: PreTrainedModel
+) -> list[RecordingPrompt]:
+    """Return the prompts sorted by length; one too long for a context loses its middle."""
+    selection, skip_every = config.selection, config.skip_every
+    selected = []
+    for path in selection.prompts or (demo.PROMPTS,):
+        skipped = (
+            {prompt.id for prompt in load_prompts([path], every=skip_every)} if skip_every else ()
         )
-        chosen += [
-            prompt
-            for prompt in load_prompts([path], asked.limit, asked.every)
-            if prompt.id not in left_out
-        ]
-    if not chosen:
+        loaded = load_prompts([path], selection.limit, selection.every)
+        selected += [prompt for prompt in loaded if prompt.id not in skipped]
+    if not selected:
         raise _nothing_left(config)
     context = min(llm.max_length, _context(draft) or llm.max_length)
-    questions = encode_prompts(chosen, llm, config.sampling.max_new_tokens, context)
-    return sorted(questions, key=lambda question: len(question.prompt_ids))
+    encoded = encode_prompts(selected, llm, config.sampling.max_new_tokens, context)
+    return sorted(encoded, key=lambda prompt: len(prompt.prompt_ids))
 
 
 def _recorded(
     config: RecordConfig, path: Path, target: PreTrainedModel, draft: PreTrainedModel
 ) -> TargetAnswers:
-    """Return the answers of a file, if it is one of the target."""
-    settings = read_settings(path)
-    found = list(read_answers(path))
-    assert settings is not None  # read_answers refuses other files
-    fingerprint = model_identity(target)[0]
-    if settings["model_fingerprint"] != fingerprint:
-        raise ConfigError(
-            f"answers {str(path)!r}: got those of {settings['model']!r}"
-            f" ({settings['model_fingerprint']}); expected those of the target"
-            f" {config.models.model!r} ({fingerprint}). Name that target, or record its own."
-        )
-    asked = config.selection
-    if asked.prompts:
+    """Return the answers of a file that the target gave."""
+    settings, answers = read_own_answers(path, model_identity(target)[0])
+    selection, skip_every = config.selection, config.skip_every
+    if selection.prompts:
         raise ConfigError(
             "head record: got both answers and prompts; expected one of them, as answers hold"
             " prompts. Leave one out."
         )
-    places = range(0, len(found), asked.every)[: asked.limit or None]
-    found = [found[place] for place in places if not config.skip_every or place % config.skip_every]
-    if not found:
+    numbers = range(0, len(answers), selection.every)[: selection.limit or None]
+    answers = [answers[number] for number in numbers if not skip_every or number % skip_every]
+    if not answers:
         raise _nothing_left(config)
-    found.sort(key=lambda one: len(one.prompt_ids))
-    longest, context = (
-        max(len(one.prompt_ids) + len(one.output_ids) for one in found),
-        _context(draft),
-    )
+    answers.sort(key=lambda recorded: len(recorded.prompt_ids))
+    longest = max(len(recorded.prompt_ids) + len(recorded.output_ids) for recorded in answers)
+    context = _context(draft)
     if context is not None and longest > context:
         raise CapacityError(
             f"answers {str(path)!r}: got a prompt and answer of {longest} tokens; expected at most"
             f" the {context} of the draft's context. Record shorter ones."
         )
-    outputs = [one.output_ids for one in found]
-    origin = {"answers": digest_of({"outputs": outputs})}
-    prompts, sampling = [one.prompt_ids for one in found], _sampling_of(config, path, settings)
+    outputs = [recorded.output_ids for recorded in answers]
     return TargetAnswers(
-        prompts, sampling, origin, lambda numbers: [outputs[number] for number in numbers]
+        [recorded.prompt_ids for recorded in answers],
+        _sampling_of(config, path, settings),
+        {"answers": digest_of({"outputs": outputs})},
+        lambda numbers: [outputs[number] for number in numbers],
     )
 
 
 def _sampling_of(config: RecordConfig, path: Path, settings: dict[str, Any]) -> SamplingParams:
-    """Return the sampling settings of a file; others than these may not be asked for."""
-    found = SamplingParams(**settings["sampling"])
+    """Return the sampling settings of a file; the options must not differ from them."""
+    sampling = SamplingParams(**settings["sampling"])
     for name, value in flat(config.sampling).items():
-        if value not in (getattr(found, name), getattr(SamplingParams(), name)):
+        if value not in (getattr(sampling, name), getattr(SamplingParams(), name)):
             raise ConfigError(
-                f"head record: {name}: got {value!r}; expected {getattr(found, name)!r}, with which"
-                f" {str(path)!r} was recorded. Leave it out."
+                f"head record: {name}: got {value!r}; expected {getattr(sampling, name)!r}, with"
+                f" which {str(path)!r} was recorded. Leave it out."
             )
-    replace(config, sampling=found)  # refuses what a head cannot learn from
-    return found
+    replace(config, sampling=sampling)  # raises for sampling that a head cannot learn from
+    return sampling
 
 
 def _context(model: PreTrainedModel) -> int | None:
-    found = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return None if found is None else int(found)
+    config = model.config.get_text_config(decoder=True)
+    length = getattr(config, "max_position_embeddings", None)
+    return None if length is None else int(length)
 
 
 def _nothing_left(config: RecordConfig) -> ConfigError:

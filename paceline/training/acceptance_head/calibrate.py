@@ -1,6 +1,4 @@
-"""Measure what each stopping threshold costs, by decoding: the curve from which `threshold=auto`
-chooses.
-"""
+"""Measure the cost of each stopping threshold by decoding, for `threshold=auto`."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ from paceline.llm import LLM
 from paceline.model.loading import draft_lm
 from paceline.report.progress import progress_bar
 from paceline.training.acceptance_head.recording import Recording
+from paceline.training.acceptance_head.settings import THRESHOLDS
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
-THRESHOLDS = tuple(round(0.05 * place, 2) for place in range(1, 20))
 
 
 def calibrate(
@@ -35,66 +33,62 @@ def calibrate(
     thresholds: Sequence[float] = THRESHOLDS,
     progress: bool = False,
 ) -> AcceptanceHead:
-    """Return the head with a measured curve: every threshold decodes the development prompts, as
-    they were recorded.
+    """Return the head with the cost of each threshold, measured on the development prompts.
 
-    No budget has a say: it would cut what a threshold drafts to what pays on this machine.
+    The draft budget is off: it would shorten the drafts to what is fast on this machine.
 
     Args:
-        head: the head to measure.
-        recordings: with the prompts that the head's calibration was fitted on, and how they are
-            answered.
-        target: the target that decodes.
-        draft: the head's draft model.
-        limit: at most so many prompts of each recording, short and long ones; 0 = all.
-        thresholds: the thresholds to measure.
-        progress: whether to show a bar.
+        head: Head to measure.
+        recordings: Recordings with the head's development prompts and their sampling.
+        target: Target model.
+        draft: The head's draft model.
+        limit: Maximum prompts of each recording, spread over their lengths; 0 uses all.
+        thresholds: Thresholds to measure.
+        progress: Show a progress bar.
     Raises:
-        ConfigError: the recordings have none of those prompts.
+        ConfigError: The recordings have no development prompts of the head.
     """
-    asked, params = _questions(head, recordings, limit)
-    placed, draft_model = head.for_draft(draft), draft_lm(draft)
+    prompts, params = _development_prompts(head, recordings, limit)
+    attached, draft_model = head.for_draft(draft), draft_lm(draft)
     curve = []
     with progress_bar(shown=progress) as bar:
         for threshold in bar.track(thresholds, description="decoding"):
-            drafter = SpecDecPP(
-                SpecDecPPOptions(threshold=threshold, budget=False), draft_model, placed
-            )
+            options = SpecDecPPOptions(threshold=threshold, budget=False)
+            drafter = SpecDecPP(options, draft_model, attached)
             llm = LLM(target, drafter, max_batch=recordings[0].settings["batch"])
-            stats = [completion.stats for completion in llm.generate(asked, params)]
-            tokens = sum(one.new_tokens for one in stats)
-            forwards = sum(one.target_forwards for one in stats)
-            discarded = sum(one.drafted_tokens - one.accepted_tokens for one in stats)
+            results = [completion.stats for completion in llm.generate(prompts, params)]
+            tokens = sum(stats.new_tokens for stats in results)
+            forwards = sum(stats.target_forwards for stats in results)
+            discarded = sum(stats.drafted_tokens - stats.accepted_tokens for stats in results)
             curve.append(ThresholdPoint(threshold, forwards / tokens, discarded / tokens))
     card = dataclasses.replace(head.card, curve=tuple(curve))
     return AcceptanceHead(card, head.tensors)
 
 
-def _questions(
+def _development_prompts(
     head: AcceptanceHead, recordings: Sequence[Recording], limit: int
 ) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Return the development prompts of the recordings, and how each is answered."""
-    wanted = head.card.dev_names
-    asked: list[list[int]] = []
+    prompts: list[list[int]] = []
     params: list[SamplingParams] = []
     for recording in recordings:
         options = {name: recording.settings[name] for name in _SAMPLING}
-        places = [place for place, name in enumerate(recording.names) if name in wanted]
-        for place in places[
-            :: math.ceil(len(places) / limit) if limit else 1
-        ]:  # spread over the lengths
-            asked.append(recording.prompt_ids[place])
-            params.append(SamplingParams(**options, seed=recording.settings["seed"] + place))
-    if not asked:
+        numbers = [
+            number for number, name in enumerate(recording.names) if name in head.card.dev_names
+        ]
+        # sorted by length, so every n-th prompt spreads over the lengths
+        for number in numbers[:: math.ceil(len(numbers) / limit) if limit else 1]:
+            prompts.append(recording.prompt_ids[number])
+            params.append(SamplingParams(**options, seed=recording.settings["seed"] + number))
+    if not prompts:
         raise ConfigError(
             "head calibrate: got no development prompts of this head; expected a recording that it"
-            " was trained on. Give that one."
+            " was trained on. Pass that recording."
         )
-    return asked, params
+    return prompts, params
 
 
 def print_curve(head: AcceptanceHead, console: Console | None = None) -> None:
-    """Print what each threshold costs."""
+    """Print the cost of each threshold."""
     table = Table(box=None, pad_edge=False)
     for heading in ("threshold", "verification rate", "discard rate"):
         table.add_column(heading, justify="right")

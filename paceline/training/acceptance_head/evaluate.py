@@ -1,4 +1,4 @@
-"""Judge a head on prompts it has not seen, beside the draft's own probabilities as predictors."""
+"""Evaluate an acceptance head on unseen prompts, next to simpler predictors."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _PREDICTORS: dict[str, Callable[[Recording], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How good one predictor is.
+    """Hold the quality of one predictor.
 
     Attributes:
-        calibration_error: expected calibration error over 15 bins.
-        roc_area: area under the ROC curve.
-        log_loss: in nats.
-        bins: predictions beside what was observed.
+        calibration_error: Expected calibration error over 15 bins.
+        roc_area: Area under the ROC curve.
+        log_loss: Mean binary cross-entropy in nats.
+        bins: Predicted and observed acceptance by bin.
     """
 
     calibration_error: float
@@ -51,10 +51,13 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceReport:
-    """How well acceptance was predicted at `positions` drafted tokens of `prompts` prompts.
+    """Hold the quality of acceptance predictors on unseen prompts.
 
     Attributes:
-        accepted: mean label. qualities: by predictor, the head first.
+        prompts: Number of prompts.
+        positions: Number of draft tokens.
+        accepted: Mean label.
+        qualities: Quality by predictor, the head first.
     """
 
     prompts: int
@@ -63,14 +66,14 @@ class AcceptanceReport:
     qualities: dict[str, Quality]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, without the bins."""
+        """Return the values for a JSON file, without the bins."""
         rows = {
             name: {
-                "calibration_error": one.calibration_error,
-                "roc_area": one.roc_area,
-                "log_loss": one.log_loss,
+                "calibration_error": quality.calibration_error,
+                "roc_area": quality.roc_area,
+                "log_loss": quality.log_loss,
             }
-            for name, one in self.qualities.items()
+            for name, quality in self.qualities.items()
         }
         return {
             "prompts": self.prompts,
@@ -84,18 +87,17 @@ _KIND = DocumentKind("head judgement", 1, AcceptanceReport)
 
 
 def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceReport:
-    """Judge `head` on those prompts of the recordings that it was neither trained nor calibrated
-    on.
+    """Evaluate a head on the prompts that it was neither trained nor calibrated on.
 
     Raises:
-        ConfigError: a recording of another draft, or without such prompts.
+        ConfigError: A recording is of another draft, or there are no such prompts.
     """
     for recording in recordings:
         if recording.settings["draft_fingerprint"] != head.card.draft_fingerprint:
             raise ConfigError(
                 "head evaluate: got a recording of draft"
                 f" {recording.settings['draft_fingerprint'][:12]}; expected the head's draft,"
-                f" {head.card.draft_fingerprint[:12]}. Record that one."
+                f" {head.card.draft_fingerprint[:12]}. Record that draft."
             )
     unseen = [
         recording.of_prompts(set(recording.names) - head.card.seen_prompts)
@@ -110,57 +112,55 @@ def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> Acceptanc
 
 
 def judge(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceReport:
-    """Judge `head` on all positions of the recordings."""
-    recordings = [
-        one for one in recordings if len(one)
-    ] or recordings  # of several, some may have no such prompts
+    """Evaluate a head on all positions of recordings."""
+    # Of several recordings, some may have none of the prompts.
+    recordings = [recording for recording in recordings if len(recording)] or recordings
     labels = torch.cat([recording.labels for recording in recordings])
-    features = [(one.hidden, one.log_probs, one.entropies) for one in recordings]
-    predictions = {
-        HEAD: torch.cat([head.confidences(*one) for one in features]).clone(),
-        FIRST: torch.cat([head.early_confidences(*one[1:]) for one in features]).clone(),
+    predictors = {
+        HEAD: lambda recording: head.confidences(
+            recording.hidden, recording.log_probs, recording.entropies
+        ),
+        FIRST: lambda recording: head.early_confidences(recording.log_probs, recording.entropies),
+        **_PREDICTORS,
     }
-    for name, predict in _PREDICTORS.items():
-        predictions[name] = torch.cat([predict(recording) for recording in recordings])
-    prompts = {
-        recording.names[place]
-        for recording in recordings
-        for place in set(recording.prompts.tolist())
-    }
-    qualities = {
-        name: Quality(
+    qualities = {}
+    for name, predict in predictors.items():
+        predicted = torch.cat([predict(recording).clone() for recording in recordings])
+        qualities[name] = Quality(
             calibration_error(predicted, labels),
             roc_area(predicted, labels),
             log_loss(predicted, labels),
             tuple(reliability_bins(predicted, labels)),
         )
-        for name, predicted in predictions.items()
+    prompts = {
+        recording.names[prompt]
+        for recording in recordings
+        for prompt in set(recording.prompts.tolist())
     }
     return AcceptanceReport(len(prompts), len(labels), float(labels.mean()), qualities)
 
 
 def print_judgement(judgement: AcceptanceReport, console: Console | None = None) -> None:
-    """Print the predictors and how good they are."""
+    """Print a table of the predictors and their quality."""
     title = (
-        f"{judgement.positions} drafted tokens of {judgement.prompts} prompts not trained on,"
+        f"{judgement.positions} draft tokens of {judgement.prompts} prompts not trained on,"
         f" {judgement.accepted:.1%} accepted"
     )
     columns = [Column("predictor of acceptance"), "calibration error", "ROC area", "log loss"]
     rows = [
-        (name, one.calibration_error, one.roc_area, one.log_loss)
-        for name, one in judgement.qualities.items()
+        (name, quality.calibration_error, quality.roc_area, quality.log_loss)
+        for name, quality in judgement.qualities.items()
     ]
     Table.of(title, columns, rows, form=".4f").show(console or Console())
 
 
 def write_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
-    """Write the judgement as JSON, with the bins."""
+    """Write the evaluation as JSON, with the bins."""
     write_document(path, _KIND, judgement)
 
 
 def draw_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
-    """Draw the reliability plot: predicted against observed acceptance, per predictor, into a PNG
-    file.
+    """Draw observed against predicted acceptance for each predictor into a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -168,34 +168,18 @@ def draw_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
     figure = page(6.0, 5.4)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#B0B0B0", linewidth=1)
-    largest = max(one.count for quality in judgement.qualities.values() for one in quality.bins)
-    for place, (name, quality) in enumerate(judgement.qualities.items()):
-        xs, ys = [one.predicted for one in quality.bins], [one.observed for one in quality.bins]
-        sizes = [12 + 120 * one.count / largest for one in quality.bins]
+    largest = max(group.count for quality in judgement.qualities.values() for group in quality.bins)
+    rows = zip(judgement.qualities.items(), COLOURS, MARKERS, strict=False)
+    for (name, quality), colour, marker in rows:
+        xs = [group.predicted for group in quality.bins]
+        ys = [group.observed for group in quality.bins]
+        sizes = [12 + 120 * group.count / largest for group in quality.bins]
         text = f"{name} (error {quality.calibration_error:.3f}, ROC {quality.roc_area:.3f})"
-        axes.plot(xs, ys, color=COLOURS[place], linewidth=1)
-        axes.scatter(
-            xs,
-            ys,
-            s=sizes,
-            color=COLOURS[place],
-            marker=MARKERS[place],
-            label=text,
-            edgecolors="none",
-            alpha=0.8,
-        )
-    label(
-        axes,
-        "Reliability; larger marks hold more tokens",
-        "predicted acceptance",
-        "observed acceptance",
-        "both",
-    )
+        style = {"marker": marker, "edgecolors": "none", "alpha": 0.8}
+        axes.plot(xs, ys, color=colour, linewidth=1)
+        axes.scatter(xs, ys, s=sizes, color=colour, label=text, **style)
+    title = "Reliability; larger marks hold more tokens"
+    label(axes, title, "predicted acceptance", "observed acceptance", "both")
     axes.legend(fontsize=8, frameon=False, labelcolor=INK)
-    save(
-        figure,
-        path,
-        [f"{judgement.positions} tokens", f"{judgement.prompts} prompts not trained on"],
-        80,
-        10,
-    )
+    notes = [f"{judgement.positions} tokens", f"{judgement.prompts} prompts not trained on"]
+    save(figure, path, notes, 80, 10)

@@ -1,9 +1,8 @@
-"""A recording on disk: a folder of shards, one per batch of prompts, each written whole or not at
-all.
+"""Store a recording for acceptance heads in a folder of shards, one per batch of prompts.
 
-`record.json` says how it is made; an interrupted recording continues under the same settings only.
-`prompts.safetensors` has the prompts' token ids; `shard-N.safetensors` has what happened at the
-drafted positions of batch N.
+`record.json` holds the settings; an interrupted recording continues only under the same settings.
+`prompts.safetensors` holds the token ids of the prompts. `shard-N.safetensors` holds the draft
+tokens of batch N. Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ _COLUMNS = ("hidden", "log_probs", "entropies", "labels", "top_probs", "prompts"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Drafted tokens, and how likely the target was to accept each.
+    """Hold draft tokens and the probability that the target accepts each.
 
     Attributes:
-        settings: how it was made; "cut", where it is there: how many of the prompts were too long,
-            and have lost their middle.
-        hidden: bfloat16 [n, hidden], the draft's last hidden state computed from the token.
-        log_probs: float32 [n], in the distribution it was drawn from, as
-            `AcceptanceHead.confidences` takes them.
-        entropies: float32 [n], of that distribution, in nats.
-        labels: float32 [n], acceptance probability min(1, target/draft); greedy: 1 where the target
-            says the same, else 0.
-        top_probs: float32 [n], the most likely token's probability in that distribution.
-        prompts: int32 [n], which prompt it belongs to.
+        settings: Settings of the recording. The entry "cut", if present, is the number of prompts
+            that were too long and lost their middle.
+        hidden: The draft's last hidden state computed from the token, bfloat16 [n, hidden].
+        log_probs: Log-probability of the token in the distribution it was drawn from, as in
+            `AcceptanceHead.confidences`, float32 [n].
+        entropies: Entropy of that distribution in nats, float32 [n].
+        labels: Acceptance probability min(1, target/draft), float32 [n]; for greedy decoding, 1 if
+            the target chooses the same token, else 0.
+        top_probs: Highest probability in that distribution, float32 [n].
+        prompts: Number of the token's prompt, int32 [n].
         names: `prompt_name` of each prompt.
-        prompt_ids: token ids of each prompt.
+        prompt_ids: Token ids of each prompt.
     """
 
     settings: dict[str, Any]
@@ -64,29 +63,28 @@ class Recording:
         return len(self.labels)
 
     def of_prompts(self, names: set[str]) -> Recording:
-        """Return the part that belongs to the prompts of those names."""
-        wanted = torch.tensor([name in names for name in self.names], dtype=torch.bool)[
-            self.prompts.long()
-        ]
-        return dataclasses.replace(self, **{name: getattr(self, name)[wanted] for name in _COLUMNS})
+        """Return the draft tokens of the prompts with these names."""
+        selected = torch.tensor([name in names for name in self.names], dtype=torch.bool)
+        rows = selected[self.prompts.long()]
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
 
 class RecordingFolder:
-    """The folder while it is filled.
+    """Manage the folder of a recording while it is written.
 
     Args:
-        path: the folder.
-        settings: how the recording is made.
-        prompts: token ids of each prompt.
+        path: The folder.
+        settings: Settings of the recording.
+        prompts: Token ids of each prompt.
     Raises:
-        ConfigError: it holds something else, or a recording of other settings.
+        ConfigError: The folder holds something else, or a recording with other settings.
     """
 
     def __init__(
         self, path: str | Path, settings: dict[str, Any], prompts: Sequence[Sequence[int]]
     ) -> None:
         self.path = Path(path)
-        wanted = {"kind": _KIND, "version": _VERSION, "prompts": _digest(prompts), **settings}
+        settings = {"kind": _KIND, "version": _VERSION, "prompts": _digest(prompts), **settings}
         if not (self.path / _SETTINGS).exists():
             if self.path.exists() and any(self.path.glob("shard-*.safetensors")):
                 raise ConfigError(
@@ -96,44 +94,48 @@ class RecordingFolder:
             ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32)
             lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
             write_atomically(self.path / _PROMPTS, save({"ids": ids, "lengths": lengths}))
-            write_atomically(self.path / _SETTINGS, (json.dumps(wanted, indent=1) + "\n").encode())
-        found = _settings(self.path)
-        for key in wanted.keys() | found.keys():
-            if found.get(key) != wanted.get(key):
+            content = json.dumps(settings, indent=1) + "\n"
+            write_atomically(self.path / _SETTINGS, content.encode())
+        stored = _settings(self.path)
+        for key in settings.keys() | stored.keys():
+            if stored.get(key) != settings.get(key):
                 raise ConfigError(
-                    f"recording {str(path)!r}: got {key} {wanted.get(key)!r}; expected"
-                    f" {found.get(key)!r}, as it was begun. Continue with the same settings, or"
+                    f"recording {str(path)!r}: got {key} {settings.get(key)!r}; expected"
+                    f" {stored.get(key)!r}, as it was begun. Continue with the same settings, or"
                     " name another folder."
                 )
-        for left in self.path.glob("*.tmp"):  # of a process that was killed while it wrote
-            left.unlink(missing_ok=True)
+        for partial in self.path.glob("*.tmp"):  # of a process that was killed while writing
+            partial.unlink(missing_ok=True)
 
     def has(self, batch: int) -> bool:
-        """Whether the shard of that batch is there."""
+        """Return whether the shard of a batch is complete."""
         return _shard(self.path, batch).exists()
 
     def write(self, batch: int, columns: dict[str, Tensor]) -> None:
-        """Store what happened in a batch; tensors as in `Recording`."""
-        write_atomically(
-            _shard(self.path, batch), save({name: columns[name].contiguous() for name in _COLUMNS})
-        )
+        """Write the shard of a batch.
+
+        Args:
+            batch: Number of the batch.
+            columns: Tensors as in `Recording`.
+        """
+        content = save({name: columns[name].contiguous() for name in _COLUMNS})
+        write_atomically(_shard(self.path, batch), content)
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Read the whole recording of a folder.
+    """Read the recording of a folder.
 
     Raises:
-        ConfigError: none is there, it is not finished, or a file of it is damaged.
+        ConfigError: There is none, it is incomplete, or a file is damaged.
     """
     folder = Path(path)
     settings = _settings(folder)
     count = settings["batches"]
-    missing = [batch for batch in range(count) if not _shard(folder, batch).exists()]
+    missing = sum(not _shard(folder, batch).exists() for batch in range(count))
     if missing:
         raise ConfigError(
-            f"recording {str(path)!r}: got {count - len(missing)} of its {count} shards; expected"
-            " all. Give the same command (`paceline head record`) again: it continues where it"
-            " was."
+            f"recording {str(path)!r}: got {count - missing} of its {count} shards; expected all."
+            " Run the same command (`paceline head record`) again to complete it."
         )
     shards = [_load(_shard(folder, batch), _COLUMNS) for batch in range(count)]
     stored = _load(folder / _PROMPTS, ("ids", "lengths"))
@@ -146,9 +148,7 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def prompt_name(token_ids: Sequence[int]) -> str:
-    """Return eight hexadecimal digits that stand for a prompt, by its token ids: the same in
-    every recording.
-    """
+    """Return eight hexadecimal digits that identify a prompt in every recording."""
     return hashlib.sha256(np.asarray(token_ids, dtype=np.int32).tobytes()).hexdigest()[:8]
 
 
@@ -166,18 +166,15 @@ def _settings(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"recording {str(folder)!r}: got a {_SETTINGS} that cannot be read: {error}; expected a"
-            " recording. Make one: paceline head record."
+            " recording. Make one with `paceline head record`."
         ) from error
-    found = (
-        (settings.get("kind"), settings.get("version"))
-        if isinstance(settings, dict)
-        else (None, None)
-    )
-    if found != (_KIND, _VERSION):
+    settings = dict(settings) if isinstance(settings, dict) else {}
+    header = (settings.get("kind"), settings.get("version"))
+    if header != (_KIND, _VERSION):
         raise ConfigError(
-            f"recording {str(folder)!r}: got {found}; expected {(_KIND, _VERSION)}. Record anew."
+            f"recording {str(folder)!r}: got {header}; expected {(_KIND, _VERSION)}. Record again."
         )
-    return dict(settings)
+    return settings
 
 
 def _load(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
@@ -187,5 +184,5 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
     except (OSError, safetensors.SafetensorError, ValueError, LookupError) as error:
         raise ConfigError(
             f"recording: got {str(path)!r}, which cannot be read: {error}; expected a shard. Delete"
-            " that file and give the same `paceline head record` command again."
+            " that file and run the same `paceline head record` command again."
         ) from error

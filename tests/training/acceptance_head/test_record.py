@@ -15,8 +15,12 @@ from torch import Tensor
 
 from paceline import SamplingParams, demo
 from paceline.errors import CapacityError, ConfigError
-from paceline.training.acceptance_head.record import run_from, teacher_force
 from paceline.training.acceptance_head.recording import prompt_name, read_recording
+from paceline.training.acceptance_head.teacher_forcing import (
+    AnsweredPrompts,
+    run_from,
+    teacher_force,
+)
 from tests.support.cli import call
 from tests.support.commands import start_command
 from tests.support.recordings import quick
@@ -61,13 +65,11 @@ def test_what_is_recorded_is_what_plain_forwards_say(
 
     texts: list[list[list[int]]] = []
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr("paceline.training.acceptance_head.record.run_from", spy)
+        patch.setattr("paceline.training.acceptance_head.teacher_forcing.run_from", spy)
         got = teacher_force(
             pair.target,
             pair.draft,
-            prompts,
-            answers,
-            params,
+            AnsweredPrompts(prompts, answers, params),
             keep,
             1,
             torch.Generator().manual_seed(3),
@@ -127,9 +129,8 @@ def test_the_drafted_tokens_follow_the_drafts_distribution(pair: Pair) -> None:
     want = next_scores(pair.draft, prompt, params).exp()
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        got = teacher_force(
-            pair.target, pair.draft, [prompt] * 400, [answer] * 400, params, 0.0, 1, generator
-        )
+        answered = AnsweredPrompts([prompt] * 400, [answer] * 400, params)
+        got = teacher_force(pair.target, pair.draft, answered, 0.0, 1, generator)
     assert float(got["log_probs"].exp().min()) > 0
     for probability in want[want > 0.05].tolist():
         share = float((got["log_probs"].exp() - probability).abs().lt(1e-4).float().mean())
@@ -209,7 +210,7 @@ def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
     shard.unlink()
     assert len(quick(tmp_path, limit=4)) > 0
     (tmp_path / "record.json").write_text("{}")
-    with pytest.raises(ConfigError, match="Record anew"):
+    with pytest.raises(ConfigError, match="Record again"):
         read_recording(tmp_path)
 
 

@@ -19,7 +19,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import attach, layers_read
 from paceline.training.acceptance_head import along
 from paceline.training.acceptance_head.along import draft_along
-from paceline.training.acceptance_head.record import _draft_and_label
+from paceline.training.acceptance_head.teacher_forcing import draft_and_label
 from paceline.training.draft.eagle_student import EagleStudent
 from paceline.training.draft.evaluate import guesses_agree
 from paceline.training.draft.independent_student import IndependentStudent, first_model
@@ -114,7 +114,7 @@ def test_a_head_is_recorded_there(
         generator = torch.Generator().manual_seed(1)
 
         def label(own: Tensor, said: Tensor) -> list[Tensor]:
-            return _draft_and_label(own, said, temperature == 0, generator)
+            return draft_and_label(own, said, temperature == 0, generator)
 
         model = CachedLM(target)
         params = SamplingParams(8, temperature=temperature)

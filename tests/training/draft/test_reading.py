@@ -32,7 +32,8 @@ from paceline.model.eagle.modules import (
 )
 from paceline.model.forward_state import TargetStates
 from paceline.model.loading import load_draft
-from paceline.training.acceptance_head.record import chains_along
+from paceline.training.acceptance_head.along import chains_along
+from paceline.training.acceptance_head.teacher_forcing import AnsweredPrompts
 from paceline.training.draft.evaluate import evaluate
 from paceline.training.draft.folder import STATE, DraftFolder
 from paceline.training.draft.loss import states_loss
@@ -397,9 +398,8 @@ def test_a_head_learns_what_a_chain_does(
     """States and labels beside those of a chain that is drafted token by token."""
     draft, target = load_draft(folder, "float32"), CachedLM(pair.target)
     prompt, answer = pair.prompts[0], pair.answers[0]
-    columns = chains_along(
-        pair.target, draft, [prompt], [answer], SamplingParams(), 3, torch.Generator()
-    )
+    answered = AnsweredPrompts([prompt], [answer], SamplingParams())
+    columns = chains_along(pair.target, draft, answered, 3, torch.Generator())
     states = next(read_states(target, answers[:1], layers_read(draft)))
     model = CachedLM(draft)
     row = 0
