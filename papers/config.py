@@ -38,16 +38,17 @@ class PaperConfig:
     Attributes:
         models: The models.
         selection: The prompts.
-        max_new_tokens: Maximum tokens of an answer.
+        max_new_tokens: Maximum tokens of an answer; at least 1.
         seed: Random seed of methods that draw tokens.
         ignore_eos: Continue after an end-of-sequence token.
         cost_scale: Size "WIDTHxLAYERS" to enlarge the target to, for the tables of speed-ups only.
-            Other figures do not depend on the cost.
-        draft_cost_scale: Size "WIDTHxLAYERS" to enlarge the draft model to, for the same tables.
-        repeats: Passes over all prompts.
-        warmup: Untimed answers per method before the run.
-        max_seconds: Approximate maximum time of the measurement. It uses fewer prompts if needed; 0
-            sets no limit.
+            Other figures do not depend on the cost. Default: not enlarged.
+        draft_cost_scale: Size "WIDTHxLAYERS" to enlarge the draft model to, for the tables of
+            speed-ups. Default: not enlarged.
+        repeats: Passes over all prompts; at least 1.
+        warmup: Untimed answers per method before the run; at least 0.
+        max_seconds: Approximate maximum seconds of the measurement, which uses fewer prompts if
+            needed; at least 0; 0 sets no limit.
 
     Raises:
         ConfigError: A value is out of range.

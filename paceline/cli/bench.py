@@ -66,9 +66,12 @@ def bench(
     files: ResultFiles = ResultFiles(),
     parallel: ParallelOptions = ParallelOptions(),
 ) -> int:
-    """Compare drafters with transformers' generate: speed and equality of answers.
+    """Measure the speed of drafters and check their answers.
 
-    The methods take turns prompt by prompt, so that the machine's speed affects all alike.
+    Answers and times are compared with those of transformers' generate. The methods take turns
+    prompt by prompt, so that changes of the machine's speed affect all alike.
+
+    Example: paceline bench smollm2 --drafters none,auto --limit 4 -n 32
     """
     config = changed(config, model=model)
     if quantity.serve:

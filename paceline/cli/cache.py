@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cyclopts import App
 from rich.table import Table
 
+from paceline.cli.options import command_group
 from paceline.cli.show import out, print_note, table_console
 
-cache = App(
-    name="cache",
-    help="List or clear cached model conversions and measurements in PACELINE_CACHE"
-    " (~/.cache/paceline).",
-)
+cache = command_group("cache")
 
 
 @cache.command(name="list")
 def list_entries() -> None:
-    """List the cache entries with their size and age, oldest first."""
+    """List the cache entries with their size and age, oldest first.
+
+    The cache is the folder in PACELINE_CACHE, by default ~/.cache/paceline.
+    """
     from paceline.util import cache as store
 
     entries = store.entries()

@@ -161,9 +161,12 @@ def chat(
     models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
     sampling: Annotated[ChatSampling, without("ignore_eos")] = ChatSampling(),
 ) -> None:
-    """Chat with a model; accepted draft tokens are green on a terminal.
+    """Chat with a model in the terminal.
 
-    Ctrl-C stops an answer. Ctrl-D or /quit leaves. /help lists the commands.
+    Accepted draft tokens are green. Ctrl-C stops an answer. Ctrl-D or /quit leaves. /help lists the
+    commands.
+
+    Example: paceline chat smollm2 --system "Answer in one sentence."
 
     Args:
         drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.

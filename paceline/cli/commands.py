@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 COMMANDS = {
-    "generate": "Answer prompts; one prompt is streamed, several run as a batch.",
-    "chat": "Chat with a model; accepted draft tokens are green on a terminal.",
+    "generate": "Answer prompts, one as a stream or several as a batch.",
+    "chat": "Chat with a model in the terminal.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
-    "bench": "Compare drafters with transformers' generate: speed and equality of answers.",
-    "prompts": "Generate user prompts with a chat model, as input of `paceline record`.",
+    "bench": "Measure the speed of drafters and check their answers.",
+    "prompts": "Generate user prompts with a chat model, for `paceline record`.",
     "record": "Record a model's answers to prompts as JSON lines.",
-    "replay": "Simulate drafters on recorded answers and report tokens per step.",
-    "datastore": "Build, extend, inspect and verify datastores for retrieval drafters.",
-    "head": "Record data for, train, evaluate and calibrate acceptance heads for the drafter"
-    " specdec_pp.",
-    "draft": "Train and evaluate a draft model for a target.",
+    "replay": "Simulate drafters on recorded answers, without a model.",
+    "datastore": "Build and check datastores for retrieval drafters.",
+    "head": "Train acceptance heads for the drafter specdec_pp.",
+    "draft": "Train a draft model for a target, and evaluate it.",
     "draft-head": "Train a hidden-state draft head for the drafter auto.",
     "drafters": "List the drafters with their options and defaults.",
-    "cache": "List or clear cached model conversions and measurements in PACELINE_CACHE"
-    " (~/.cache/paceline).",
-    "verify": "Check that every drafter returns the answers of plain decoding.",
-    "doctor": "Report installed packages, processor features and a model's active features.",
-    "plan": "Estimate the cost and gain of draft trees of every size and show the best size.",
-    "demo": "Compare drafters with transformers on a small model and stream an answer.",
+    "cache": "List or clear cached conversions and measurements.",
+    "verify": "Check that drafters return the answers of plain decoding.",
+    "doctor": "Report the installation, the machine and a model's features.",
+    "plan": "Estimate the best draft tree size on a device.",
+    "demo": "Compare drafters with transformers on a small model.",
 }
 
 # Headings of `paceline --help` and the commands below each.

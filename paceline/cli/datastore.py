@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.loading import load_tokenizer
-from paceline.cli.options import flattened
+from paceline.cli.options import command_group, flattened
 from paceline.cli.show import out, print_note, table_console
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
     from paceline.datastore.gathering import Document
     from paceline.datastore.options import Progress as Report
 
-datastore = App(
-    name="datastore", help="Build, extend, inspect and verify datastores for retrieval drafters."
-)
+datastore = command_group("datastore")
 
 _MAX_NAMED_RECORDS = 10  # invalid records listed by name
 Store = Annotated[
     str,
-    Parameter(name="PATH", help="Folder of the datastore. To read, 'demo' is the built-in one."),
+    Parameter(name="PATH", help="Folder of the datastore; 'demo' is the built-in one, to read."),
 ]
 Inputs = Annotated[
     str,
     Parameter(
         name="INPUT",
         required=True,
-        help="Files: .jsonl (text | messages | prompt and output), .txt, .npy (ids), .parquet; or"
-        " datasets:NAME@SPLIT.",
+        help="File: .jsonl (text, messages, or prompt and output), .txt, .npy (ids) or .parquet; or"
+        " datasets:NAME@SPLIT; repeatable.",
     ),
 ]
 Tokenizer = Annotated[
     str,
-    Parameter(help="Tokenizer: directory or hub id; 'demo' (built-in models) or 'mistral-common'."),
+    Parameter(
+        help="Tokenizer of the target model: directory or hub id; 'demo' and 'smollm2' are built-in"
+        " models; 'mistral-common' is the 32k tokenizer of that package."
+    ),
 ]
 
 
@@ -53,9 +54,9 @@ class WriteOptions:
     """Set how shards are written.
 
     Attributes:
-        shard_tokens: Maximum tokens per shard. Default: 0, as many as --memory allows.
-        memory: Memory for sorting one shard, in GiB.
-        workers: Threads that sort. Default: 0, one per core.
+        shard_tokens: Maximum tokens per shard; at least 0; 0 is as many as --memory allows.
+        memory: Memory for sorting one shard in GiB; at least 0.001.
+        workers: Threads that sort; at least 0; 0 is one per core.
 
     Raises:
         ConfigError: A value is out of range.
@@ -70,7 +71,7 @@ class WriteOptions:
             require_range("datastore", name, getattr(self, name), low)
 
 
-@datastore.command
+@datastore.command(sort_key=1)
 def build(
     path: Store,
     /,
@@ -85,10 +86,13 @@ def build(
 
     It replaces an existing datastore once it is complete.
 
+    Example: paceline datastore build store texts.jsonl --tokenizer smollm2
+
     Args:
-        vocab_size: Vocabulary size; token ids must be below it. Default: 0, the tokenizer's size.
+        vocab_size: Vocabulary size, at least 0; token ids must be below it; 0 is the tokenizer's
+            size.
         answers_only: Keep only what the assistant wrote.
-        skip_invalid: Skip invalid records. Default: an invalid record ends the command.
+        skip_invalid: Skip invalid records. Otherwise an invalid record ends the command.
     """
     from paceline.datastore import build as build_store
     from paceline.datastore.inputs import documents
@@ -113,7 +117,7 @@ def build(
     print_summary(path)
 
 
-@datastore.command
+@datastore.command(sort_key=2)
 def add(
     path: Store,
     /,
@@ -125,9 +129,11 @@ def add(
 ) -> None:
     """Add text files to a datastore; small shards are merged.
 
+    Example: paceline datastore add store more.jsonl --tokenizer smollm2
+
     Args:
         answers_only: Keep only what the assistant wrote.
-        skip_invalid: Skip invalid records. Default: an invalid record ends the command.
+        skip_invalid: Skip invalid records. Otherwise an invalid record ends the command.
     """
     from paceline.datastore import add as add_documents
     from paceline.datastore.inputs import documents
@@ -145,9 +151,12 @@ def add(
     print_summary(path)
 
 
-@datastore.command(name="info")
+@datastore.command(name="info", sort_key=3)
 def show_info(path: Store, /) -> None:
-    """Show the size, vocabulary, tokenizer and shards of a datastore."""
+    """Show the size, vocabulary, tokenizer and shards of a datastore.
+
+    Example: paceline datastore info store
+    """
     from paceline.datastore import info
 
     store_info = info(path)
@@ -163,9 +172,14 @@ def show_info(path: Store, /) -> None:
     console.print(table)
 
 
-@datastore.command
+@datastore.command(sort_key=4)
 def verify(path: Store, /) -> int:
-    """Read every byte of a datastore and list all damage; exit with 1 if there is any."""
+    """Read every byte of a datastore and list all damage.
+
+    The exit status is 1 if there is any damage.
+
+    Example: paceline datastore verify store
+    """
     from paceline.datastore import verify as verify_store
 
     damages = verify_store(path)

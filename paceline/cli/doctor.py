@@ -47,7 +47,9 @@ def doctor(
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
     measure: bool = False,
 ) -> None:
-    """Report installed packages, processor features and a model's active features.
+    """Report the installation, the machine and a model's features.
+
+    Example: paceline doctor smollm2 --dtype bfloat16
 
     Args:
         measure: Measure and store the cost of a forward pass again. Needs a model and a quiet

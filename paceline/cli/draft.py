@@ -6,27 +6,28 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from paceline import demo
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import use_threads
-from paceline.cli.options import TargetModel, flattened, only, without
+from paceline.cli.options import TargetModel, command_group, flattened, only, switchable, without
 from paceline.cli.show import print_note, table_console
 from paceline.training.draft.settings import DraftTraining
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions
 
-draft = App(name="draft", help="Train and evaluate a draft model for a target.")
+draft = command_group("draft")
 
 Recordings = Annotated[
     list[Path],
     Parameter(name=("--recording", "--recordings"), help="Files of `paceline record`; repeatable."),
 ]
 flattened("Training")(DraftTraining)
+switchable(DraftTraining, "uses_target_states")
 
 
-@draft.command
+@draft.command(sort_key=1)
 def train(
     model: TargetModel,
     /,
@@ -41,10 +42,12 @@ def train(
 
     Training can be interrupted at any time; the same command resumes it.
 
+    Example: paceline draft train smollm2 --recording answers.jsonl --out draft
+
     Args:
-        out: Folder of the draft model: always the best so far, and at the end the learning curve.
+        out: Folder of the draft model: the best so far, and at the end the learning curve.
         texts: Text or chat files to pre-train on (.jsonl, .txt, .npy, .parquet), as for `paceline
-            datastore`.
+            datastore`; repeatable. Default: none.
     """
     use_threads(models.threads)
     from paceline.model.cached_lm import CachedLM
@@ -80,7 +83,7 @@ def train(
     )
 
 
-@draft.command
+@draft.command(sort_key=2)
 def evaluate(
     model: TargetModel,
     draft_folder: Annotated[
@@ -94,6 +97,8 @@ def evaluate(
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
     """Evaluate a draft model on held-out answers: acceptance, cost and speed-up.
+
+    Example: paceline draft evaluate smollm2 draft --recording answers.jsonl
 
     Args:
         length: Draft tokens per chain; at least 1.

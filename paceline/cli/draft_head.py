@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from paceline.cli.loading import use_threads
-from paceline.cli.options import TargetModel, flattened, only
+from paceline.cli.options import TargetModel, command_group, flattened, only
 from paceline.cli.show import print_note
 from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.util.files import require_writable
 from paceline.util.options import ModelOptions
 
-draft_head = App(name="draft-head", help="Train a hidden-state draft head for the drafter auto.")
+draft_head = command_group("draft-head")
 
 Recordings = Annotated[
     list[Path],
@@ -38,10 +38,12 @@ def train(
 
     If training is interrupted, the file holds the best epoch so far.
 
+    Example: paceline draft-head train smollm2 --recording answers.jsonl --out head
+
     Args:
         out: File of the draft head (safetensors), for the option `draft_head` of the drafter auto.
-        texts: More text or chat files to train on (.jsonl, .txt, .npy, .parquet), as for `paceline
-            datastore`.
+        texts: Further text or chat files to train on (.jsonl, .txt, .npy, .parquet), as for
+            `paceline datastore`; repeatable. Default: none.
     """
     require_writable(out)
     use_threads(models.threads)

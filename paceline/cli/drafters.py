@@ -13,7 +13,11 @@ from paceline.errors import ConfigError
 
 
 def drafters() -> None:
-    """List the drafters with their options and defaults."""
+    """List the drafters with their options and defaults.
+
+    A drafter spec is a name with options, such as sssd:max_nodes=8,datastore=store. The spec of a
+    class outside paceline is module:Class.
+    """
     table = Table(box=None, pad_edge=False)
     for heading in ("drafter", "options and defaults", "what it does"):
         table.add_column(heading, overflow="fold")

@@ -22,8 +22,9 @@ class ResultFiles:
 
     Attributes:
         json: File for the results as JSON; '-' writes to standard output instead of the table.
-        png: File for the results as a picture.
-        markdown: File to which a section about the results is appended.
+            Default: none.
+        png: File for the results as a picture. Default: none.
+        markdown: File to which a section about the results is appended. Default: none.
 
     Raises:
         ConfigError: A file cannot be written, or two results go to standard output.

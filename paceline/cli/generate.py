@@ -43,9 +43,9 @@ class PromptInput:
         chat: Apply the chat template to each prompt.
         system: System message; implies --chat. Default: none.
         file: File of more prompts: JSON lines with prompt, text, turns or messages (and id), or one
-            per text line.
+            prompt per text line. Default: none.
         output: File for the answers as JSON lines, one per prompt; '-' is standard output. Default:
-            print the text.
+            the texts are printed.
     """
 
     chat: bool = False
@@ -69,7 +69,9 @@ def generate(
     sampling: SamplingParams = SamplingParams(),
     parallel: ParallelOptions = ParallelOptions(),
 ) -> int:
-    """Answer prompts; one prompt is streamed, several run as a batch.
+    """Answer prompts, one as a stream or several as a batch.
+
+    Example: paceline generate demo "Count to three." --chat -n 32
 
     Args:
         prompts: Prompt to answer; repeatable. '-' reads one from standard input. Put '--' before a

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from paceline import demo
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import use_threads
-from paceline.cli.options import WITHOUT_MODEL, TargetModel, flattened, only, without
+from paceline.cli.options import (
+    WITHOUT_MODEL,
+    TargetModel,
+    command_group,
+    flattened,
+    only,
+    switchable,
+    without,
+)
 from paceline.cli.show import print_note, table_console
 from paceline.training.acceptance_head.settings import RecordConfig, TrainConfig
 from paceline.util.config import require_range
@@ -25,29 +33,21 @@ if TYPE_CHECKING:
 
     from paceline.training.acceptance_head.recording import Recording
 
-head = App(
-    name="head",
-    help="Record data for, train, evaluate and calibrate acceptance heads for the drafter"
-    " specdec_pp.",
-)
+head = command_group("head")
 
 Recordings = Annotated[
     Path,
-    Parameter(name="RECORDINGS", required=True, help="Folders written by `paceline head record`."),
+    Parameter(
+        name="RECORDING", required=True, help="Folder of `paceline head record`; repeatable."
+    ),
 ]
 HeadFolder = Annotated[Path, Parameter(name="HEAD", help="Folder of the acceptance head.")]
 flattened("Recording")(RecordConfig)
 flattened("Training")(TrainConfig)
+switchable(TrainConfig, "scalars")
 
 
-@dataclass(frozen=True, slots=True)
-class TrainOptions(TrainConfig):
-    """Training options in which scalar inputs can be turned off."""
-
-    scalars: Annotated[bool, Parameter(negative="--no-scalars")] = True
-
-
-@head.command
+@head.command(sort_key=1)
 def record(
     model: TargetModel = demo.NAME,
     /,
@@ -56,10 +56,13 @@ def record(
         RecordConfig, without("model", "repetition_penalty", "stop", "ignore_eos")
     ] = RecordConfig(),
 ) -> None:
-    """Record the target's answers with the acceptance probability of each draft token.
+    """Record data for training an acceptance head.
 
-    Use the sampling settings that decoding will use. Recording can be interrupted at any time; the
-    same command resumes it.
+    The recording holds the target's answers and the acceptance probability of each draft token. Use
+    the sampling settings that decoding will use. Recording can be interrupted at any time; the same
+    command resumes it.
+
+    Example: paceline head record demo --prompts prompts.jsonl --out recording
     """
     config = changed(config, model=model)
     use_threads(config.models.threads)
@@ -76,14 +79,18 @@ def record(
     )
 
 
-@head.command
+@head.command(sort_key=2)
 def train(
     *recordings: Recordings,
     out: Path,
-    config: Annotated[TrainOptions | None, without("warmup")] = None,
+    config: Annotated[TrainConfig | None, without("warmup")] = None,
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
 ) -> None:
-    """Train and calibrate an acceptance head; report its quality on held-out prompts.
+    """Train an acceptance head and report its quality.
+
+    The head is calibrated; the quality is that on held-out prompts.
+
+    Example: paceline head train recording --out head
 
     Args:
         out: Folder of the acceptance head.
@@ -102,15 +109,22 @@ def train(
     print_note(f"wrote {out}")
 
 
-@head.command
+@head.command(sort_key=3)
 def evaluate(
     head_folder: HeadFolder,
     /,
     *recordings: Recordings,
-    models: Annotated[ModelOptions, only("draft_model", "threads")] = ModelOptions(),
+    draft_model: str | None = None,
+    models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Evaluate an acceptance head on held-out prompts."""
+    """Evaluate an acceptance head on held-out prompts.
+
+    Example: paceline head evaluate head recording
+
+    Args:
+        draft_model: Draft model: directory, hub id or GGUF file. Default: that of the recording.
+    """
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
     from paceline.training.acceptance_head.evaluate import (
@@ -120,7 +134,7 @@ def evaluate(
     )
     from paceline.training.acceptance_head.evaluate import evaluate as judge
 
-    loaded, draft = _recordings(recordings, models.draft_model)
+    loaded, draft = _recordings(recordings, draft_model)
     judgement = judge(AcceptanceHead.load(head_folder, draft), loaded)
     print_judgement(judgement, files.console())
     files.write(
@@ -128,7 +142,7 @@ def evaluate(
     )
 
 
-@head.command
+@head.command(sort_key=4)
 def calibrate(
     model: TargetModel,
     head_folder: HeadFolder,
@@ -137,12 +151,14 @@ def calibrate(
     limit: int = 0,
     models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> None:
-    """Measure the cost of each threshold by decoding and store it in the head's card.
+    """Measure the cost of each threshold and store it in the head's card.
 
-    The drafter uses the measurement for threshold=auto.
+    The measurement decodes prompts. The drafter uses it for threshold=auto.
+
+    Example: paceline head calibrate demo head recording --limit 20
 
     Args:
-        limit: Maximum prompts per recording. Default: 0, all.
+        limit: Maximum prompts per recording; at least 0; 0 uses all.
     """
     require_range("head calibrate", "limit", limit, 0)
     models = replace(models, model=model)

@@ -14,7 +14,8 @@ from cyclopts.exceptions import CoercionError, MissingArgumentError
 
 from paceline import __version__
 from paceline.cli.commands import COMMANDS, GROUPS, command_path
-from paceline.cli.options import DEFAULTS
+from paceline.cli.help import HelpFormatter
+from paceline.cli.options import DEFAULTS, UNGROUPED
 from paceline.cli.parallel import prints_for_all
 from paceline.cli.show import INTERRUPTED, print_error
 from paceline.errors import PacelineError
@@ -42,16 +43,19 @@ def new_app(name: str, help_text: str) -> App:
         name: Name of the program in its help.
         help_text: First line of its help.
     """
-    return App(
+    app = App(
         name=name,
         help=help_text,
         version=__version__,
         default_parameter=DEFAULTS,
         config=_refuse_fractions,
         help_format="plaintext",
+        group_parameters=UNGROUPED,
         exit_on_error=False,
         print_error=False,
     )
+    app.help_formatter = HelpFormatter(app)
+    return app
 
 
 def _build_app(listed: bool) -> App:
@@ -73,6 +77,10 @@ def _build_app(listed: bool) -> App:
                 group=group,
                 sort_key=order,
             )
+    last = Group("Options", sort_key=len(GROUPS))
+    app["--help"].group = app["--version"].group = last
+    app["--help"].help = "Show this help; after a command, the help of that command."
+    app["--version"].help = "Show the version."
     return app
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
 from cyclopts.field_info import FieldInfo
 
+from paceline.cli.commands import COMMANDS
 from paceline.core.request import SamplingParams
 from paceline.drafters import entry
 from paceline.util.config import cut_outside_quotes, in_quotes, require_range, split_spec
@@ -43,6 +44,7 @@ _TITLES = (
     "Files",
     "Parallel run",
 )
+UNGROUPED = Group("Options", sort_key=-1)  # options of the command itself
 _SHORT = {"draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
 
 
@@ -56,6 +58,11 @@ def _shown_default(value: Any) -> str | None:
 
 # for every option
 DEFAULTS = Parameter(short_alias=_short_name, negative=(), show_default=_shown_default)
+
+
+def command_group(name: str) -> App:
+    """Return an application for commands such as `paceline datastore build`."""
+    return App(name=name, help=COMMANDS[name], group_parameters=UNGROUPED)
 
 
 def flattened(title: str) -> Parameter:
@@ -77,6 +84,13 @@ def without(*names: str) -> Parameter:
 def only(*names: str) -> Parameter:
     """Return a parameter that shows only the options `names` of the group `models`."""
     return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
+
+
+def switchable(group: type, name: str) -> None:
+    """Let `--no-NAME` turn off an option that is on by default."""
+    hint = get_type_hints(group)[name]
+    parameter = Parameter(negative=f"--no-{name.replace('_', '-')}")
+    group.__annotations__[name] = Annotated[hint, parameter]
 
 
 def _hide_per_request(group: type) -> None:
@@ -108,7 +122,8 @@ class EngineOptions:
     Attributes:
         drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
         tokenizer: Tokenizer: directory or hub id. Default: the model's own.
-        max_length: Maximum tokens of prompt and answer. Default: the model's context length.
+        max_length: Maximum tokens of prompt and answer; at least 2. Default: the model's context
+            length.
     """
 
     drafter: str = DEFAULT_DRAFTER

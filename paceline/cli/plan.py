@@ -29,10 +29,11 @@ class DeviceOptions:
     Attributes:
         dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto is the
             config's.
-        weight_bits: Bits per weight of the layers, if quantised; at least 1; the arithmetic keeps
-            the dtype. Default: not quantised.
+        weight_bits: Bits per weight of the layers if they are quantised, at least 1; the arithmetic
+            keeps the dtype. Default: not quantised.
         tensor_parallel: Number of devices that share every matrix; at least 1.
-        threads: CPU threads of torch, for 'measured'; 1 to 1024. Default: torch's own choice.
+        threads: CPU threads of torch, for the device 'measured'; from 1 to 1024. Default: torch's
+            own choice.
     """
 
     hardware: Annotated[
@@ -77,9 +78,12 @@ def plan(
     workload: Workload = Workload(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Estimate the cost and gain of draft trees of every size and show the best size.
+    """Estimate the best draft tree size on a device.
 
-    Costs follow the roofline model, or are measured on this machine.
+    The table shows the cost and the gain of draft trees of every size. Costs follow the roofline
+    model, or are measured on this machine.
+
+    Example: paceline plan smollm2 --hardware h100 --batch 8
     """
     from paceline.plan.acceptance import read_acceptance
     from paceline.plan.report import draw_plan, print_plan, write_plan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from paceline import demo
 from paceline.cli.loading import build_llm
-from paceline.cli.options import WITHOUT_MODEL, TargetModel, flattened
+from paceline.cli.options import TargetModel, flattened, only
 from paceline.cli.show import print_note
 from paceline.core.request import SamplingParams
 from paceline.util.config import require_range
@@ -46,12 +46,16 @@ def prompts(
     count: int = 1000,
     batch: int = 32,
     sampling: PromptSampling = PromptSampling(),
-    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
+    models: Annotated[
+        ModelOptions, only("dtype", "device", "threads", "batch_invariant")
+    ] = ModelOptions(),
 ) -> None:
-    """Generate user prompts with a chat model, as input of `paceline record`.
+    """Generate user prompts with a chat model, for `paceline record`.
 
     The model continues its chat template where the user's turn begins (Magpie, Xu et al. 2024). If
     interrupted, the command writes the prompts so far.
+
+    Example: paceline prompts smollm2 --count 1000 --out prompts.jsonl
 
     Args:
         out: File for the prompts, JSON lines.

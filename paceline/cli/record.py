@@ -29,16 +29,18 @@ def record(
 ) -> None:
     """Record a model's answers to prompts as JSON lines.
 
-    The file serves replay, datastore, training and the calibration of sssd. Prompt number n uses
-    seed + n. Recording can be interrupted at any time; the same command resumes it.
+    Replays, datastores and trainings read the file. Prompt number n uses seed + n. Recording can be
+    interrupted at any time; the same command resumes it.
+
+    Example: paceline record smollm2 --prompts prompts.jsonl --out answers.jsonl
 
     Args:
         out: File for the answers, JSON lines; an unfinished file is continued.
-        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`. It changes the
-            speed only.
-        batch: Number of prompts answered together, and written together; at least 1.
-        top: Number of top-k tokens to record per position, in a second file; replays of auto and
-            token_recycling use 8. Default: 0, none.
+        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`. It changes only
+            the speed.
+        batch: Number of prompts answered and written together; at least 1.
+        top: Number of top-k tokens to record per position, in a second file; from 0 to 64; 0
+            records none; replays of auto and token_recycling use 8.
     """
     require_range("record", "batch", batch, 1)
     from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers

@@ -29,15 +29,17 @@ _DEFAULT_DRAFTERS = ("prompt_lookup", "sssd")
 Traces = Annotated[
     Path,
     Parameter(
-        name="TRACES",
+        name="TRACE",
         required=True,
-        help="Files of `paceline record`, or JSON lines with prompt and output (text or ids).",
+        help="File of `paceline record`, or JSON lines with prompt and output (text or ids);"
+        " repeatable.",
     ),
 ]
 TraceTokenizer = Annotated[
     str | None,
     Parameter(
-        help="Tokenizer: directory or hub id; 'demo' or 'mistral-common'. Not needed for token ids."
+        help="Tokenizer of texts: directory or hub id; 'demo' or 'mistral-common'. Default: none;"
+        " token ids need none."
     ),
 ]
 
@@ -50,8 +52,8 @@ class SimulationOptions:
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default:
             prompt_lookup and sssd.
-        nodes: Draft tokens per tree, separated by commas; at least 1.
-        batch: Requests per step, separated by commas; at least 1.
+        nodes: Draft tokens per tree; numbers separated by commas; at least 1.
+        batch: Requests per step; numbers separated by commas; at least 1.
     """
 
     drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()
@@ -67,12 +69,15 @@ def replay(
     limit: int | None = None,
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> int:
-    """Simulate drafters on recorded answers and report tokens per step.
+    """Simulate drafters on recorded answers, without a model.
 
     The table shows accepted tokens, draft tokens and microseconds per step.
 
+    Example: paceline replay answers.jsonl --drafters prompt_lookup,sssd
+
     Args:
         datastore: Folder of a datastore, for drafters that name none; 'demo' is the built-in one.
+            Default: none.
         limit: Maximum answers per file; at least 1. Default: all.
     """
     if limit is not None and limit < 1:

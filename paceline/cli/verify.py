@@ -52,7 +52,7 @@ def verify(
     files: Annotated[ResultFiles, without("png", "markdown")] = ResultFiles(),
     config: Annotated[BenchConfig, without(*_UNUSED_OPTIONS)] = BenchConfig(),
 ) -> int:
-    """Check that every drafter returns the answers of plain decoding.
+    """Check that drafters return the answers of plain decoding.
 
     The exit status is 1 if any answer differs.
 
@@ -61,11 +61,13 @@ def verify(
     tokens are verified, whatever they cost, unless a spec says `budget=true`. Prompt number n uses
     seed + n. If interrupted, the command reports what is finished.
 
+    Example: paceline verify demo --drafter auto --batch 1,8 --limit 4
+
     Args:
-        batch: Maximum prompts answered together; repeatable, or separated by spaces or commas.
-            Default: 1.
-        prefill_chunk: Maximum prompt tokens per forward pass; repeatable, or separated by commas.
-            Default: 512.
+        batch: Maximum prompts answered together; at least 1; repeatable, or separated by spaces or
+            commas. Default: 1.
+        prefill_chunk: Maximum prompt tokens per forward pass; at least 1; repeatable, or separated
+            by spaces or commas. Default: 512.
     """
     batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
     config = changed(config, model=model)

@@ -27,24 +27,27 @@ class SamplingParams:
     """Options of one request: token choice, length, stop conditions, reports.
 
     Attributes:
-        max_new_tokens: Upper bound of the answer's length in tokens; 0 computes the prompt and
-            generates nothing.
-        temperature: Divisor of the logits; 0 = greedy (arg-max).
-        top_k: Keep the k most likely tokens; 0 = all.
-        top_p: Keep the smallest set of tokens whose probability reaches top_p; 1 = all.
-        min_p: Drop tokens less likely than min_p times the most likely one; 0 = none.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens already in
-            prompt or answer; 1 = off.
+        max_new_tokens: Maximum tokens of an answer; at least 0; 0 computes the prompt and generates
+            nothing.
+        temperature: Divisor of the logits; at least 0; 0 is greedy (argmax).
+        top_k: Keep the k most likely tokens; at least 0; 0 keeps all.
+        top_p: Keep the smallest set of tokens whose probability reaches top_p; above 0, at most 1;
+            1 keeps all.
+        min_p: Drop tokens less likely than min_p times the most likely one; from 0 to 1; 0 drops
+            none.
+        repetition_penalty: Divide positive and multiply negative logits of tokens in prompt or
+            answer by this number; above 0; 1 disables it.
         seed: Random seed. The same seed gives the same text with every drafter that does not draw
             its guesses, in any batch.
-        stop: Strings that end the answer; special tokens are allowed. The text is cut before them.
+        stop: Strings that end the answer; the text is cut before them. Special tokens are allowed.
+            Default: none.
         ignore_eos: Continue after an end-of-sequence token.
-        min_tokens: Minimum answer length in tokens before a token may end it. Stop strings end it
-            earlier all the same.
-        presence_penalty: Subtracted from the logits of tokens already in the answer; -2 to 2, 0 =
-            off.
-        frequency_penalty: Subtracted from a token's logit for each time it is in the answer; -2 to
-            2, 0 = off.
+        min_tokens: Minimum tokens of an answer before a token may end it; at least 0. Stop strings
+            may end it earlier.
+        presence_penalty: Number subtracted from the logits of tokens already in the answer; from -2
+            to 2; 0 disables it.
+        frequency_penalty: Number subtracted from a token's logit for each time it is in the answer;
+            from -2 to 2; 0 disables it.
         stop_token_ids: Tokens that end the answer, also with `ignore_eos`. The token is the
             answer's last one.
         logit_bias: Token id -> value added to its logit, -100 to 100; None = nothing.

@@ -125,14 +125,15 @@ class Settings:
     Attributes:
         served_name: Names of the model in requests; repeatable; responses use the first. Default:
             the model's name.
-        max_batch: Maximum answers generated at a time, as in `LLM`; at least 1.
-        max_waiting: Maximum answers waiting for a slot; further requests get status 429.
+        max_batch: Maximum answers generated at a time; at least 1.
+        max_waiting: Maximum answers waiting for a slot; at least 0; further requests get status
+            429.
         max_answers: Maximum answers per request (prompts times n); at least 1.
-        max_prompt: Maximum tokens per prompt. Default: what the model's context allows.
+        max_prompt: Maximum tokens per prompt; at least 1. Default: what the model's context allows.
         max_body: Maximum size of a request, in KiB; at least 1.
-        max_logprobs: Maximum top-k tokens reported per position.
-        timeout: Time limit per request in seconds, waiting included; 0 disables it.
-        allow_drafter: Drafter specs with files that requests may name; repeatable.
+        max_logprobs: Maximum top-k tokens reported per position; at least 0.
+        timeout: Time limit per request in seconds, waiting included; at least 0; 0 disables it.
+        allow_drafter: Drafter specs with files that requests may name; repeatable. Default: none.
         ignore_generation_config: Ignore sampling defaults of the model's generation_config.json:
             omitted fields then disable temperature scaling, top_k, top_p, min_p and
             repetition_penalty.

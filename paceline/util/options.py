@@ -25,13 +25,13 @@ class ModelOptions:
     Attributes:
         model: Directory, hub id or GGUF file of the target. "demo" is the built-in pair of toy
             models, "smollm2" a real model that a pip package holds.
-        draft_model: Directory, hub id or GGUF file of the draft model. With the target "demo", the
-            default is its built-in draft model.
-        dtype: "auto", "float32", "bfloat16" or "float16".
-        device: "auto", "cpu", "cuda", "cuda:1", ...
-        threads: CPU threads of torch. By default torch chooses.
-        batch_invariant: Make results independent of the other requests in a forward pass, bit for
-            bit. "auto" does so if it costs less than 5 %.
+        draft_model: Draft model: directory, hub id or GGUF file. Default: none, or the built-in
+            draft if the target is "demo".
+        dtype: Data type: auto, float32, bfloat16 or float16; auto is the type of the checkpoint.
+        device: Torch device, such as cpu, cuda or cuda:1; auto is a GPU if there is one.
+        threads: CPU threads of torch; from 1 to 1024. Default: torch's own choice.
+        batch_invariant: Make answers independent of the other requests in a forward pass, bit for
+            bit; auto does so if it costs less than 5 %.
 
     Raises:
         ConfigError: A value is out of range.
@@ -59,10 +59,10 @@ class PromptOptions:
     """Select prompts from files.
 
     Attributes:
-        prompts: JSONL file of prompts (id, category, turns); repeatable. By default the built-in
+        prompts: JSONL file of prompts (id, category, turns); repeatable. Default: the built-in
             prompts.
-        limit: Maximum prompts per file; 0 uses all.
-        every: Use only every n-th prompt of a file; applied before the limit.
+        limit: Maximum prompts per file; at least 0; 0 uses all.
+        every: Use only every n-th prompt of a file, counted before the limit; at least 1.
 
     Raises:
         ConfigError: A value is out of range.

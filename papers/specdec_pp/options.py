@@ -13,10 +13,10 @@ class SpecDecConfig(PaperConfig):
     """Configuration of the SpecDec++ paper, with the heads to compare.
 
     Attributes:
-        head: Folder of an acceptance head; may be repeated. The first is compared with all rules.
+        head: Folder of an acceptance head; repeatable. The first is compared with all rules.
             Default: the built-in one.
-        recording: Folder of a recording of `paceline head record`; may be repeated. Heads are
-            trained on the recordings and compared.
+        recording: Folder of a recording of `paceline head record`; repeatable. Heads are trained on
+            the recordings and compared. Default: none.
     """
 
     paper: ClassVar[str] = "specdec_pp"

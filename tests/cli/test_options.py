@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +14,7 @@ from paceline.bench.settings import BenchConfig
 from paceline.cli.chat import ChatSampling
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
 from paceline.cli.commands import GROUPS
-from paceline.cli.main import app
+from paceline.cli.main import app, run
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
 from paceline.training.acceptance_head.settings import RecordConfig
@@ -101,9 +103,62 @@ def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
     shown = [argument for argument in found if argument.show and not argument.children]
     names = [name for argument in shown for name in argument.names]
     assert len(set(names)) == len(names)
-    assert all(argument.parameter.help for argument in shown), [
-        one.name for one in shown if not one.parameter.help
-    ]
+    for argument in shown:
+        text, default = argument.parameter.help or "", argument.field_info.default
+        assert text, argument.name
+        if argument.required or isinstance(default, bool):
+            continue
+        # The default is in the text only where cyclopts does not show it.
+        shows_default = default not in (None, (), "", argument.field_info.empty)
+        assert ("Default" in text) != shows_default or argument.name == "PROMPT", argument.name
+        if isinstance(default, int | float) and argument.name != "--seed":
+            assert re.search(r"at least|from |above\s|multiple of", text), argument.name
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_example_of_a_command_is_valid(words: list[str]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    example = re.search(r"^ *Example: paceline (.*)$", command.help, re.MULTILINE)
+    if example is None:
+        assert words in (["drafters"], ["demo"], ["cache", "list"], ["cache", "clear"])
+        return
+    assert len(example[0].strip()) <= 80
+    assert example[1].startswith(" ".join(words))
+    app.parse_args(shlex.split(example[1]))
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["generate"], "generate MODEL [PROMPT...] [OPTIONS]"),
+        (["chat"], "chat [MODEL] [OPTIONS]"),
+        (["plan"], "plan MODEL --hardware STR [OPTIONS]"),
+        (["datastore"], "datastore COMMAND"),
+        (["datastore", "build"], "datastore build PATH INPUT... --tokenizer STR [OPTIONS]"),
+        (["head", "calibrate"], "head calibrate MODEL HEAD RECORDING... [OPTIONS]"),
+        (["cache", "list"], "cache list"),
+    ],
+)
+def test_the_usage_names_every_argument(
+    words: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run([*words, "--help"])
+    assert capsys.readouterr().out.startswith(f"Usage: paceline {usage}\n\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        (["draft", "train", "demo", "--recording", "r"], "uses_target_states", False),
+        (["head", "train", "r"], "scalars", False),
+    ],
+)
+def test_an_option_that_is_on_can_be_turned_off(words: list[str], option: str, value: bool) -> None:
+    name = option.replace("_", "-")
+    _, bound, _ = app.parse_args([*words, "--out", "o", f"--no-{name}"])
+    assert getattr(bound.kwargs["config"], option) is value
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ record --top -1 --limit 1 -n 2                          -> top: got -1
 record --limit 1 -n 1000000                             -> max_new_tokens: got 1000000
 record --prompts /missing                               -> /missing
 record @tiny --limit 1 -n 2                             -> tokenizer
-replay                                                  -> TRACES
+replay                                                  -> TRACE
 replay /missing                                         -> /missing
 replay @store                                           -> .
 replay @tiny.gguf                                       -> tiny.gguf
@@ -235,7 +235,7 @@ head record --out @documents.txt --limit 1 -n 2         -> documents.txt
 head record @target --limit 1 -n 2                      -> draft
 head record --answers /missing                          -> /missing
 head record --answers @prompts.jsonl                    -> prompts.jsonl
-head train                                              -> RECORDINGS|out
+head train                                              -> RECORDING|out
 head train /missing --out x                             -> /missing
 head train @store --out y                               -> store
 head train @recording --out @documents.txt              -> documents.txt
@@ -247,7 +247,7 @@ head train @recording --out x --epochs 0                -> epochs
 head train @recording --out x --batch 0                 -> batch
 head train @recording --out x --dev 0.9                 -> dev
 head train @recording --out x --weight-decay nan        -> weight_decay
-head evaluate                                           -> HEAD|RECORDINGS
+head evaluate                                           -> HEAD|RECORDING
 head evaluate /missing @recording                       -> .
 head evaluate @head /missing                            -> /missing
 head evaluate @head @recording -d @tiny                 -> .

@@ -33,21 +33,22 @@ class LoadOptions:
     """The loads of a server.
 
     Attributes:
-        users: Numbers of users, separated by commas. A user sends the next request when it has an
-            answer.
-        rates: Rates of random arrivals, as shares of what the server answers without speculation;
-            separated by commas.
+        users: Numbers of users, separated by commas; at least 1. A user sends the next request when
+            it has an answer.
+        rates: Rates of random arrivals, as shares of the rate that the server reaches without
+            speculation; separated by commas; above 0, at most 2. Default: none.
         contexts: Contexts of the prompts, separated by commas: short (a prompt alone), medium and
             long (a prompt after other text).
-        medium: Tokens of a medium prompt.
-        long: Tokens of a long prompt.
-        requests: Requests of a load; 0 sends two per user, at least 8.
-        transport: "http" starts a server in this process; "direct" uses the engine's asyncio calls.
-        turn: Tokens before the second turn of a chat. The time to its first token is measured with
-            and without prefix reuse; 0 skips this.
-        intruders: Tokens of the prompts that arrive during a stream. The gaps of the stream are
-            measured; 0 skips this.
-        soak: Minutes of mixed load with aborted answers. The memory is recorded; 0 skips this.
+        medium: Tokens of a medium prompt; at least 8.
+        long: Tokens of a long prompt; at least 8.
+        requests: Requests per load; at least 0; 0 sends two per user, and eight or more in all.
+        transport: http starts a server in this process; direct uses the engine's asyncio calls.
+        turn: Tokens before the second turn of a chat, at least 0. The time to its first token is
+            measured with and without prefix reuse; 0 skips this.
+        intruders: Tokens of the prompts that arrive during a stream, at least 0. The gaps of the
+            stream are measured; 0 skips this.
+        soak: Minutes of mixed load with aborted answers, at least 0. The memory is recorded; 0
+            skips this.
 
     Raises:
         ConfigError: A value is out of range.
