@@ -1,4 +1,4 @@
-"""Format the help of commands: the usage with all arguments, and texts that wrap at any width."""
+"""Format the help of commands: complete usage, and texts that wrap at any width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUIRED_OPTION = re.compile(r"--[\w-]+ [A-Z]+")
 
 
 class HelpFormatter:
-    """Formats help like cyclopts, except for line breaks of docstrings and the usage line.
+    """Formats help like cyclopts, with a complete usage line and rewrapped texts.
 
     Args:
         app: Application whose help is formatted.

@@ -126,7 +126,7 @@ def serve(
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
-    """Build the server's engine and answer once, so that it is compiled before requests come."""
+    """Build the server's engine and compile it with a short answer."""
     llm = build_llm(
         models,
         engine.drafter,
