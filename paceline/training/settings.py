@@ -27,9 +27,9 @@ class TrainingSettings:
 
     Attributes:
         batch: Training examples per step; at least 1.
-        lr: Peak learning rate.
+        lr: Peak learning rate; above 0.
         seed: Random seed for weight initialisation and data order.
-        note: Text for the training record, such as sources and licences.
+        note: Text for the training record, such as sources and licences. Default: none.
 
     Raises:
         ConfigError: A value is out of range.

@@ -27,11 +27,12 @@ class RecordConfig:
         models: Target and draft model.
         selection: Prompts, as for a benchmark.
         answers: File of `paceline record` to use instead of prompts, with its sampling settings.
-        skip_every: Skip each n-th line of each file, for a later report. Default: 0, none.
+            Default: none.
+        skip_every: Skip each n-th line of each file, for a later report; at least 0; 0 skips none.
         keep: Probability that a position keeps the target's token (the paper's r); from 0 to below
             1. High values resemble features in use.
         mixtures: Number of mixed sequences per answer (1 in the paper); for drafts that read target
-            states, chain positions per token.
+            states, chain positions per token; at least 1.
         sampling: Sampling of the target; prompt number n uses seed + n. Penalties and min_tokens
             are not supported.
         batch: Number of prompts answered together, and per shard; at least 1.
@@ -77,17 +78,18 @@ class TrainConfig(TrainingSettings):
 
     Attributes:
         batch: Positions per training step; at least 1.
-        lr: Peak learning rate of AdamW.
+        lr: Peak learning rate of AdamW; above 0.
         seed: Random seed for the split, weight initialisation and data order.
-        note: Text for the card, such as sources and licences of the prompts.
+        note: Text for the card, such as sources and licences of the prompts. Default: none.
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
-        reject_weight: Weight of rejections in the loss (the paper's w_rej); acceptances have 1.
+        reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0; acceptances
+            have 1.
         scalars: Feed scalars of the draft's distribution to the last layer; not in the paper.
-        epochs: Number of passes over the recordings.
-        weight_decay: Weight decay of AdamW.
+        epochs: Number of passes over the recordings; at least 1.
+        weight_decay: Weight decay of AdamW; at least 0.
         warmup: Share of the steps in which the learning rate grows.
-        dev: Share of the prompts used to fit the calibration.
-        held_out: Share of the prompts held out for the report.
+        dev: Share of the prompts used to fit the calibration; from 0 to 0.5.
+        held_out: Share of the prompts held out for the report; from 0 to 0.5.
 
     Raises:
         ConfigError: A value is out of range.

@@ -47,27 +47,28 @@ class DraftTraining(TrainingSettings):
 
     Attributes:
         batch: Tokens per training step; at least 1.
-        lr: Peak learning rate, of Muon for matrices and of AdamW for the embedding and norms.
+        lr: Peak learning rate, of Muon for matrices and of AdamW for the embedding and norms; above
+            0.
         uses_target_states: Read the target's hidden states (EAGLE-style), with the target's
             embedding and LM head. Such a draft accepts more tokens, but serves only this target.
-            False trains an independent model.
+            Otherwise the draft is an independent model.
         reads_at: Depth of one more layer whose states the draft reads, as a share of the target's
-            layers; 0 reads only the last.
-        hidden: Hidden size, a multiple of 32. Default: 0, the target's, or 96 without target
-            states.
-        layers: Number of decoder layers. Default: 0, which means 2, or 3 without target states.
-        neurons: Size of each feed-forward layer. Default: 0, 4/3 of the hidden size, or 4 times it
-            without target states.
+            layers; from 0 to 1; 0 reads only the last.
+        hidden: Hidden size, a multiple of 32; 0 is the target's, or 96 without target states.
+        layers: Number of decoder layers; at least 0; 0 is 2, or 3 without target states.
+        neurons: Size of each feed-forward layer; at least 0; 0 is 4/3 of the hidden size, or 4
+            times it without target states.
         start: Draft model whose shape and weights training starts from. Default: none.
-        minutes: Training time in minutes, validation included; a resumed run may change it.
-        coverage: Share of the training tokens that the reduced draft vocabulary covers; 1 keeps the
-            whole vocabulary.
+        minutes: Training time in minutes, validation included; above 0; a resumed run may change
+            it.
+        coverage: Share of the training tokens that the reduced draft vocabulary covers; above 0, at
+            most 1; 1 keeps the whole vocabulary.
         length: Draft tokens per chain in the evaluation; at least 1.
         context: Maximum tokens per text chunk; at least 8.
         answers: Share of the training steps on recorded answers instead of texts, at the end of
-            training.
+            training; from 0 to 1.
         held_out: Each n-th answer is held out for validation; at least 2.
-        validations: Number of validations; the best draft so far is saved.
+        validations: Number of validations; at least 1; the best draft so far is saved.
 
     Raises:
         ConfigError: A value is out of range.

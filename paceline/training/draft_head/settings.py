@@ -21,11 +21,12 @@ class DraftHeadTraining(TrainingSettings):
 
     Attributes:
         batch: Token positions per training step; at least 1.
-        lr: Peak learning rate of AdamW.
-        neurons: Size of the hidden layer; each neuron costs time in every step.
-        kept: Size of the reduced draft vocabulary, the most frequent tokens of the training text.
-        levels: Number of tokens to predict ahead in use; training covers two.
-        epochs: Number of passes over the training text.
+        lr: Peak learning rate of AdamW; above 0.
+        neurons: Size of the hidden layer; at least 1; each neuron costs time in every step.
+        kept: Size of the reduced draft vocabulary, the most frequent tokens of the training text;
+            at least 1.
+        levels: Number of tokens to predict ahead in use; at least 1; training covers two.
+        epochs: Number of passes over the training text; at least 1.
         context: Maximum tokens per text chunk; at least 8.
         held_out: Each n-th answer is held out for validation; at least 2.
 
