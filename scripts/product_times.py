@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from paceline.cpu.linear.own import product
+from paceline.cpu.linear.dispatch import product
 
 _LAYERS, _ROUNDS = 30, 9
 # of a layer, [out, in]

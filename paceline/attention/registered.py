@@ -9,6 +9,7 @@ prompt.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,13 +19,14 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paceline.attention.forward import BY_POSITION, attention_state
+from paceline.backend.interface import ScoreOptions
+from paceline.backend.plain_tensors import PLAIN
+from paceline.backend.resolve import cpu_backend
 from paceline.core.attention_metadata import AttentionMetadata
-from paceline.cpu.attention.invariant import attention_by_position
-from paceline.cpu.memory import KINDS
-from paceline.cpu.plain_tensors import PLAIN
 from paceline.errors import UnsupportedModelError
 
 _DEVICES = {"cpu", "cuda"}
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not_by_position(model: PreTrainedModel) -> str | None:
@@ -40,10 +42,10 @@ def why_not_by_position(model: PreTrainedModel) -> str | None:
             "it is on cuda, where attention by position needs triton, which is not installed; pip"
             " install paceline[cuda]"
         )
-    if model.dtype not in KINDS:
+    if model.dtype not in _DTYPES:
         return (
             f"it computes in {model.dtype}, and attention by position in"
-            f" {', '.join(map(str, KINDS))}"
+            f" {', '.join(map(str, _DTYPES))}"
         )
     if not model._can_set_attn_implementation():
         return "it has attention code of its own, which asks no table of functions"
@@ -84,20 +86,22 @@ def _attend(
     metadata = attention_state(module).metadata
     if metadata is None:
         metadata = AttentionMetadata.of_places(query.shape[0], key.shape[2])
-    return _kernel_for(query.device.type)(
-        query, key, value, attention_mask, metadata, scaling, softcap, s_aux
-    ), None
+    attend, scores = _attention_of(query.device.type), ScoreOptions(scaling, softcap, s_aux)
+    return attend(query, key, value, attention_mask, metadata, scores), None
 
 
-def _kernel_for(device: str) -> Callable[..., Tensor]:
-    """Return attention by position on a device."""
+@cache
+def _attention_of(device: str) -> Callable[..., Tensor]:
+    """Return attention by position on a device; it imports the kernels."""
     if device == "cpu":
-        return attention_by_position
-    from paceline.attention import (
-        triton_kernel,
-    )  # not everyone has triton, and it takes a second to import
+        return cpu_backend().attention
+    from paceline.attention.triton_kernel import attention_by_position
 
-    return triton_kernel.attention_by_position
+    def attend(*states_and_metadata: Any) -> Tensor:
+        *arguments, options = states_and_metadata
+        return attention_by_position(*arguments, *options)
+
+    return attend
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
@@ -126,9 +130,9 @@ def _obstacle(
     options: dict[str, Any],
 ) -> str | None:
     """Return what the kernel does not compute."""
-    if query.device.type not in _DEVICES or query.dtype not in KINDS:
+    if query.device.type not in _DEVICES or query.dtype not in _DTYPES:
         return (
-            f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, KINDS))}"
+            f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, _DTYPES))}"
             " on the CPU or on CUDA"
         )
     if torch.is_grad_enabled() and query.requires_grad:

@@ -180,20 +180,18 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
 
 def _products(llm: LLM) -> str:
     """Return which library computes matrix products, and the time of both."""
-    from paceline.cpu.linear.choice import COUNTS, trial
+    from paceline.backend.settings import TIMED_ROWS
+    from paceline.cpu.product_choice import trial
 
     used = llm.model.products
-    if used.fixed:
-        return f"torch, always padded to {used.fixed} rows"
-    backend = (
-        "torch"
-        if not used.modules
-        else f"paceline with {_run(used.least, None if used.most > COUNTS[-1] else used.most)} rows"
-    )
+    if used.fixed_rows:
+        return f"torch, always padded to {used.fixed_rows} rows"
+    max_rows = None if used.max_rows > TIMED_ROWS[-1] else used.max_rows
+    backend = "torch" if not used.modules else f"paceline with {_run(used.min_rows, max_rows)} rows"
     timing = trial(llm.model.model)
     if not timing.ours:
         return f"{backend}: paceline's kernels need plain weights on a CPU"
-    each = zip(COUNTS, timing.ours, timing.torchs, strict=True)
+    each = zip(TIMED_ROWS, timing.ours, timing.torchs, strict=True)
     times = ", ".join(
         f"{own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g} with {count}"
         for count, own_seconds, torch_seconds in each

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from paceline.backend.plain_tensors import is_plain
 from paceline.core.tree import IntArray
 from paceline.cpu.memory import VECTOR_BYTES, copy
-from paceline.cpu.plain_tensors import is_plain
 from paceline.util.compiled import compiled
 
 

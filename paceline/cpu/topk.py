@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.not_numbers import NO_TOKEN, marked_argmax
+from paceline.backend.torch_backend import TORCH
+from paceline.core.not_numbers import NO_TOKEN
 from paceline.core.tree import IntArray
 from paceline.cpu import simd_f32x8
 from paceline.cpu.memory import (
@@ -38,7 +39,7 @@ def most_likely(logits: Tensor) -> Tensor:
         logits: Any float tensor [..., vocab].
     """
     if not _readable(logits):
-        return marked_argmax(logits)
+        return TORCH.argmax(logits)
     return torch.from_numpy(_search(logits, 1, False)[0]).reshape(logits.shape[:-1])
 
 
@@ -58,10 +59,7 @@ def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]
         return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(
             *logits.shape[:-1], count
         )
-    indices = _largest_first(logits, count)
-    log_totals = logits.float().logsumexp(-1, keepdim=True)
-    values = (logits.gather(-1, indices).float() - log_totals).exp()
-    return indices.cpu().numpy(), torch.where(values[..., :1].isfinite(), values, 0.0).cpu().numpy()
+    return TORCH.topk(logits, count)
 
 
 def entropies(logits: Tensor) -> Tensor:
@@ -71,24 +69,11 @@ def entropies(logits: Tensor) -> Tensor:
         logits: Any float tensor [..., vocab] without NaN.
     """
     if not _readable(logits):
-        logs = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)
-        return (logs.exp() * logs).sum(-1).neg()
+        return TORCH.entropies(logits)
     logits = logits.contiguous()
     result = np.empty(logits.numel() // logits.shape[-1], dtype=np.float32)
     _measure(logits.data_ptr(), KINDS[logits.dtype], logits.shape[-1], result)
     return torch.from_numpy(result).reshape(logits.shape[:-1])
-
-
-def _largest_first(logits: Tensor, count: int) -> Tensor:
-    """Return torch's top-k indices, with the result of `argmax` in front.
-
-    Among equal logits, torch's `topk` may put any of them first.
-    """
-    best = logits.argmax(-1, keepdim=True)
-    indices = torch.cat((best, logits.topk(count, dim=-1).indices), dim=-1)
-    is_repeated = indices == best
-    is_repeated[..., 0] = False
-    return indices.gather(-1, is_repeated.byte().argsort(dim=-1, stable=True))[..., :count]
 
 
 def _readable(logits: Tensor) -> bool:

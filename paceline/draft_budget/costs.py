@@ -163,7 +163,11 @@ class Costs:
             model.model,
             batch_invariant=model.architecture.by_position,
             rows=[model.min_rows, self._max_rows],
-            products=[len(model.products.modules), model.products.least, model.products.most],
+            products=[
+                len(model.products.modules),
+                model.products.min_rows,
+                model.products.max_rows,
+            ],
         )
         return result_cache.ResultKey(
             _KIND, facts, f"forward costs of {model.model.__class__.__name__}", "curve.json"

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.backend.resolve import topk_tokens
 from paceline.core.drafter import Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.origin import Origin
 from paceline.core.tree import DraftTree, IntArray
-from paceline.cpu.topk import likeliest
 from paceline.draft_head.weights import Weights, ends
 from paceline.model.cached_lm import CachedLM
 
@@ -167,7 +167,9 @@ class DraftHead:
         """Return the likeliest tokens of states [n, hidden], and their probabilities among those
         that are kept, [n, count].
         """
-        places, probs = likeliest(self._products.linear(states, self._head, self._head_bias), count)
+        places, probs = topk_tokens(
+            self._products.linear(states, self._head, self._head_bias), count
+        )
         return self._kept[places], probs
 
 

@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
+from paceline.backend.products import Products
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.cpu.linear.own import Products
 from paceline.invariance.row_modules import RowModule
 from paceline.model.cached_lm import CachedLM
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of

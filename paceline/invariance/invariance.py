@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
 from paceline.attention import why_not_by_position
+from paceline.backend.products import Products, plain_products
 from paceline.core.settings import PREFILL_CHUNK
-from paceline.cpu.linear.choice import Trial, everywhere, is_large, trial
-from paceline.cpu.linear.own import Products, plain_products
 from paceline.errors import ConfigError
 from paceline.invariance.forward_cost import forward_cost, padding_cost, pieces_cost
 from paceline.invariance.probe_report import ProbeReport, ProbeResult
@@ -41,6 +40,9 @@ from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.options import BatchInvariant
 from paceline.util.stopwatch import Conditions
+
+if TYPE_CHECKING:
+    from paceline.cpu.product_choice import Trial
 
 COST_ALLOWED = 1.05  # of a forward, by "auto"
 MOST_ROWS = 1024  # the largest row count that is tried; no forward is larger
@@ -140,7 +142,7 @@ def resolve_batch_invariance(
     obstacle = experts_of(model) or why_not_by_position(model) or _why_not_tried(model, asked)
     if not obstacle:
         try:
-            proof, products = _cheapest(model, is_large(model) or asked is True)
+            proof, products = _cheapest(model, asked is True)
             obstacle = proof.reason
         except Exception as error:
             # A module of another library, or a kernel that is new to a device, may fail in any way:
@@ -191,25 +193,41 @@ def _why_not_tried(model: PreTrainedModel, asked: BatchInvariant) -> str | None:
 
 
 def _cheapest(model: PreTrainedModel, with_ours: bool) -> tuple[ProbeReport, Products]:
-    """Return the proof with torch's products or with ours, whichever costs less, and these
-    products.
+    """Return the proof with torch's products or with ours, whichever costs less.
+
+    Args:
+        model: The model.
+        with_ours: Whether to try ours on a small model, too.
+    Returns:
+        The proof and its products.
     """
-    own = everywhere(model) if with_ours else None
-    timed = Trial() if own is None else trial(model)
-    if own is not None and timed.cost_everywhere <= allowed(timed.conditions):
-        return _with_trial(prove(model, own), timed), own
+    own = _own_products(model, with_ours)
+    if own is not None and own[1].cost_everywhere <= allowed(own[1].conditions):
+        return _with_trial(prove(model, own[0]), own[1]), own[0]
     proof = prove(model)
-    if own is not None and (proof.reason or timed.cost_everywhere < proof.cost):
-        ours = _with_trial(prove(model, own), timed)
-        if not ours.reason:
-            return ours, own
+    if own is not None and (proof.reason or own[1].cost_everywhere < proof.cost):
+        own_proof = _with_trial(prove(model, own[0]), own[1])
+        if not own_proof.reason:
+            return own_proof, own[0]
     modules = plain_products(model)
     if proof.reason and proof.findings and modules:
-        fixed = Products(modules, fixed=_FIXED_ROWS)
+        fixed = Products(modules, fixed_rows=_FIXED_ROWS)
         padded = prove(model, fixed)
         if not padded.reason:
             return padded, fixed
     return proof, Products()
+
+
+def _own_products(model: PreTrainedModel, with_ours: bool) -> tuple[Products, Trial] | None:
+    """Return our products and their times; None if ours cannot compute all of the model's."""
+    if model.device.type != "cpu":
+        return None
+    from paceline.cpu import product_choice  # imports the kernels
+
+    own = None
+    if with_ours or product_choice.is_large(model):
+        own = product_choice.everywhere(model)
+    return None if own is None else (own, product_choice.trial(model))
 
 
 def allowed(conditions: Conditions | None) -> float:
@@ -257,7 +275,9 @@ def prove(model: PreTrainedModel, products: Products = Products()) -> ProbeRepor
     """Find the classes of row counts of a model, or read what was found before on this machine
     in the same circumstances.
     """
-    facts = environment_key(model, own_products=bool(products.modules), fixed_rows=products.fixed)
+    facts = environment_key(
+        model, own_products=bool(products.modules), fixed_rows=products.fixed_rows
+    )
     place = result_cache.ResultKey(
         _KIND, facts, f"row counts of {model.__class__.__name__}", "proof.json"
     )
@@ -305,11 +325,13 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
     if not reason:
         measured = forward_cost(model, best.least, products, COST_ALLOWED)
         whole, conditions = measured.ratio, measured.conditions
-        if products.fixed or best.least > 1:
-            measured = pieces_cost(modules) if products.fixed else padding_cost(modules, best.least)
+        if products.fixed_rows or best.least > 1:
+            measured = (
+                pieces_cost(modules) if products.fixed_rows else padding_cost(modules, best.least)
+            )
             cost, conditions = measured.ratio, _worst(conditions, measured.conditions)
     seconds = time.perf_counter() - begin
-    own = bool(products.modules) and not products.fixed
+    own = bool(products.modules) and not products.fixed_rows
     return ProbeReport(
         best.least,
         best.most,
@@ -319,7 +341,7 @@ def search(model: PreTrainedModel, products: Products = Products()) -> ProbeRepo
         seconds,
         own,
         whole,
-        products.fixed,
+        products.fixed_rows,
         conditions,
     )
 

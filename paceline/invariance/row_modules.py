@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.cpu.linear.own import ForwardOverride
+from paceline.backend.products import ForwardOverride
 from paceline.invariance.row_classes import RowFunction
 
 _TOKENS = 13  # of the forward that is watched; a number that is unlikely to be a size

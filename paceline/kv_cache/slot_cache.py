@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from paceline.backend.interface import RowMover
+from paceline.backend.resolve import backend_of
 from paceline.core.tree import IntArray
-from paceline.cpu.kv_row_moves import Stores, move_forward
 
 _SPARE = 64  # positions
 
@@ -135,9 +136,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = 0
         self.window = WriteWindow()
         self._free: list[int] = []
-        self._described: list[
-            Stores | None
-        ] = []  # what `move` makes of the stores; empty once there are others
+        self._mover: RowMover | None = None  # None after a reallocation
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     @property
@@ -185,8 +184,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.invalidate_pointers()
 
     def invalidate_pointers(self) -> None:
-        """Take notice that there are other stores than before."""
-        self._described.clear()
+        """Forget the addresses of stores that were reallocated."""
+        self._mover = None
 
     def take(self) -> int:
         """The lowest free slot."""
@@ -268,19 +267,19 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def move(self, slots: IntArray, source: IntArray, target: IntArray) -> None:
-        """Copy positions within slots [rows, 1], in every layer, [rows, m] from `source` to
-        `target`, as `move_forward` does.
+        """Copy cache positions within slots, in every layer.
+
+        Args:
+            slots: [rows, 1].
+            source: [rows, m], ascending.
+            target: [rows, m], ascending; none lies behind its source.
         """
-        if not self._described:
-            self._described.append(Stores.of(self._stores()))
-        if self._described[0] is not None:
-            move_forward(self._described[0], slots.reshape(-1), source, target)
-            return
-        for store in self._stores():
-            heads, device = store.shape[1], store.device
-            flat = store.view(-1, store.shape[-1])
-            picked = flat.index_select(0, self.flat_index(slots, source, heads, device))
-            flat.index_copy_(0, self.flat_index(slots, target, heads, device), picked)
+        if self._mover is None:
+            stores = self._stores()
+            if not stores:
+                return
+            self._mover = backend_of(stores[0].device).row_mover(stores)
+        self._mover(slots.reshape(-1), source, target)
 
     def _stores(self) -> list[Tensor]:
         return [

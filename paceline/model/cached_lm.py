@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.backend.products import Products
+from paceline.backend.resolve import fastest_products
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.cpu.linear.choice import fastest
-from paceline.cpu.linear.own import Products
 from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
@@ -82,7 +82,7 @@ class CachedLM:
         self.architecture = Architecture.from_model(model, batch_invariant, chains)
         self.prefill_chunk = prefill_chunk
         self.min_rows = min_rows
-        self.products = fastest(model) if products is None else products
+        self.products = fastest_products(model) if products is None else products
         self._model, self._view, self.chains = model, view, chains
         self._cache = SlotCache(self.architecture.layers)
         self._runner = ModelRunner(

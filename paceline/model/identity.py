@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.cpu.plain_tensors import is_plain
+from paceline.backend.plain_tensors import is_plain
 from paceline.errors import UnsupportedModelError
 from paceline.model.per_layer import value_of
 from paceline.model.settings import FINGERPRINT_SAMPLES, MIN_SKETCH_COSINE, SKETCH_SIZE

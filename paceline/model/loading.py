@@ -23,12 +23,10 @@ from transformers import (
 )
 
 from paceline import demo
-from paceline.cpu import amx, avx512_dot
-from paceline.cpu.linear.own import Products
+from paceline.backend.resolve import draft_products, has_bfloat16_kernels
 from paceline.errors import ConfigError, did_you_mean
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle import checkpoint
-from paceline.model.eagle.direct import DirectLlama, suits
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.model_view import ModelView
 from paceline.model.quantisation import foreign_weights
@@ -231,15 +229,11 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
         return CachedLM(loaded)
     # An EAGLE-style draft model includes the target's LM head, so bfloat16 or int8 kernels save
     # most of its time. `DirectLlama` also skips transformers' overhead around the layers.
-    if (
-        uses_target_states(loaded)
-        and loaded.dtype == torch.bfloat16
-        and (amx.available() or avx512_dot.available())
-    ):
+    if uses_target_states(loaded) and loaded.dtype == torch.bfloat16 and has_bfloat16_kernels():
+        from paceline.model.eagle.direct import DirectLlama, suits  # imports the kernels
+
         view = DirectLlama if suits(loaded) else ModelView
-        return CachedLM(
-            loaded, batch_invariant=True, products=Products.for_guesses(loaded), view=view
-        )
+        return CachedLM(loaded, batch_invariant=True, products=draft_products(loaded), view=view)
     if loaded.dtype in (torch.bfloat16, torch.float16) and (
         loaded.num_parameters() <= MAX_FLOAT32_DRAFT_PARAMETERS
     ):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from paceline.attention import BY_POSITION, BY_SDPA, AttentionMetadata
+from paceline.backend.products import Products
 from paceline.core.request import Request
 from paceline.core.tree import IntArray
-from paceline.cpu.linear.own import Products
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture, Masks
 from paceline.model.model_view import View

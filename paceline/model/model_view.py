@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.attention.forward import STATE
-from paceline.cpu.linear.own import Products
+from paceline.backend.products import Products
 from paceline.model.forward_arguments import cache_argument
 from paceline.model.forward_state import ForwardState, StateReader
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.cpu.linear.own import is_free
-from paceline.cpu.plain_tensors import is_plain
+from paceline.backend.plain_tensors import is_plain
+from paceline.backend.products import is_free
 
 # Methods of transformers that quantise activations, always or from some number of rows on.
 _METHODS = {"bitnet", "fbgemm_fp8", "fouroversix", "fp_quant", "mxfp8", "nvfp4"}

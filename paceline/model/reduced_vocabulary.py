@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.cpu.linear.own import is_plain_product
+from paceline.backend.products import is_plain_product
 from paceline.errors import ConfigError
 from paceline.model.forward_state import StateReader
 from paceline.util.files import digest_of, parse_json, write_atomically

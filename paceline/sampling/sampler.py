@@ -16,10 +16,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from paceline.backend.resolve import argmax_tokens
 from paceline.core.not_numbers import marked_argmax
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree, node_depths
-from paceline.cpu.topk import most_likely
 from paceline.sampling.logit_adjustments import adjust_scores, clamp_divisor
 from paceline.sampling.settings import MIN_PLAIN_TEMPERATURE, SORTED_TOKENS
 
@@ -138,9 +138,9 @@ def draw(
     """
     sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
     if not sampled:
-        return _to_lists(most_likely(scores))
+        return _to_lists(argmax_tokens(scores))
     tokens = (
-        most_likely(scores)
+        argmax_tokens(scores)
         if len(sampled) < len(requests)
         else scores.new_empty(scores.shape[:2], dtype=torch.long)
     )

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.backend.resolve import argmax_tokens
 from paceline.core.drafter import Outcome, TopTokens
 from paceline.core.node_logits import NodeLogits
 from paceline.core.not_numbers import NO_TOKEN, logits_error, take_token
 from paceline.core.processors import OwnProcessors, Processed
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree, node_depths
-from paceline.cpu.topk import most_likely
 from paceline.errors import ConfigError, PacelineError
 from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import adjust_scores, contains_forbidden_token
@@ -64,14 +64,14 @@ def target_tokens(
     scores = sampler.target_scores(logits.padded(), requests, trees)
     drawn = sampler.draw(scores, requests, trees)
     greedy = all(request.params.greedy for request in requests)
-    return scores, drawn, drawn if greedy else most_likely(scores).tolist()
+    return scores, drawn, drawn if greedy else argmax_tokens(scores).tolist()
 
 
 def _best(logits: NodeLogits) -> list[list[int]]:
     """Return the most likely token after the root and every node of each request."""
     top = logits.top
     token_ids = (
-        most_likely(logits.flat)
+        argmax_tokens(logits.flat)
         if top is None
         else np.where(top.probs[:, 0] > 0, top.token_ids[:, 0], NO_TOKEN)
     )

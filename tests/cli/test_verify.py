@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline import demo
+from paceline.backend.products import Products
 from paceline.bench import verify as side_by_side
 from paceline.bench.environment import look_around
 from paceline.bench.models import Models, load_models
 from paceline.bench.verify_result import DrafterVerdict, Logit, VerifyResult
 from paceline.cli.verify import _write_json
-from paceline.cpu.linear.own import Products
 from paceline.errors import ConfigError
 from paceline.invariance.invariance import Invariance
 from tests.support.cli import call

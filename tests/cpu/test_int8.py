@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from paceline import demo
-from paceline.cpu import amx, avx512_dot
-from paceline.cpu.linear import own
-from paceline.cpu.linear.choice import everywhere, fastest
+from paceline.backend.products import Products
+from paceline.backend.settings import MAX_ROWS
+from paceline.cpu import amx, avx512_dot, backend
+from paceline.cpu.backend import CPU, CpuBackend, draft_products
+from paceline.cpu.linear import dispatch
 from paceline.cpu.linear.int8 import Int8Weight, suits
-from paceline.cpu.linear.own import ANY, Products
+from paceline.cpu.product_choice import everywhere, fastest
 from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.model.loading import draft_lm, load_draft
 from tests.support.models import make
@@ -102,19 +104,23 @@ def test_where_weights_can_be_integers() -> None:
 
 @needs_int8
 def test_up_to_so_many_rows_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "Int8Weight", Counting)
+    monkeypatch.setattr(backend, "Int8Weight", Counting)
     Counting.made = 0
-    products = Products(in_int8=4)
+    products = CpuBackend(max_int8_rows=4)
     weight, rows = numbers(64, 128), numbers(5, 128, seed=1)
-    few = [products.product(rows[:4], weight, None) for _ in range(3)]
+    few = [products.linear(rows[:4], weight, None) for _ in range(3)]
     assert Counting.made == 1
     assert torch.equal(few[0], few[2])
     assert torch.equal(few[0], Int8Weight.of(weight, None).product(rows[:4]))
-    assert torch.equal(products.product(rows, weight, None), own.product(rows, weight, None))
+    assert torch.equal(products.linear(rows, weight, None), dispatch.product(rows, weight, None))
     assert torch.equal(
-        products.product(rows[:2].float(), weight.float(), None),
-        own.product(rows[:2].float(), weight.float(), None),
+        products.linear(rows[:2].float(), weight.float(), None),
+        dispatch.product(rows[:2].float(), weight.float(), None),
     )
+
+
+def max_int8_rows(products: Products) -> int:
+    return getattr(products.backend, "max_int8_rows", 0)
 
 
 class Counting(Int8Weight):
@@ -130,16 +136,18 @@ def test_answers_are_never_made_of_integers() -> None:
     model = copy.deepcopy(make("llama", "sdpa")).bfloat16()
     chosen = [
         Products(),
-        Products.ours(model),
+        Products.of_backend(model, CPU),
         fastest(model),
         everywhere(model),
         resolve_batch_invariance(model, True).products,
     ]
-    assert all(one is None or one.in_int8 == 0 for one in chosen)
-    assert Products.for_guesses(model).in_int8 == (16 if amx.available() else ANY)
+    assert all(one is None or max_int8_rows(one) == 0 for one in chosen)
+    assert max_int8_rows(draft_products(model)) == (16 if amx.available() else MAX_ROWS)
 
 
 def test_the_draft_that_comes_with_the_package_guesses_with_them() -> None:
     draft = draft_lm(load_draft(demo.SMOLLM2_DRAFT))
     by_ours = amx.available() or avx512_dot.available()
-    assert draft.products.in_int8 == ((16 if amx.available() else ANY) if by_ours else 0)
+    assert max_int8_rows(draft.products) == (
+        (16 if amx.available() else MAX_ROWS) if by_ours else 0
+    )

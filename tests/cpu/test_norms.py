@@ -13,9 +13,9 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from paceline.cpu.linear import own
+from paceline.backend.products import Products
+from paceline.cpu.backend import CPU, CpuBackend
 from paceline.cpu.linear.norms import norm, own_norms
-from paceline.cpu.linear.own import Products
 from paceline.model.model_view import ModelView
 from tests.support.models import make
 
@@ -144,7 +144,7 @@ def test_those_that_compute_something_else_are_left_alone(
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma"])
 def test_norms_come_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(make(name))
-    products = Products.ours(model)
+    products = Products.of_backend(model, CPU)
     norms = [one for one in model.modules() if type(one).__name__.endswith("RMSNorm")]
     assert norms
     assert len(products.norms) == (0 if name == "gemma" else len(norms))
@@ -154,14 +154,16 @@ def test_norms_come_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch
         calls.append(1)
         return norm(*args)
 
-    monkeypatch.setattr(own, "norm", watched)
+    monkeypatch.setattr(CpuBackend, "rms_norm", staticmethod(watched))
     ids, viewed = torch.tensor([[3, 4, 5]]), ModelView(model, products).module
     with torch.inference_mode():
         expected = model(ids).logits
         assert torch.allclose(viewed(ids).logits, expected, atol=1e-4)
         assert len(calls) == len(products.norms)
         model(ids)
-        ModelView(model, Products(products.modules)).module(ids)  # somebody else's, without
+        ModelView(model, Products(products.modules, backend=CPU)).module(
+            ids
+        )  # somebody else's, without
     assert len(calls) == len(products.norms)
     assert not any("forward" in vars(one) for one in norms)
     assert viewed(ids).logits.requires_grad
@@ -172,4 +174,4 @@ def test_a_forward_of_its_own_is_left_to_a_norm() -> None:
     model = copy.deepcopy(make("llama"))
     first = next(one for one in model.modules() if isinstance(one, LlamaRMSNorm))
     vars(first)["forward"] = lambda rows: rows
-    assert first not in Products.ours(model).norms
+    assert first not in Products.of_backend(model, CPU).norms

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.cpu import amx, avx512_dot
-from paceline.cpu.linear import own
+from paceline.cpu.linear import dispatch
+from paceline.cpu.linear.dispatch import product
 from paceline.cpu.linear.dotted import multiply_dotted
-from paceline.cpu.linear.own import product
 from paceline.cpu.linear.tiled import multiply_tiled
 
 Numbers = NDArray[np.float32]
@@ -63,7 +63,7 @@ SHAPES = [(1, 32, 16), (5, 96, 48), (16, 64, 144), (17, 128, 64), (40, 1536, 80)
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Have `product` make its products with one kernel, whichever the processor would get."""
-    return lambda kernel: monkeypatch.setattr(own, "_kernel", lambda *_: kernel)
+    return lambda kernel: monkeypatch.setattr(dispatch, "_kernel", lambda *_: kernel)
 
 
 def check_bits(

@@ -13,9 +13,13 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.cpu.linear import choice, own
-from paceline.cpu.linear.choice import COUNTS, Trial, everywhere, fastest, trial
-from paceline.cpu.linear.own import ANY, Products, product, replaceable
+from paceline.backend.products import Products
+from paceline.backend.products import replaceable as replaceable_by
+from paceline.backend.settings import MAX_ROWS, TIMED_ROWS
+from paceline.cpu import backend, product_choice
+from paceline.cpu.backend import CPU
+from paceline.cpu.linear.dispatch import product
+from paceline.cpu.product_choice import Trial, everywhere, fastest, trial
 from paceline.invariance import invariance
 from paceline.invariance.forward_cost import Cost
 from paceline.invariance.invariance import COST_ALLOWED, resolve_batch_invariance, search
@@ -30,6 +34,10 @@ from tests.support.shared import Pair
 QUIET = Conditions(0.0, 0.0, 0.0, 0.0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MOST = 70
+
+
+def replaceable(model: Any) -> tuple[torch.nn.Linear, ...]:
+    return replaceable_by(model, CPU)
 
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -120,10 +128,10 @@ def test_shapes_are_kept() -> None:
 
 def test_other_forwards_of_the_model_keep_torchs_products() -> None:
     model = make("llama")
-    products = Products(replaceable(model))
+    products = Products(replaceable(model), backend=CPU)
     assert products.modules
     calls: list[str] = []
-    whole = own.product
+    whole = product
 
     def watched(*args: Any) -> Any:
         calls.append(threading.current_thread().name)
@@ -138,7 +146,7 @@ def test_other_forwards_of_the_model_keep_torchs_products() -> None:
         model(ids)
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(own, "product", watched)
+        patch.setattr(backend, "product", watched)
         expected = model(ids).logits
         assert not calls
         assert replaceable(model) == products.modules
@@ -162,7 +170,7 @@ def test_only_so_many_rows_and_never_where_gradients_are_wanted() -> None:
     modules = replaceable(model)
     weight = modules[0].weight
     few, many = (numbers(count, weight.shape[1], dtype=torch.float32) for count in (2, 5))
-    override: Any = Products(modules, 1, 4).override(modules[0])
+    override: Any = Products(modules, 1, 4, backend=CPU).override(modules[0])
     with torch.inference_mode():
         assert torch.equal(override(few), product(few, weight, None))
         assert torch.equal(override(many), torch.nn.functional.linear(many, weight))
@@ -171,7 +179,7 @@ def test_only_so_many_rows_and_never_where_gradients_are_wanted() -> None:
 
 def test_a_forward_of_its_own_is_left_to_a_module() -> None:
     model = make("llama")
-    products, first = Products(replaceable(model)), replaceable(model)[0]
+    products, first = Products(replaceable(model), backend=CPU), replaceable(model)[0]
     vars(first)["forward"] = lambda rows: rows
     try:
         assert first not in replaceable(model)
@@ -184,7 +192,7 @@ def test_a_forward_of_its_own_is_left_to_a_module() -> None:
 def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) -> None:
     """Activations may still have others, by the processor: padding makes up for these."""
     model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
-    products = Products(replaceable(model))
+    products = Products(replaceable(model), backend=CPU)
     proof = search(model, products)
     assert (proof.reason, proof.own_products) == ("", True)
     ours = {name for name, one in model.named_modules() if one in products.modules}
@@ -199,11 +207,11 @@ def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     ("ours", "torchs", "found"),
     [
-        ((1, 1, 1, 1, 1), (2, 2, 2, 2, 2), (1, ANY)),
-        ((1, 1, 1, 3, 1), (2, 2, 2, 2, 2), (1, COUNTS[2])),
-        ((3, 1, 1, 1, 1), (2, 2, 2, 2, 2), (COUNTS[1], ANY)),
+        ((1, 1, 1, 1, 1), (2, 2, 2, 2, 2), (1, MAX_ROWS)),
+        ((1, 1, 1, 3, 1), (2, 2, 2, 2, 2), (1, TIMED_ROWS[2])),
+        ((3, 1, 1, 1, 1), (2, 2, 2, 2, 2), (TIMED_ROWS[1], MAX_ROWS)),
         ((3, 3, 3, 3, 3), (2, 2, 2, 2, 2), (0, 0)),
-        ((2.02, 1, 3, 1, 1), (2, 2, 2, 2, 2), (1, COUNTS[1])),
+        ((2.02, 1, 3, 1, 1), (2, 2, 2, 2, 2), (1, TIMED_ROWS[1])),
         ((), (), (0, 0)),
     ],
 )
@@ -222,7 +230,7 @@ def test_small_models_are_given_ours_where_torchs_cost_more(
 ) -> None:
     """Only where invariance is asked for: what is tried takes time, too."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(invariance, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
+    monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
     found = resolve_batch_invariance(pair.target, True)
     assert found.proof is not None
     assert found.proof.own_products
@@ -234,7 +242,7 @@ def test_small_models_are_given_ours_where_torchs_cost_more(
 @pytest.fixture
 def worth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tiny models count as large."""
-    monkeypatch.setattr(choice, "_WORTH", 1)
+    monkeypatch.setattr(product_choice, "MIN_TIMED_WEIGHTS", 1)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
 
 
@@ -242,10 +250,10 @@ def worth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_what_was_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama")
     found = trial(model)
-    assert len(found.ours) == len(found.torchs) == len(COUNTS)
+    assert len(found.ours) == len(found.torchs) == len(TIMED_ROWS)
     assert min(found.ours + found.torchs) > 0
     monkeypatch.setattr(Conditions, "calmer_now", False)
-    monkeypatch.setattr(choice, "_try", None)
+    monkeypatch.setattr(product_choice, "_try", None)
     assert trial(model) == found
 
 
@@ -259,11 +267,15 @@ def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(
     def tried(*modules: Any) -> Trial:
         waited = 0.0 if len(trials) == 2 else 0.4
         trials.append(
-            Trial((1.0,) * len(COUNTS), (2.0,) * len(COUNTS), Conditions(0.0, waited, 3.0, 0.0))
+            Trial(
+                (1.0,) * len(TIMED_ROWS),
+                (2.0,) * len(TIMED_ROWS),
+                Conditions(0.0, waited, 3.0, 0.0),
+            )
         )
         return trials[-1]
 
-    monkeypatch.setattr(choice, "_try", tried)
+    monkeypatch.setattr(product_choice, "_try", tried)
     for load, count in ((3.0, 1), (2.8, 1), (1.0, 2), (1.0, 3), (1.0, 3)):
         monkeypatch.setattr(stopwatch, "load_average", lambda load=load: load)
         assert trial(model) == trials[-1]
@@ -273,7 +285,7 @@ def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(
 
 @pytest.mark.usefixtures("worth")
 def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
-    monkeypatch.setattr(invariance, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
+    monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
     monkeypatch.setattr(invariance, "forward_cost", lambda *asked: Cost(1.0, QUIET))
     found = resolve_batch_invariance(pair.target, "auto")
     assert found.on, found.reason
@@ -289,7 +301,7 @@ def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair:
 def test_products_that_cost_too_much_are_for_want_of_others(
     monkeypatch: pytest.MonkeyPatch, pair: Pair
 ) -> None:
-    monkeypatch.setattr(invariance, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))
+    monkeypatch.setattr(product_choice, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))
     assert Trial((2.0,) * 5, (1.0,) * 5).cost_everywhere > COST_ALLOWED
     found = resolve_batch_invariance(pair.target, True)
     assert found.proof is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.cpu.linear.own import product
+from paceline.cpu.linear.dispatch import product
 from paceline.cpu.thread_team import (
     TEAM,
     SpinningThreadTeam,

@@ -4,7 +4,7 @@ behind.
 
 import pytest
 
-from paceline.cpu.linear.own import Products
+from paceline.backend.products import Products
 from paceline.invariance.forward_cost import CONTEXT, forward_cost
 from paceline.model.cached_lm import CachedLM
 from tests.support.models import make

@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from paceline import LLM, SamplingParams
 from paceline.attention import registered
-from paceline.cpu.linear import choice, own
+from paceline.backend.plain_tensors import is_plain
+from paceline.backend.products import Products, plain_products
+from paceline.backend.products import replaceable as replaceable_by
+from paceline.cpu import backend, product_choice
+from paceline.cpu.backend import CPU
+from paceline.cpu.linear.dispatch import product as own_product
 from paceline.cpu.linear.norms import own_norms
-from paceline.cpu.linear.own import Products, plain_products, replaceable
-from paceline.cpu.plain_tensors import is_plain
 from paceline.cpu.topk import likeliest, most_likely
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
@@ -40,7 +43,9 @@ PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice, "_WORTH", 0)  # our products are tried on small models, too
+    monkeypatch.setattr(
+        product_choice, "MIN_TIMED_WEIGHTS", 0
+    )  # our products are tried on small models, too
 
 
 def sums(model: Any) -> dict[str, str]:
@@ -154,15 +159,15 @@ def test_models_of_transformers_are_not_foreign(name: str) -> None:
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_only_plain_products_are_replaced(kind: str) -> None:
     model = quantised(kind)
-    assert replaceable(model) == ()
+    assert replaceable_by(model, CPU) == ()
     assert plain_products(model) == (model.lm_head,)
     model.lm_head = nn.Linear(64, 104, bias=False)
-    assert replaceable(model) == (model.lm_head,)
+    assert replaceable_by(model, CPU) == (model.lm_head,)
 
 
 def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
-    products = Products(replaceable(model))
+    products = Products(replaceable_by(model, CPU), backend=CPU)
     down = model.model.layers[1].mlp.down_proj
     assert down in products.modules
     viewed = ModelView(model, products).module
@@ -244,7 +249,7 @@ def test_a_proof_writes_nothing(name: str) -> None:
     assert sums(model) == before
     assert [id(one._parameters) for one in model.modules()] == [id(one) for one in held]
     assert all(one is other for one, other in zip(model.parameters(), tensors, strict=True))
-    if (ours := choice.everywhere(model)) is not None:
+    if (ours := product_choice.everywhere(model)) is not None:
         search(model, ours)
     assert sums(model) == before
     assert not any("forward" in vars(one) for one in model.modules())
@@ -253,10 +258,10 @@ def test_a_proof_writes_nothing(name: str) -> None:
 def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     model.lm_head = nn.Linear(64, 104, bias=False)
-    ours, tried, whole = choice.everywhere(model), [], own.product
+    ours, tried, whole = product_choice.everywhere(model), [], own_product
     assert ours is not None
     monkeypatch.setattr(
-        own,
+        backend,
         "product",
         lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias),  # type: ignore[func-returns-value]
     )

@@ -125,7 +125,7 @@ def test_quanto(folder: Path, weights: str) -> None:
 def test_torchao(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantization = pytest.importorskip("torchao.quantization")
     # as a model of 34 million weights and more
-    monkeypatch.setattr("paceline.cpu.linear.choice._WORTH", 0)
+    monkeypatch.setattr("paceline.cpu.product_choice.MIN_TIMED_WEIGHTS", 0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     quantization.quantize_(model, getattr(quantization, name)())
     decodes(model)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline import LLM, SamplingParams
+from paceline.backend.products import Products
 from paceline.core.drafter import Drafter
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.cpu.linear.own import Products
 from paceline.draft_budget.drafter_state import DrafterState
 from paceline.engine.grouping import select_prompts
 from paceline.engine.request_handle import RequestHandle
@@ -124,7 +124,7 @@ def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(
     assert found.min_rows == 1
     assert found.products is not None
     assert found.proof is not None
-    assert found.products.fixed == found.proof.fixed_rows == 64
+    assert found.products.fixed_rows == found.proof.fixed_rows == 64
     assert "rows 1 to 1024 agree bit for bit, in products of 64; products take" in found.reason
     llm = LLM(model, "prompt_lookup", max_batch=3, batch_invariant=True)
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 6, [4]]
@@ -146,7 +146,7 @@ def test_products_of_a_fixed_number_of_rows(rows: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(nn.Linear, "forward", watched)
-        override: Any = Products((module,), fixed=64).override(module)
+        override: Any = Products((module,), fixed_rows=64).override(module)
         out = override(states)
     assert set(seen) == {64}
     assert len(seen) == -(-rows // 64)

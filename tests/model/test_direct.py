@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from paceline.backend.products import Products
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.cpu import amx, avx512_dot
-from paceline.cpu.linear.own import Products
+from paceline.cpu.backend import CPU
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.direct import DirectLlama, suits
 from paceline.model.loading import draft_lm, load_draft
@@ -61,7 +62,7 @@ def steps(model: CachedLM) -> list[torch.Tensor]:
 
 
 def test_the_numbers_are_those_of_transformers(llama: Any) -> None:
-    products = Products.ours(llama)
+    products = Products.of_backend(llama, CPU)
     theirs = steps(CachedLM(llama, batch_invariant=True, products=products))
     mine = steps(CachedLM(llama, batch_invariant=True, products=products, view=DirectLlama))
     for one, other in zip(mine, theirs, strict=True):
@@ -71,7 +72,7 @@ def test_the_numbers_are_those_of_transformers(llama: Any) -> None:
 
 def test_other_weights_are_noticed(llama: Any) -> None:
     """The bound above is one that a mistake would break."""
-    products = Products.ours(llama)
+    products = Products.of_backend(llama, CPU)
     wrong = DirectLlama(llama, products)
     wrong._turns = wrong._turns[:, ::-1].copy()  # sines for cosines
     theirs = steps(CachedLM(llama, batch_invariant=True, products=products))

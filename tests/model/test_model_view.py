@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.backend.products import Products
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE
-from paceline.cpu.linear import own
-from paceline.cpu.linear.own import Products
+from paceline.cpu import backend
+from paceline.cpu.backend import CPU
+from paceline.cpu.linear.dispatch import product as own_product
 from paceline.model.cached_lm import CachedLM
 from paceline.model.model_view import ModelView
 from tests.support.models import make
@@ -45,13 +47,13 @@ def model() -> Any:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ids of the weights that our kernel multiplies."""
-    weights, product = list[int](), own.product
+    weights, product = list[int](), own_product
 
     def watched(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weights.append(id(weight))
         return product(rows, weight, bias)
 
-    monkeypatch.setattr(own, "product", watched)
+    monkeypatch.setattr(backend, "product", watched)
     return weights
 
 
@@ -62,7 +64,7 @@ def logits_of(model: Any) -> Tensor:
 
 
 def test_modules_with_our_products_are_copies_that_share_weights(model: Any) -> None:
-    viewed = ModelView(model, Products.ours(model)).module
+    viewed = ModelView(model, Products.of_backend(model, CPU)).module
     theirs, ours = model.model.layers[0].mlp.up_proj, viewed.model.layers[0].mlp.up_proj
     assert ours is not theirs
     assert ours.weight is theirs.weight
@@ -72,7 +74,7 @@ def test_modules_with_our_products_are_copies_that_share_weights(model: Any) -> 
 
 
 def test_hooks_that_come_later_are_called(model: Any) -> None:
-    viewed, seen = ModelView(model, Products.ours(model)).module, list[tuple[int, ...]]()
+    viewed, seen = ModelView(model, Products.of_backend(model, CPU)).module, list[tuple[int, ...]]()
     hook = model.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
     logits_of(viewed)
     hook.remove()
@@ -81,7 +83,7 @@ def test_hooks_that_come_later_are_called(model: Any) -> None:
 
 
 def test_an_adapter_may_be_switched_while_a_view_has_it(model: Any, calls: list[int]) -> None:
-    products = Products.ours(model)
+    products = Products.of_backend(model, CPU)
     view = ModelView(model, products)
     down = model.model.layers[1].mlp.down_proj
     adapter = model.model.layers[1].mlp.down_proj = Adapter(down)
@@ -107,7 +109,7 @@ def test_a_forward_that_is_replaced_later_is_followed(model: Any, calls: list[in
         def post_forward(self, module: nn.Module, output: Tensor) -> Tensor:
             return output * 2
 
-    lm = CachedLM(model, products=Products.ours(model))
+    lm = CachedLM(model, products=Products.of_backend(model, CPU))
     down = model.model.layers[1].mlp.down_proj
     hooks.add_hook_to_module(down, Twice())
     assert lm.stale
@@ -120,7 +122,7 @@ def test_a_forward_that_is_replaced_later_is_followed(model: Any, calls: list[in
 
 
 def test_compiled_modules_run_uncompiled_with_our_products(model: Any, calls: list[int]) -> None:
-    products, layer = Products.ours(model), model.model.layers[0]
+    products, layer = Products.of_backend(model, CPU), model.model.layers[0]
     expected = logits_of(model)
     layer.mlp = torch.compile(layer.mlp, backend="eager")
     layer.self_attn.o_proj = torch.compile(layer.self_attn.o_proj, backend="eager")

@@ -172,13 +172,13 @@ def main() -> None:
     vars(amx)["available"] = lambda: True
     bf16_pack.weigh, bf16_pack.pair_up = _weigh, _pair_up
 
-    from paceline.cpu.linear import own
+    from paceline.cpu.linear import dispatch
     from paceline.cpu.linear.tiled import multiply_tiled
     from tests.cpu.test_product_order import SHAPES, check_bits, tiled_sums
 
     # the emulated tiles are there once, those of a processor once for each thread
     torch.set_num_threads(1)
-    own._kernel = lambda *_: multiply_tiled
+    dispatch._kernel = lambda *_: multiply_tiled
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.backend.plain_tensors import is_plain
 from paceline.cpu import simd_f32x8
 from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, KINDS, load_lanes
-from paceline.cpu.plain_tensors import is_plain
 from paceline.cpu.settings import NORM_TOLERANCE_BFLOAT16, NORM_TOLERANCE_FLOAT32
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.util.compiled import compiled

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.backend.resolve import topk_tokens
 from paceline.core.drafter import Outcome
 from paceline.core.node_rule import NodeRule
 from paceline.core.not_numbers import guess_tokens
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.cpu.topk import likeliest
 from paceline.drafters.draft_model.draft_calibration import DraftCalibration
 from paceline.drafters.draft_model.draft_tree_builder import (
     CHOICES,
@@ -203,7 +203,7 @@ def greedy_answers(
     """
     answers = []
     for row, question in zip(logits, questions, strict=True):
-        indices, probs = likeliest(row[question.asked if question else []], CHOICES)
+        indices, probs = topk_tokens(row[question.asked if question else []], CHOICES)
         token_ids = indices if kept_ids is None else kept_ids[indices]
         predictions = zip(token_ids.tolist(), probs.tolist(), strict=True)
         answers.append(
@@ -231,7 +231,7 @@ def adjusted_answers(
     answers = []
     for row, predictions, question in zip(scores, drawn, questions, strict=True):
         asked = question.asked if question else []
-        token_ids, probs = likeliest(row[asked], CHOICES)
+        token_ids, probs = topk_tokens(row[asked], CHOICES)
         choices = [predictions[place] for place in asked]
         answers.append(
             [

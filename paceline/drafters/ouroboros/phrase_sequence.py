@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.backend.resolve import topk_tokens
 from paceline.core.drafter import TopTokens
-from paceline.cpu.topk import likeliest
 from paceline.drafters.ouroboros.proposal import Alternative, Proposal
 from paceline.drafters.shared.draft_sequence import DraftSequence
 from paceline.drafters.shared.ngram_pool import NgramPool
@@ -93,4 +93,4 @@ def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
     own: list[float] = probs[
         torch.arange(len(run)), torch.tensor(run, device=probs.device)
     ].tolist()
-    return own, TopTokens(*likeliest(logits, CHOICES))
+    return own, TopTokens(*topk_tokens(logits, CHOICES))

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.backend.resolve import logit_entropies, topk_tokens
 from paceline.core.request import Request
 from paceline.core.tree import IntArray
-from paceline.cpu.topk import entropies, likeliest
 
 MOST_TOKENS = 256  # in one draft, where a rule itself sets no limit
 _ENTROPY_WEIGHT = 0.2  # per nat
@@ -155,12 +155,12 @@ class NewTokens:
 
     def entropies(self) -> Tensor:
         """Return the entropies [n] of the distributions, in nats."""
-        return entropies(self.scores)
+        return logit_entropies(self.scores)
 
     def _two_likeliest(self) -> tuple[IntArray, NDArray[np.float32]]:
         """Return columns and probabilities of the two likeliest tokens, [n, 2] each."""
         if self._likely is None:
-            self._likely = likeliest(self.scores, 2)
+            self._likely = topk_tokens(self.scores, 2)
         return self._likely
 
     def _columns(self) -> list[int]:

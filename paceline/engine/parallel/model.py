@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.backend.plain_tensors import is_plain
+from paceline.backend.products import Products
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import DraftTree, IntArray
-from paceline.cpu.linear.own import Products
-from paceline.cpu.plain_tensors import is_plain
 from paceline.engine.parallel.ranks import Ranks
 from paceline.engine.parallel.split import Share, share
 from paceline.errors import ConfigError, DrafterError

@@ -9,13 +9,13 @@ import torch
 from transformers import DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from paceline.backend.resolve import argmax_tokens
 from paceline.core.drafter import Outcome
 from paceline.core.metrics import Stats
 from paceline.core.node_logits import NodeLogits
 from paceline.core.not_numbers import NO_TOKEN, take_token
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.cpu.topk import most_likely
 from paceline.engine.engine import Engine
 from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.request import GenerateCall
@@ -37,7 +37,7 @@ def verify_rows(
         trees: Draft tree per row.
         logits: Logits of all nodes.
     """
-    argmax: list[int] = most_likely(logits.flat).tolist()
+    argmax: list[int] = argmax_tokens(logits.flat).tolist()
     outcomes = []
     for start, row, tree in zip(
         logits.starts, cast(Sequence[RowRequest], rows), trees, strict=True

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
+from paceline.backend.plain_tensors import is_plain
+from paceline.backend.products import Products
 from paceline.core.tree import IntArray
 from paceline.cpu import simd_f32x8
 from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.linear.norms import norm
-from paceline.cpu.linear.own import Products
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address
-from paceline.cpu.plain_tensors import is_plain
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.forward_state import ForwardState
 from paceline.model.model_view import ModuleCopier

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.cpu.memory import KINDS
-from paceline.cpu.plain_tensors import is_plain
+from paceline.backend.plain_tensors import is_plain
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.forward_state import StateReader, TargetStates
 from paceline.model.identity import Sketch
@@ -27,7 +26,7 @@ from paceline.model.reduced_vocabulary import spread
 from paceline.model.settings import MIN_SKETCH_COSINE
 
 # of weights that are what they are: numbers of 8 bits have scales besides
-_DTYPES = {torch.float64, *KINDS}
+_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 # in the configuration of such a draft: sketch and sizes of its target, layers that it reads
 READS = "reads_states_of"
 

@@ -1,0 +1,68 @@
+"""Choose the backend of a device, and import its kernels when they are needed first."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.backend.interface import Backend
+from paceline.backend.products import Products
+from paceline.backend.torch_backend import TORCH
+from paceline.core.tree import IntArray
+
+
+@cache
+def cpu_backend() -> Backend:
+    """Return the backend of CPUs."""
+    # By name: the kernels are in a layer above this one, and take seconds to import.
+    backend: Backend = import_module("paceline.cpu.backend").CPU
+    return backend
+
+
+def backend_of(device: torch.device) -> Backend:
+    """Return the backend for tensors on a device."""
+    return cpu_backend() if device.type == "cpu" else TORCH
+
+
+def argmax_tokens(logits: Tensor) -> Tensor:
+    """Run `Backend.argmax` on the backend of the logits' device."""
+    return backend_of(logits.device).argmax(logits)
+
+
+def topk_tokens(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+    """Run `Backend.topk` on the backend of the logits' device."""
+    return backend_of(logits.device).topk(logits, count)
+
+
+def logit_entropies(logits: Tensor) -> Tensor:
+    """Run `Backend.entropies` on the backend of the logits' device."""
+    return backend_of(logits.device).entropies(logits)
+
+
+def fastest_products(model: PreTrainedModel) -> Products:
+    """Return the products with which forward passes of a model take the least time."""
+    if model.device.type != "cpu":
+        return Products()
+    products: Products = import_module("paceline.cpu.product_choice").fastest(model)
+    return products
+
+
+def draft_products(model: PreTrainedModel) -> Products:
+    """Return the fastest products for a model on a CPU that only drafts.
+
+    They may change the numbers of the model: products with few rows get weights of 8 bits.
+    """
+    products: Products = import_module("paceline.cpu.backend").draft_products(model)
+    return products
+
+
+def has_bfloat16_kernels() -> bool:
+    """Return True if the CPU has instructions for products in bfloat16, or 8 bits, and kernels."""
+    available: bool = import_module("paceline.cpu.backend").has_bfloat16_kernels()
+    return available

@@ -1,0 +1,143 @@
+"""Compute with torch's operations: the default that all kernels are tested against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.backend.interface import RowMover, ScoreOptions
+from paceline.core.attention_metadata import AttentionMetadata, VisibleRanges
+from paceline.core.not_numbers import marked_argmax
+from paceline.core.tree import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class TorchBackend:
+    """Operations of torch, on any device; see `Backend`."""
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias."""
+        return functional.linear(rows, weight, bias)
+
+    def takes_weight(self, weight: Tensor) -> bool:
+        """Return True: torch multiplies with any weight."""
+        return True
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return weight * rows / sqrt(mean(rows ** 2) + eps), rounded as transformers does."""
+        numbers = rows.float()
+        scale = torch.rsqrt(numbers.square().mean(-1, keepdim=True) + eps)
+        return weight * (numbers * scale).to(rows.dtype)
+
+    def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
+        """Return no module: the norms of a model are torch's already."""
+        return {}
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        metadata: AttentionMetadata,
+        options: ScoreOptions = ScoreOptions(),
+    ) -> Tensor:
+        """Return attention by position over a dense mask: slow, and with a lot of memory."""
+        batch, heads, columns, dim = query.shape
+        visible = metadata.visible(mask, columns)
+        rows, sees = _dense(visible, metadata, key.shape[2])
+        rows, sees = rows.to(query.device), sees.to(query.device)
+        queries = query.transpose(1, 2).reshape(len(rows), key.shape[1], -1, dim).float()
+        scaling = 1 / math.sqrt(dim) if options.scaling is None else options.scaling
+        scores = torch.einsum("nkgd,nkpd->nkgp", queries, key[rows].float()) * scaling
+        if options.softcap:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        scores = scores.masked_fill(~sees[:, None, None], -math.inf)
+        if options.sinks is not None:
+            sinks = options.sinks.float().view(1, key.shape[1], -1, 1).expand(len(rows), -1, -1, 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(dim=-1).nan_to_num(0.0)[..., : key.shape[2]]
+        output = torch.einsum("nkgp,nkpd->nkgd", weights, value[rows].float())
+        return output.reshape(batch, columns, heads, -1).to(query.dtype)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Return the most likely token of each row; NO_TOKEN if a row is not numbers."""
+        return marked_argmax(logits)
+
+    def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+        """Return the most likely tokens of each row and their probabilities, likeliest first."""
+        count = min(count, logits.shape[-1])
+        token_ids = _largest_first(logits, count)
+        log_totals = logits.float().logsumexp(-1, keepdim=True)
+        probs = (logits.gather(-1, token_ids).float() - log_totals).exp()
+        probs = torch.where(probs[..., :1].isfinite(), probs, 0.0)
+        return token_ids.cpu().numpy(), probs.cpu().numpy()
+
+    def entropies(self, logits: Tensor) -> Tensor:
+        """Return the entropy of the distribution of each row, float32 [...], in nats."""
+        logs = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)
+        return (logs.exp() * logs).sum(-1).neg()
+
+    def row_mover(self, stores: Sequence[Tensor]) -> RowMover:
+        """Return a function that moves cache positions store by store."""
+
+        def move(slots: IntArray, source: IntArray, target: IntArray) -> None:
+            indices: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
+            for store in stores:
+                _, heads, capacity, dim = store.shape
+                if (heads, store.device) not in indices:
+                    first = (slots[:, None] * heads + np.arange(heads)) * capacity
+                    indices[heads, store.device] = tuple(
+                        torch.from_numpy((first[..., None] + positions[:, None]).reshape(-1)).to(
+                            store.device
+                        )
+                        for positions in (source, target)
+                    )
+                origin, goal = indices[heads, store.device]
+                rows = store.view(-1, dim)
+                rows.index_copy_(0, goal, rows.index_select(0, origin))
+
+        return move
+
+    def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
+        """Return a context without helpers: torch has threads of its own."""
+        return nullcontext()
+
+
+def _dense(
+    visible: VisibleRanges, metadata: AttentionMetadata, positions: int
+) -> tuple[Tensor, Tensor]:
+    """Return the row of each query, and the positions it sees, bool [queries, positions]."""
+    rows = np.repeat(np.arange(len(metadata.cached)), np.diff(visible.starts))
+    sees = np.zeros((len(rows), positions), dtype=np.bool_)
+    for query, row in enumerate(rows):
+        for run in visible.runs[visible.begin[query] : visible.begin[query + 1]]:
+            cached = int(metadata.cached[row])
+            sees[query, run["start"] : min(run["stop"], cached)] = True
+            tail = metadata.tail[row, max(0, run["start"] - cached) : max(0, run["stop"] - cached)]
+            sees[query, tail] = True
+    return torch.from_numpy(rows), torch.from_numpy(sees)
+
+
+def _largest_first(logits: Tensor, count: int) -> Tensor:
+    # torch's topk takes any of equal logits first: its argmax comes before what topk returns.
+    token_ids = torch.cat(
+        (logits.argmax(-1, keepdim=True), logits.topk(count, dim=-1).indices), dim=-1
+    )
+    repeated = token_ids == token_ids[..., :1]
+    repeated[..., 0] = False
+    order = repeated.byte().argsort(dim=-1, stable=True)
+    return token_ids.gather(-1, order)[..., :count]
+
+
+TORCH = TorchBackend()
