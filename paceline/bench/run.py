@@ -227,15 +227,7 @@ def _methods(
     if draft is not None:
         draft.reserve(config.batch, positions)
     drafters: list[Method] = []
-    drafting = dict.fromkeys(config.with_draft(), draft)
-    makers: dict[str, Callable[[], Drafter]] = {
-        spec: partial(create, spec, draft_model=drafting.get(spec)) for spec in config.drafters
-    }
-    if draft is not None:
-        makers |= {name: partial(make, draft) for name, make in options.makers.items()}
-    if not options.budget:
-        makers = {spec: partial(feeding_all, make) for spec, make in makers.items()}
-    for spec, make in makers.items():
+    for spec, make in _makers(config, draft, options).items():
         llm = LLM(
             models.target,
             make(),
@@ -261,6 +253,21 @@ def _methods(
             " or use batch=1."
         )
     return baselines + drafters, eos
+
+
+def _makers(
+    config: BenchConfig, draft: CachedLM | None, options: RunOptions
+) -> dict[str, Callable[[], Drafter]]:
+    """Return a function that builds each drafter, by its name."""
+    drafting = dict.fromkeys(config.with_draft(), draft)
+    makers: dict[str, Callable[[], Drafter]] = {
+        spec: partial(create, spec, draft_model=drafting.get(spec)) for spec in config.drafters
+    }
+    if draft is not None:
+        makers |= {name: partial(make, draft) for name, make in options.makers.items()}
+    if not options.budget:
+        makers = {spec: partial(feeding_all, make) for spec, make in makers.items()}
+    return makers
 
 
 def _result(

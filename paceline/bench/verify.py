@@ -52,9 +52,9 @@ def run_verify(
         units = make_units(config, models)
         alone = VerifyEngine(config, models)
         prompts = [
-            (prompt.id, ids)
+            pair
             for unit in units
-            for prompt, ids in zip(unit.prompts, unit.token_ids, strict=True)
+            for pair in zip((prompt.id for prompt in unit.prompts), unit.token_ids, strict=True)
         ]
         runs = len(prefill_chunks) * len(batches) * len(config.drafters)
         task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
@@ -65,9 +65,8 @@ def run_verify(
             for chunk, batch in itertools.product(prefill_chunks, batches):
                 side = VerifyEngine(config, models, batch, chunk)
                 for spec in config.drafters:
-                    bar.update(
-                        task, description=f"{escape(spec)}, batch {batch}, chunks of {chunk}"
-                    )
+                    label = f"{escape(spec)}, batch {batch}, chunks of {chunk}"
+                    bar.update(task, description=label)
                     side.use(_build(spec, draft))
                     verdicts.append(
                         _verdict(side, alone, spec, prompts, plain, partial(bar.advance, task))
@@ -79,7 +78,6 @@ def run_verify(
             if not verdicts:
                 raise
         dtype = str(models.target.dtype).removeprefix("torch.")
-        cut = sum(unit.cut for unit in units)
         environment = replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return VerifyResult(
             models.target_label,
@@ -88,7 +86,7 @@ def run_verify(
             environment,
             alone.engine.invariance,
             tuple(verdicts),
-            cut,
+            sum(unit.cut for unit in units),
             runs,
         )
 

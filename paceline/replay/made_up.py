@@ -87,12 +87,12 @@ def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParam
     """Return the ids before a user message, and `params` that stop at its end."""
     if not getattr(llm.tokenizer, "chat_template", None):
         raise ConfigError("prompts: the model has no chat template. Use a chat model.")
-    before, behind = around_question(llm.tokenizer, "prompts")
+    before, after = around_question(llm.tokenizer, "prompts")
     ids = [int(token) for token in llm.tokenizer(before, add_special_tokens=False)["input_ids"]]
     if not ids:
         raise ConfigError(
             "prompts: the chat template has nothing before the first user message, so the model"
             " has no text to continue. Use another model."
         )
-    ends = (behind.strip(),) if behind.strip() else ()
+    ends = (after.strip(),) if after.strip() else ()
     return ids, replace(params, stop=(*params.stop, *ends))

@@ -20,7 +20,7 @@ class BodyLimitMiddleware:
     """Middleware that refuses requests whose body exceeds a size.
 
     Args:
-        app: Application behind it.
+        app: Application that it wraps.
         max_bytes: Maximum size of a body, in bytes.
     """
 

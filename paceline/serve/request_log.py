@@ -25,7 +25,7 @@ class ApiKeyMiddleware:
     """Middleware that refuses requests to the API without a valid key.
 
     Args:
-        app: Application behind it.
+        app: Application that it wraps.
         keys: Valid keys. An empty collection allows every request.
     """
 

@@ -69,7 +69,7 @@ class EventStream(StreamingResponse):
 
     Args:
         events: Encoded events.
-        answers: Answers behind the events.
+        answers: Answers that the events report.
         seconds: Time limit for reading the stream; None is no limit.
     """
 

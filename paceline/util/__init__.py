@@ -1,1 +1,1 @@
-"""Ground floor: options, files that appear whole, compiled kernels."""
+"""Provide options, caches, files, threads and timings to all rooms."""

@@ -15,6 +15,8 @@ from papers.specdec_pp.paper_settings import (
 from papers.specdec_pp.picks import PAPER_RATIO, Pick
 from papers.specdec_pp.result import (
     TARGET_ALONE,
+    HeadRow,
+    RulePoint,
     SpecDecResult,
 )
 from papers.specdec_pp.run_settings import (
@@ -64,25 +66,7 @@ def heads_table(result: SpecDecResult) -> Table:
             point = (
                 cheapest(sweep.points(head.methods.values()), 1.0, PAPER_RATIO) if sweep else None
             )
-            card = (
-                head.label,
-                head.depth,
-                head.reject_weight,
-                head.calibration_error,
-                head.roc_area,
-            )
-            best: tuple[Cell, ...] = (None,) * 4
-            if point is not None:
-                threshold = next(
-                    text for text, method in head.methods.items() if method == point.method
-                )
-                best = (
-                    threshold,
-                    point.discard_rate,
-                    point.verification_rate,
-                    latency(1.0, PAPER_RATIO, point),
-                )
-            rows.append((*card, *best))
+            rows.append(_head_row(head, point))
     notes = [
         "ECE: expected calibration error over 15 bins, after calibration; ROC: area under the"
         " curve; both on prompts held out of training. best h: of least latency (Eq. 2.3, in draft"
@@ -117,6 +101,16 @@ def heads_table(result: SpecDecResult) -> Table:
         Column("latency", ".2f"),
     ]
     return Table.of("Appendix C.3: heads", shown, rows, notes, ".3f")
+
+
+def _head_row(head: HeadRow, point: RulePoint | None) -> tuple[Cell, ...]:
+    """Return the figures of a head and, with a point, of its best threshold."""
+    card = (head.label, head.depth, head.reject_weight, head.calibration_error, head.roc_area)
+    if point is None:
+        return (*card, *(None,) * 4)
+    threshold = next(text for text, method in head.methods.items() if method == point.method)
+    rates = point.discard_rate, point.verification_rate
+    return (*card, threshold, *rates, latency(1.0, PAPER_RATIO, point))
 
 
 def _table_1(title: str, measured: Sequence[Pick], notes: Sequence[str]) -> Table:
