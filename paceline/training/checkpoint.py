@@ -32,7 +32,7 @@ class CheckpointFile:
 
     @property
     def exists(self) -> bool:
-        """Whether the file is there."""
+        """True if the file exists."""
         return self.path.exists()
 
     def save(self, values: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -42,7 +42,7 @@ def read_texts(
 
 
 def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], list[T]]:
-    """Split answers into those to train on and those held out, which are each `every`-th.
+    """Split answers into a training part and a held-out part, each `every`-th.
 
     Raises:
         ConfigError: There are fewer than `every` answers.
@@ -62,7 +62,7 @@ def num_predicted(chunks: Sequence[TextChunk]) -> int:
 
 
 def describe_run(recordings: Sequence[str | Path], inputs: Sequence[str]) -> dict[str, Any]:
-    """Return the entries of a training record that name the files, the machine and libraries."""
+    """Return the entries of a training record on files, machine and libraries."""
     return {
         "recordings": [Path(path).name for path in recordings],
         "texts": [Path(path).name for path in inputs],

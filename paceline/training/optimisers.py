@@ -1,4 +1,4 @@
-"""Optimise matrices by Muon (Jordan et al. 2024), and embeddings and norms by AdamW.
+"""Optimise matrices by Muon (Jordan et al. 2024), other weights by AdamW.
 
 torch's own Muon orthogonalises in bfloat16, which is slow on processors without such instructions.
 Muon here uses float32 on them, and orthogonalises matrices of one shape together.
@@ -59,7 +59,7 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return approximately the nearest orthogonal matrices by the Newton-Schulz iteration.
+    """Approximate the nearest orthogonal matrices by the Newton-Schulz iteration.
 
     Args:
         matrices: [n, rows, columns]. The singular values of the results are from 0.7 to 1.2.
@@ -76,9 +76,10 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of matrix products in training: bfloat16 on devices that are fast at it.
+    """Return the dtype of matrix products in training.
 
-    Weights and optimiser steps are float32 everywhere.
+    It is bfloat16 on devices that are fast at it, else float32. Weights and optimiser steps are
+    float32 everywhere.
     """
     fast = device.type == "cuda" or amx.available() or avx512_dot.available()
     return torch.bfloat16 if fast else torch.float32

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
 
-LOSS_WINDOW = 50  # steps whose mean loss a report shows
-LENGTH_SORTED_BATCHES = 64  # batches whose texts are sorted by length together, to pad little
+LOSS_WINDOW = 50  # Steps whose mean loss a report shows.
+LENGTH_SORTED_BATCHES = 64  # Batches whose texts are sorted by length together, to pad little.
 
 # Muon and AdamW, as recommended by Jordan et al. (2024) and Liu et al. (2025).
 MUON_MOMENTUM = 0.95
 MUON_WEIGHT_DECAY = 0.05
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_ROUNDS = 5
-MUON_STEP_RMS = 0.2  # root mean square of a step, like that of AdamW
+MUON_STEP_RMS = 0.2  # Root mean square of a step, like that of AdamW.
 ADAM_BETAS = (0.9, 0.95)
 
 

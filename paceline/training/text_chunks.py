@@ -1,4 +1,4 @@
-"""Hold the texts of a training as chunks with the target's distribution at each position."""
+"""Hold the texts of a training as chunks with the target's distributions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_own_answers(
 
 
 def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextChunk]:
-    """Read files of `paceline record`, with the target's distributions if they hold them.
+    """Read files of `paceline record`, with recorded distributions if present.
 
     Args:
         paths: The files.
@@ -119,7 +119,7 @@ def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int
 
 
 def smallest_cover(counts: NDArray[Any], share: float, multiple: int = 1) -> NDArray[np.int64]:
-    """Return the fewest indices that make up a share of all counts, most frequent first.
+    """Return the fewest indices that cover a share of counts, most frequent first.
 
     Args:
         counts: Count of each index.

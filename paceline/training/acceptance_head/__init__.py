@@ -1,1 +1,1 @@
-"""Record training data for, train, evaluate and calibrate acceptance heads of SpecDec++."""
+"""Record data for, train, evaluate and calibrate acceptance heads (SpecDec++)."""

@@ -47,7 +47,7 @@ class TargetAnswers:
 def find_answers(
     config: RecordConfig, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any
 ) -> TargetAnswers:
-    """Return the answers of the file that the settings name; without a file, decode them.
+    """Return the answers in the file of the settings, or else decode them.
 
     Args:
         config: Settings of the recording.
@@ -83,7 +83,7 @@ def find_answers(
 def _encoded_prompts(
     config: RecordConfig, llm: LLM, draft: PreTrainedModel
 ) -> list[RecordingPrompt]:
-    """Return the prompts sorted by length; one too long for a context loses its middle."""
+    """Return the prompts sorted by length; too long ones lose their middle."""
     selection, skip_every = config.selection, config.skip_every
     selected = []
     for path in selection.prompts or (demo.PROMPTS,):

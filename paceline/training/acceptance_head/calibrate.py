@@ -33,7 +33,7 @@ def calibrate(
     thresholds: Sequence[float] = THRESHOLDS,
     progress: bool = False,
 ) -> AcceptanceHead:
-    """Return the head with the cost of each threshold, measured on the development prompts.
+    """Return the head with measured costs of thresholds on the development prompts.
 
     The draft budget is off: it would shorten the drafts to what is fast on this machine.
 

@@ -1,4 +1,4 @@
-"""Compute the logits of an acceptance head, and fit logistic regressions to its labels."""
+"""Compute the logits of an acceptance head, and fit logistic regressions."""
 
 from __future__ import annotations
 

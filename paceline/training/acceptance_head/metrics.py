@@ -1,4 +1,4 @@
-"""Measure the calibration and discrimination of predicted acceptance probabilities.
+"""Measure calibration and discrimination of predicted probabilities.
 
 Labels are acceptance probabilities, from 0 to 1.
 """

@@ -1,4 +1,6 @@
-"""Record training data for an acceptance head (Huang et al. 2024, "SpecDec++", section 3.3).
+"""Record training data for an acceptance head.
+
+The method is that of SpecDec++ (Huang et al. 2024, section 3.3).
 
 For every prompt the target answers, or has answered (`paceline record`): X. The draft reads prompt
 and X. At every position i it draws a token Y_i as in use, and P_i = min(1, target/draft) is the

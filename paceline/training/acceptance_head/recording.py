@@ -1,8 +1,8 @@
-"""Store a recording for acceptance heads in a folder of shards, one per batch of prompts.
+"""Store a recording for acceptance heads in a folder of shards.
 
 `record.json` holds the settings; an interrupted recording continues only under the same settings.
 `prompts.safetensors` holds the token ids of the prompts. `shard-N.safetensors` holds the draft
-tokens of batch N. Every file is written atomically.
+tokens of batch N of the prompts. Every file is written atomically.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the settings and constants of recording for and training an acceptance head."""
+"""Define the settings of recording for and training an acceptance head."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline.training.settings import TrainingSettings
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions, PromptOptions, refuse_per_request
 
-MAX_GRADIENT_NORM = 1.0  # norm to which gradients are clipped
-FIT_STEPS = 200  # maximum steps of L-BFGS; a fit of a few weights takes 20
-FIT_GRADIENT, FIT_CHANGE = 1e-10, 1e-14  # gradient and change at which L-BFGS stops
-CALIBRATION_BINS = 15  # bins of the expected calibration error, as in Guo et al. (2017)
-THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # stopping thresholds measured
+MAX_GRADIENT_NORM = 1.0  # Norm to which gradients are clipped.
+FIT_STEPS = 200  # Maximum steps of L-BFGS; a fit of a few weights takes 20.
+FIT_GRADIENT, FIT_CHANGE = 1e-10, 1e-14  # Gradient and change at which L-BFGS stops.
+CALIBRATION_BINS = 15  # Bins of the expected calibration error, as in Guo et al. (2017).
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # Stopping thresholds measured.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Draft one token at each position of an answer, and label it with its acceptance probability."""
+"""Draft a token at each position of an answer, and label it with its acceptance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AnsweredPrompts(NamedTuple):
 
 
 def joined_columns(rows: Iterable[Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of several answers to the columns of a recording, on the CPU."""
+    """Concatenate the tensors of answers to columns of a recording, on the CPU."""
     columns = zip(*rows, strict=True)
     return {
         name: torch.cat([tensor.cpu() for tensor in column])

@@ -1,4 +1,4 @@
-"""Train an acceptance head on recordings (Huang et al. 2024, "SpecDec++", section 3.3).
+"""Train an acceptance head on recordings (Huang et al. 2024, section 3.3).
 
 The loss is weighted binary cross-entropy, the optimiser AdamW. Two things differ from the paper.
 The weight on rejections makes the raw head report rejections too often. Its logit is therefore
@@ -128,7 +128,7 @@ class AcceptanceHeadTrainer(Trainer):
 def first_tensors(
     card: HeadCard, scalars: Tensor, labels: Tensor, config: TrainConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the initial weights: random blocks as in `torch.nn.Linear`, a fitted last layer.
+    """Return initial weights: blocks as in `torch.nn.Linear`, a fitted last layer.
 
     Args:
         card: Description of the head.
@@ -212,7 +212,7 @@ def _check_same_draft(recordings: Sequence[Recording]) -> None:
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the learning rate as a share of the peak: linear warm-up, then half a cosine."""
+    """Return the share of the peak learning rate: linear warm-up, half a cosine."""
     first = warmup * steps
     if step < first:
         return (step + 1) / first

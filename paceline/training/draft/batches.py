@@ -69,7 +69,9 @@ class Batches:
 
 
 def collated(chunks: Sequence[TextChunk], vocabulary_index: NDArray[np.int64]) -> TextBatch:
-    """Pad chunks to one batch; the target's tokens outside the reduced vocabulary are left out.
+    """Pad chunks to one batch.
+
+    The target's tokens outside the reduced vocabulary are left out.
 
     Args:
         chunks: Chunks of the batch.

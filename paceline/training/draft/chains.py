@@ -3,7 +3,7 @@
 While a chain is accepted, its context is the target's text. The draft's predictions along that text
 therefore decide the fate of every chain. This is exact for greedy answers, and the expected value
 under rejection sampling for sampled ones. A draft that reads target states also depends on the
-position in the chain, since it has no states of its own tokens.
+position in the chain, since it reads no states of draft tokens.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Chains:
 def expected_chains(
     answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int
 ) -> Chains:
-    """Return the expected acceptance of chains along answers, each begun where the last ended.
+    """Return the expected acceptance of consecutive chains along answers.
 
     Args:
         answers: Acceptance probability of the draft's token at each token of an answer, [tokens];

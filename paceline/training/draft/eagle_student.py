@@ -1,4 +1,6 @@
-"""Train a draft model that reads the target's hidden states (EAGLE, Li et al. 2024, section 3.2).
+"""Train a draft model that reads the target's hidden states (EAGLE).
+
+The method is that of Li et al. (2024), section 3.2, with the changes below.
 
 Every position of a text is trained after the target's newest token, and after guesses, which have
 no states. The loss compares the draft with the target's whole distribution, computed from the
@@ -93,7 +95,7 @@ class EagleStudent:
         return states_loss(drafted[text, row], target, weight, bias, shares / shares.sum())
 
     def _in_product_dtype(self, module: nn.Module) -> Callable[..., Any]:
-        """Return the module as a function whose float32 weights are cast to the product dtype."""
+        """Return the module as a function with weights cast to the product dtype."""
         weights = {
             name: weight.to(self._dtype)
             for name, weight in module.state_dict(keep_vars=True).items()
@@ -197,7 +199,7 @@ def _padded(chunks: Sequence[TextChunk], width: int) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states they were chosen by (layers joined), and the last states after."""
+    """Return tokens, the states that they were chosen by, and the next states."""
     tokens, before, after = [], [], []
     count = 0
     for chunk in chunks:

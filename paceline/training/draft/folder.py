@@ -127,7 +127,7 @@ class DraftFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the folder holds a completed training."""
+        """True if the folder holds a completed training."""
         return (self.path / RECORD).exists() and not self._state.exists
 
     def record(self) -> TrainingRecord:
@@ -202,7 +202,7 @@ class DraftFolder:
 
 
 def _save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a bfloat16 copy under a temporary name, then move its files, the weights last."""
+    """Write a bfloat16 copy elsewhere, then move its files, the weights last."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
         copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):

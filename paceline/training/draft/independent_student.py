@@ -50,7 +50,7 @@ class IndependentStudent:
         self._vocabulary_index[token_ids] = np.arange(len(token_ids))
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
-        """Return the mean cross-entropy against the target's distribution or the next token."""
+        """Return the mean cross-entropy with the target's distribution or next token."""
         batch = collated(chunks, self._vocabulary_index)
         batch = TextBatch(*(tensor.to(self.model.device) for tensor in batch))
         hidden: Tensor = self.model.get_decoder()(

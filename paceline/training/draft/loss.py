@@ -1,4 +1,4 @@
-"""Compute cross-entropy with the target without the logits of all positions at once.
+"""Compute cross-entropy with the target, a block of positions at a time.
 
 The target's distribution is given by its likeliest tokens, or by its hidden state, from which its
 LM head computes all logits. Both losses compute their gradients in the forward pass, while the
@@ -42,7 +42,7 @@ class _DistillationLoss(torch.autograd.Function):
 
 
 def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Tensor) -> Tensor:
-    """Return the mean cross-entropy of softmax(hidden @ weight.T) against `probs`, in nats.
+    """Return the mean cross-entropy of softmax(hidden @ weight.T), in nats.
 
     Args:
         hidden: Hidden states, [n, d].
@@ -85,7 +85,7 @@ class _StatesLoss(torch.autograd.Function):
 def states_loss(
     draft: Tensor, target: Tensor, weight: Tensor, bias: Tensor, shares: Tensor
 ) -> Tensor:
-    """Return the weighted cross-entropy of the draft's logits against the target's, in nats.
+    """Return the weighted cross-entropy of draft and target logits, in nats.
 
     Args:
         draft: The draft's hidden states, [n, d].

@@ -86,7 +86,7 @@ def prepare(
     out: Path,
     config: DraftTraining,
 ) -> tuple[PreTrainedModel, DraftData, DraftFolder]:
-    """Return the target, the training texts of its draft model, and the draft's folder.
+    """Return the target, the training texts and the draft's folder.
 
     Args:
         target: Target: directory, hub id or built-in name.

@@ -1,4 +1,4 @@
-"""Lay out the rows of a forward pass in which a draft that reads target states is trained.
+"""Lay out the rows of a forward pass that trains or evaluates an EAGLE draft.
 
 A row is a position of a text and the number of tokens up to it that are the draft's own guesses.
 With no guesses, the target has chosen all tokens so far, and the row reads the state of its token.
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return a row without guesses per position, and one with guesses at most positions.
+        """Return a row without guesses per position, then the rows with guesses.
 
         Args:
             length: Tokens of the text.
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
         return Rows.of(torch.cat(positions), torch.cat(guessed))
 
     def with_drafts(self) -> Rows:
-        """Return these rows, then each guess again for a drafted token that no other row sees."""
+        """Return these rows, then each guess again for a token that no other row sees."""
         again = (self.guessed > 0).nonzero()[:, 0]
         count, added = len(self.positions), len(again)
         mask = torch.zeros(count + added, count + added, dtype=torch.bool)

@@ -2,9 +2,8 @@
 
 Logits over the whole reduced vocabulary take half of a step, and few tokens hold nearly all of the
 probability. A step therefore uses the frequent tokens, the tokens of its texts, and a random part
-of the others. Each sampled token stands for several: the logarithm of their number is added to its
-logits, both the draft's and the target's (sampled softmax: Bengio and Senecal 2008; Jean et al.
-2015).
+of the others. Each sampled token stands for several tokens, the logarithm of whose number is
+added to its logits. The method is sampled softmax (Bengio and Senecal 2008; Jean et al. 2015).
 """
 
 from __future__ import annotations

@@ -8,37 +8,37 @@ from paceline.errors import ConfigError
 from paceline.training.settings import TrainingSettings
 from paceline.util.config import require_range
 
-HEAD_SIZE = 32  # dimensions of an attention head
+HEAD_SIZE = 32  # Dimensions of an attention head.
 
-# Schedule. Fitted on drafts for the built-in target and for SmolLM2-135M-Instruct.
-WARM_UP_STEPS = 50  # steps of linear warm-up
-CONSTANT_SHARE = 0.4  # share of the time before the learning rate falls linearly to 0
-FIRST_ANSWERS_SHARE = 0.4  # share of steps on answers at the start, relative to the end
-EMBEDDING_LR_FACTOR = 0.5  # learning rate of the embedding, relative to the peak
-MAX_GRADIENT_NORM = 1.0  # norm to which gradients are clipped
-ANSWERS_WEIGHT = 0.7  # weight of answers, relative to texts, in the reduced vocabulary
+# Schedule. Chosen with drafts for SmolLM2-135M-Instruct.
+WARM_UP_STEPS = 50  # Steps of linear warm-up.
+CONSTANT_SHARE = 0.4  # Share of the time before the learning rate falls linearly to 0.
+FIRST_ANSWERS_SHARE = 0.4  # Share of steps on answers at the start, relative to the end.
+EMBEDDING_LR_FACTOR = 0.5  # Learning rate of the embedding, relative to the peak.
+MAX_GRADIENT_NORM = 1.0  # Norm to which gradients are clipped.
+ANSWERS_WEIGHT = 0.7  # Weight of answers, relative to texts, in the reduced vocabulary.
 
 # Initial weights.
-INDEPENDENT_HIDDEN, INDEPENDENT_LAYERS = 96, 3  # default shape without target states
-INDEPENDENT_DEVIATION = 0.04  # standard deviation without target states
-EMBEDDING_DEVIATION = 0.06  # standard deviation of the projected embedding
-EAGLE_LAYERS = 2  # default number of layers of a draft that reads target states
-EAGLE_DEVIATION = 0.03  # standard deviation of its weights
-LEAST_SQUARES_PAIRS = 60_000  # pairs of states that the linear map is fitted to
-LEAST_SQUARES_RIDGE = 100.0  # ridge, in pairs of unit size whose next state is 0
+INDEPENDENT_HIDDEN, INDEPENDENT_LAYERS = 96, 3  # Default shape without target states.
+INDEPENDENT_DEVIATION = 0.04  # Standard deviation without target states.
+EMBEDDING_DEVIATION = 0.06  # Standard deviation of the projected embedding.
+EAGLE_LAYERS = 2  # Default number of layers of a draft that reads target states.
+EAGLE_DEVIATION = 0.03  # Standard deviation of its weights.
+LEAST_SQUARES_PAIRS = 60_000  # Pairs of states that the linear map is fitted to.
+LEAST_SQUARES_RIDGE = 100.0  # Ridge, in pairs of unit size whose next state is 0.
 
 # Loss of a draft that reads target states.
-GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # weight after 0, 1, ... guesses; the last for all later ones
-PROMPT_WEIGHT = 0.3  # weight of prompt positions, where no draft is needed
-UNREAD_SHARE = 0.1  # share of batches whose first tokens have no state, as with prefix caching
-FREQUENT_SHARE = 0.9  # share of all tokens covered by the tokens that every step includes
-SAMPLING_INTERVAL = 8  # each sampled token stands for this many rare tokens
-LOSS_ROWS = 256  # positions whose logits are computed together, so that they stay in the cache
+GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # Weight after 0, 1, ... guesses; the last for all later ones.
+PROMPT_WEIGHT = 0.3  # Weight of prompt positions, where no draft is needed.
+UNREAD_SHARE = 0.1  # Share of batches whose first tokens have no state, as with prefix caching.
+FREQUENT_SHARE = 0.9  # Share of all tokens covered by the tokens that every step includes.
+SAMPLING_INTERVAL = 8  # Each sampled token stands for this many rare tokens.
+LOSS_ROWS = 256  # Positions whose logits are computed together, so that they stay in the cache.
 
 # Evaluation.
-CHAIN_LENGTHS = tuple(range(1, 9))  # chain lengths K that are compared
-TIMED_FORWARDS = 24  # forward passes per measurement
-TIMED_CONTEXT = 160  # tokens before each timed forward pass
+CHAIN_LENGTHS = tuple(range(1, 9))  # Chain lengths K that are compared.
+TIMED_FORWARDS = 24  # Forward passes per measurement.
+TIMED_CONTEXT = 160  # Tokens before each timed forward pass.
 
 
 @dataclass(frozen=True, slots=True)

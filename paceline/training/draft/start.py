@@ -13,7 +13,7 @@ from paceline.training.draft.settings import DraftTraining
 
 
 def shaped_as_start(config: DraftTraining) -> DraftTraining:
-    """Return the settings with the shape of the draft model that `start` names, if any.
+    """Return the settings with the shape of the draft model in `start`, if any.
 
     Raises:
         ConfigError: The draft cannot be loaded, is of the other kind, or has another shape than
@@ -49,7 +49,7 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
 
 
 def load_start(model: PreTrainedModel, start: str) -> None:
-    """Copy the weights of another draft model of the same shape; reduced vocabularies stay.
+    """Copy the weights of another draft model; the reduced vocabulary stays.
 
     Args:
         model: Draft model that is trained.

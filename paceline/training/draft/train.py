@@ -1,4 +1,6 @@
-"""Train a draft model by distillation of recorded answers (Hinton et al. 2015) and on texts.
+"""Train a draft model by distillation (Hinton et al. 2015) and on texts.
+
+The teacher's distributions come from recorded answers of the target.
 
 The training time decides how good a draft gets, so the schedule depends on time. The learning rate
 stays constant, then falls linearly to zero, while the share of steps on answers grows. Data order
@@ -44,7 +46,7 @@ ANSWERS, TEXTS = "answers", "texts"
 
 
 class Student(Protocol):
-    """Compute loss and acceptance of a draft model, independent or reading target states.
+    """Compute loss and acceptance of a draft model of either kind.
 
     Attributes:
         model: The draft model, in float32.
@@ -129,7 +131,7 @@ class DraftTrainer(Trainer):
         return kind, self._student.loss(batch, progress.steps)
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Measure held-out acceptance; store the checkpoint, and the draft if it is the best."""
+        """Measure held-out acceptance; store the checkpoint and the best draft."""
         config, progress = self._config, self.progress
         chains = self._student.acceptance(self._held_out, config.length)
         minutes, scores = progress.seconds / 60, (chains.agreement, chains.per_chain)

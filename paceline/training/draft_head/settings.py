@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from paceline.training.settings import TrainingSettings
 
-TRAINED_LEVELS = 2  # tokens ahead that the training predicts
-SECOND_WEIGHT = 0.3  # weight of the second token's loss
-WEIGHT_DECAY = 0.01  # of AdamW
-WARM_UP_SHARE = 0.1  # share of the steps in which the learning rate grows
-RIDGE = 200.0  # ridge of the first linear map, in positions of average size with next state 0
-EVALUATION_ROWS = 4096  # positions computed together when no gradient is needed
-TOP_GUESSES = 8  # guesses among which the evaluation looks for the target's token
+TRAINED_LEVELS = 2  # Tokens ahead that the training predicts.
+SECOND_WEIGHT = 0.3  # Weight of the second token's loss.
+WEIGHT_DECAY = 0.01  # Of AdamW.
+WARM_UP_SHARE = 0.1  # Share of the steps in which the learning rate grows.
+RIDGE = 200.0  # Ridge of the first linear map, in positions of average size with next state 0.
+EVALUATION_ROWS = 4096  # Positions computed together when no gradient is needed.
+TOP_GUESSES = 8  # Guesses among which the evaluation looks for the target's token.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Train a hidden-state draft head by cross-entropy with the target one and two tokens ahead.
+"""Train a hidden-state draft head to predict the target's next two tokens.
 
-The head is the next-state predictor of EAGLE (Li et al. 2024), without attention. It starts as the
-linear map of least squares. The second token is predicted from the state that the first prediction
-returned, as in use. Inputs are scaled to unit size during training; the returned weights take them
-unscaled.
+The head is the next-state predictor of EAGLE (Li et al. 2024), without attention. Its loss is the
+cross-entropy with the target. It starts as the linear map of least squares. The second token is
+predicted from the state that the first prediction returned, as in use. Inputs are scaled to unit
+size during training; the returned weights take them unscaled.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class DraftHeadTrainer(Trainer):
         return self._training.states[positions].to(self._device).float()
 
     def _cross_entropy(self, predicted: Tensor, positions: Tensor) -> Tensor:
-        """Compare predicted states with the target's, by their logits in the reduced vocabulary."""
+        """Compare predicted states with the target's in the reduced vocabulary."""
         with torch.no_grad():
             probs = self._logits(self._states(positions)).softmax(-1)
         return -(probs * self._logits(predicted).log_softmax(-1)).sum(-1).mean()
@@ -243,7 +243,7 @@ class DraftHeadTrainer(Trainer):
 
     @torch.no_grad()
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
-        """Return the linear map from inputs and a constant to next states, [hidden, inputs]."""
+        """Fit the linear map from inputs and a constant to next states, [hidden, n]."""
         gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
         for positions in torch.split(self._training.positions, EVALUATION_ROWS):
             rows = self._inputs(self._states(positions), positions + 1).cpu()
