@@ -23,14 +23,14 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from paceline.cpu.avx512_dot import BFloat16
+from paceline.cpu.emit import operation, pick, pointer
 from paceline.cpu.memory import FLOAT_BYTES
-from paceline.cpu.simd_f32x8 import operation, pick, pointer
 from paceline.util.machine import instruction_flags
 
 SIDE = 16  # Rows of a tile, and words of a row.
 ROW = SIDE * FLOAT_BYTES  # Bytes of a row.
 TILE = SIDE * ROW  # Bytes of a tile.
-_NUM_TILES = 8
+NUM_TILES = 8  # Tiles of the processor.
 _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
 # Linux: arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
 _SYSTEM_CALL, _REQUEST_PERMISSION, _TILE_DATA = (158, 0x1023, 18)
@@ -157,10 +157,10 @@ def add_product(out: int, left: int, right: int) -> Any:
 def configuration() -> bytes:
     """Return the palette that `configure` loads, with all eight tiles of full size."""
     # Palette 1 and 15 reserved bytes; bytes per row as uint16, for 16 tiles; rows, for 16 tiles.
-    unused = [0] * _NUM_TILES
-    widths, heights = [ROW, 0] * _NUM_TILES, [SIDE] * _NUM_TILES
+    unused = [0] * NUM_TILES
+    widths, heights = [ROW, 0] * NUM_TILES, [SIDE] * NUM_TILES
     return bytes([1, *[0] * 15, *widths, *unused * 2, *heights, *unused])
 
 
 # Offset in a configuration of the byte that holds the number of rows of tile 0.
-ROWS_OFFSET = 16 + 2 * 2 * _NUM_TILES
+ROWS_OFFSET = 16 + 2 * 2 * NUM_TILES

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from paceline.cpu.memory import FLOAT_BYTES
+from paceline.cpu.emit import Emit, fetch, operation, pick, pointer, spread, widen
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
 from paceline.cpu.settings import SUMS_PER_ROW
-from paceline.cpu.simd_f32x8 import Emit, fetch, operation, pick, pointer, spread, widen
 from paceline.util.machine import instruction_flags, on_x86
 
 CHUNK = 16  # Bytes of a row in one instruction.
@@ -63,11 +63,17 @@ class _Numbers(NamedTuple):
 
 
 _INDEX = ir.IntType(64)
-_FLOATS, _WORDS = ir.VectorType(ir.FloatType(), 16), ir.VectorType(ir.IntType(32), 16)
-_CHUNK, _FOUR = ir.VectorType(ir.IntType(32), 4), ir.VectorType(ir.FloatType(), 4)
-_HALVES, _BYTES = ir.VectorType(ir.IntType(16), 16), ir.VectorType(ir.IntType(8), 16)
+_LANES = LINE // FLOAT_BYTES
+_FLOATS, _WORDS = ir.VectorType(ir.FloatType(), _LANES), ir.VectorType(ir.IntType(32), _LANES)
+_CHUNK, _FOUR = (
+    ir.VectorType(kind, CHUNK // FLOAT_BYTES) for kind in (ir.IntType(32), ir.FloatType())
+)
+_HALVES, _BYTES = ir.VectorType(ir.IntType(16), _LANES), ir.VectorType(ir.IntType(8), _LANES)
 BFLOAT16 = _Numbers(
-    "llvm.x86.avx512bf16.dpbf16ps.512", "avx512_bf16", ir.VectorType(BFloat16(), 32), _FLOATS
+    "llvm.x86.avx512bf16.dpbf16ps.512",
+    "avx512_bf16",
+    ir.VectorType(BFloat16(), LINE // HALF_BYTES),
+    _FLOATS,
 )
 # A word holds four numbers.
 INT8 = _Numbers("llvm.x86.avx512.vpdpbusd.512", "avx512_vnni", _WORDS, _WORDS)
@@ -234,13 +240,13 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
         totals = builder.sitofp(totals, _FLOATS)
     for row in range(ROWS):
         target = pointer(builder, _plus(builder, address, row * STRIDE), _FOUR)
-        lanes = list(range(row, _FLOATS.count, ROWS))
+        lanes = list(range(row, _LANES, ROWS))
         builder.store(pick(builder, totals, totals, lanes), target, align=4)
 
 
 def _fold(builder: Any, first: Any, second: Any, size: int) -> Any:
     """Emit the sums of both halves of each group of `size` lanes, as one vector."""
-    low = [lane for lane in range(2 * _FLOATS.count) if lane % size < size // 2]
+    low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (
         pick(builder, first, second, low),
         pick(builder, first, second, [lane + size // 2 for lane in low]),
@@ -254,8 +260,8 @@ def _quantise(builder: Any, source: Any, target: Any, scale: Any) -> None:
     The scaled numbers must be within 127 of zero, which `ZERO` represents.
     """
     numbers = widen(builder, builder.load(pointer(builder, source, _HALVES), align=2))
-    scaled = builder.fmul(numbers, spread(builder, scale, _FLOATS.count))
-    above = builder.fadd(scaled, ir.Constant(_FLOATS, [ZERO + 0.5] * _FLOATS.count))
+    scaled = builder.fmul(numbers, spread(builder, scale, _LANES))
+    above = builder.fadd(scaled, ir.Constant(_FLOATS, [ZERO + 0.5] * _LANES))
     builder.store(
         builder.trunc(builder.fptoui(above, _WORDS), _BYTES),
         pointer(builder, target, _BYTES),

@@ -11,8 +11,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from paceline.cpu.avx512_dot import BFloat16, where_available
+from paceline.cpu.emit import exponential, operation, pick, pointer, spread, total_of, widen
 from paceline.cpu.memory import FLOAT_BYTES
-from paceline.cpu.simd_f32x8 import exponential, operation, pick, pointer, spread, total_of, widen
 
 COLUMNS = 16  # lanes of a vector
 STEP = 2 * COLUMNS * FLOAT_BYTES  # bytes of two float32 vectors

@@ -12,21 +12,14 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from paceline.cpu.emit import fetch, floats, multiply_add, operation
 from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, LINE_BYTES, VECTOR_BYTES
-from paceline.cpu.simd_f32x8 import (
-    WIDTH,
-    emit_load,
-    emit_load_bfloat16,
-    emit_store_sums,
-    fetch,
-    multiply_add,
-    operation,
-)
+from paceline.cpu.simd_f32x8 import WIDTH, emit_load, emit_load_bfloat16, emit_store_sums
 
 OUTPUTS = 4  # outputs per call: their sums fill one store
 MAX_ROWS = 3  # rows per call: with four outputs, their sums fill the registers of AVX2
 _INDEX = ir.IntType(64)
-_ZEROS = ir.Constant(ir.VectorType(ir.FloatType(), WIDTH), [0.0] * WIDTH)
+_ZEROS = floats(0.0, WIDTH)
 
 
 def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:

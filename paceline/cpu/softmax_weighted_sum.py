@@ -13,9 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from paceline.cpu.memory import FLOAT_BYTES
-from paceline.cpu.simd_f32x8 import (
-    WIDTH,
+from paceline.cpu.emit import (
     exponential,
     fold,
     larger_of,
@@ -27,6 +25,8 @@ from paceline.cpu.simd_f32x8 import (
     total_of,
     widen,
 )
+from paceline.cpu.memory import FLOAT_BYTES
+from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.util.machine import instruction_flags, on_x86
 
 _COUNT = 16  # lanes of a vector

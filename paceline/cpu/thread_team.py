@@ -20,8 +20,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from paceline.cpu.emit import operation, pointer
 from paceline.cpu.settings import MAX_SPINS
-from paceline.cpu.simd_f32x8 import operation, pointer
 from paceline.util.compiled import callback, compiled
 from paceline.util.machine import on_x86
 from paceline.util.threads import follow_forks, share, submit

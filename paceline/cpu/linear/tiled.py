@@ -25,25 +25,25 @@ from paceline.util.compiled import inlined
 
 INNER, OUTER = amx.ROW // HALF_BYTES, amx.SIDE  # the sizes of a weight are multiples of these
 _SQUARE = 2 * OUTER  # outputs, and rows, of four tiles of sums
-_MAX_TILES = 4  # tiles of sums
+_MAX_TILES = amx.NUM_TILES // 2  # tiles of sums
 _STEP = INNER * HALF_BYTES  # bytes of a row or weight in one tile
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)
 
-# Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 rows.
-_clear0, _clear1, _clear2, _clear3 = (amx.zero(tile) for tile in range(_MAX_TILES))
-_store0, _store1, _store2, _store3 = (amx.store(tile) for tile in range(_MAX_TILES))
-_load_weight0, _load_weight1, _load_rows0, _load_rows1 = (
-    amx.load(_MAX_TILES + tile) for tile in range(4)
-)
+_SUM0, _SUM1, _SUM2, _SUM3, _WEIGHT0, _WEIGHT1, _ROWS0, _ROWS1 = range(amx.NUM_TILES)
+_SUMS = (_SUM0, _SUM1, _SUM2, _SUM3)
+_clear0, _clear1, _clear2, _clear3 = map(amx.zero, _SUMS)
+_store0, _store1, _store2, _store3 = map(amx.store, _SUMS)
+_load_weight0, _load_weight1 = amx.load(_WEIGHT0), amx.load(_WEIGHT1)
+_load_rows0, _load_rows1 = amx.load(_ROWS0), amx.load(_ROWS1)
 # Squares: two tiles of weights with two tiles of rows.
-_multiply00, _multiply10 = amx.add_product(0, 4, 6), amx.add_product(1, 5, 6)
-_multiply01, _multiply11 = amx.add_product(2, 4, 7), amx.add_product(3, 5, 7)
-# Columns: the first tile of weights with the second, third and fourth tile of rows.
-_multiply_second, _multiply_third, _multiply_fourth = (
-    amx.add_product(1, 4, 7),
-    amx.add_product(2, 4, 6),
-    amx.add_product(3, 4, 7),
-)
+_multiply00 = amx.add_product(_SUM0, _WEIGHT0, _ROWS0)
+_multiply10 = amx.add_product(_SUM1, _WEIGHT1, _ROWS0)
+_multiply01 = amx.add_product(_SUM2, _WEIGHT0, _ROWS1)
+_multiply11 = amx.add_product(_SUM3, _WEIGHT1, _ROWS1)
+# Columns: one tile of weights with the second, third and fourth tile of rows.
+_multiply_second = amx.add_product(_SUM1, _WEIGHT0, _ROWS1)
+_multiply_third = amx.add_product(_SUM2, _WEIGHT0, _ROWS0)
+_multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
 
 
 def _multiply(call_address: int) -> int:

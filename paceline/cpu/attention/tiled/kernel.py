@@ -15,7 +15,13 @@ from paceline.cpu.attention.call import (
     visible_keys,
 )
 from paceline.cpu.attention.tiled.scores import weigh_block
-from paceline.cpu.attention.tiled.sums import add_column_steps, add_steps, write_out
+from paceline.cpu.attention.tiled.sums import (
+    COLUMN_SUMS,
+    COLUMN_WEIGHTS,
+    add_column_steps,
+    add_steps,
+    write_out,
+)
 from paceline.cpu.attention.tiled.workspace import (
     INNER,
     SIDE,
@@ -35,8 +41,7 @@ from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import inlined, store_uint8
 
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)
-# Tiles 6 and 7 hold the sums and weights of one column: one row per query head.
-_COLUMN_TILES = 6, 7
+_COLUMN_TILES = COLUMN_SUMS, COLUMN_WEIGHTS
 
 
 def suits(kind: int, dim: int, value_dim: int) -> bool:

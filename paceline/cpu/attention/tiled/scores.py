@@ -19,12 +19,13 @@ from paceline.cpu.attention.tiled.workspace import (
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES, clear, copy
 from paceline.util.compiled import inlined
 
-# Tiles 0 and 1 hold products, 2 and 3 keys, 5 queries. Tiles 0 to 3 and 5 keep their full size
-# while the sums of columns use 6 and 7.
-_clear0, _clear1 = amx.zero(0), amx.zero(1)
-_load2, _load3, _load5 = amx.load(2), amx.load(3), amx.load(5)
-_store0, _store1 = amx.store(0), amx.store(1)
-_score0, _score1 = amx.add_product(0, 2, 5), amx.add_product(1, 3, 5)
+# These tiles have their full height; those of the sums of a column have not (`sums`).
+_PRODUCT0, _PRODUCT1, _KEYS0, _KEYS1, _QUERIES = range(5)
+_clear0, _clear1 = amx.zero(_PRODUCT0), amx.zero(_PRODUCT1)
+_load_keys0, _load_keys1, _load_queries = map(amx.load, (_KEYS0, _KEYS1, _QUERIES))
+_store0, _store1 = amx.store(_PRODUCT0), amx.store(_PRODUCT1)
+_score0 = amx.add_product(_PRODUCT0, _KEYS0, _QUERIES)
+_score1 = amx.add_product(_PRODUCT1, _KEYS1, _QUERIES)
 
 
 @inlined
@@ -130,10 +131,10 @@ def _score(
         clear(space.keys + (stop - start) * size, (start + STEP - stop) * size)
     _clear0(), _clear1()
     for offset in range(0, size, amx.ROW):
-        _load5(space.queries + offset * SIDE, amx.ROW)
-        _load2(source + offset, stride)
+        _load_queries(space.queries + offset * SIDE, amx.ROW)
+        _load_keys0(source + offset, stride)
         _score0()
-        _load3(source + SIDE * stride + offset, stride)
+        _load_keys1(source + SIDE * stride + offset, stride)
         _score1()
     _store0(space.products, amx.ROW)
     _store1(space.products + amx.TILE, amx.ROW)

@@ -16,14 +16,22 @@ from paceline.cpu.attention.tiled.workspace import (
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES
 from paceline.util.compiled import inlined
 
-# Tiles 0 to 3 hold sums of a block, 4 its weights, 5 values, 6 sums of a column, 7 its weights.
-_load0, _load1, _load2, _load3, _load4, _load5, _load6, _load7 = (
-    amx.load(tile) for tile in range(8)
-)
-_store0, _store1, _store2, _store3, _store6 = (amx.store(tile) for tile in (0, 1, 2, 3, 6))
-_add0, _add1, _add2, _add3 = (amx.add_product(tile, 4, 5) for tile in range(4))
-_add_column = amx.add_product(6, 7, 5)
-_FOUR_ROWS = 4 * amx.ROW
+# Sums and weights of a column have a tile of their height: one row per query head of the key head.
+(
+    *_SUMS,
+    _WEIGHTS,
+    _VALUES,
+    COLUMN_SUMS,
+    COLUMN_WEIGHTS,
+) = range(amx.NUM_TILES)
+_load_sums0, _load_sums1, _load_sums2, _load_sums3 = map(amx.load, _SUMS)
+_store0, _store1, _store2, _store3 = map(amx.store, _SUMS)
+_add0, _add1, _add2, _add3 = (amx.add_product(sums, _WEIGHTS, _VALUES) for sums in _SUMS)
+_load_weights, _load_values = amx.load(_WEIGHTS), amx.load(_VALUES)
+_load_column, _load_column_weights = amx.load(COLUMN_SUMS), amx.load(COLUMN_WEIGHTS)
+_add_column = amx.add_product(COLUMN_SUMS, COLUMN_WEIGHTS, _VALUES)
+_store_column = amx.store(COLUMN_SUMS)
+_FOUR_ROWS = len(_SUMS) * amx.ROW
 
 
 @inlined
@@ -45,21 +53,21 @@ def add_steps(call: AttentionCall, space: Workspace, block: int, first: int, las
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
     """Add the products of `count` steps to 64 dims of the sums of all queries."""
-    _load0(sums, size)
-    _load1(sums + amx.ROW, size)
-    _load2(sums + 2 * amx.ROW, size)
-    _load3(sums + 3 * amx.ROW, size)
+    _load_sums0(sums, size)
+    _load_sums1(sums + amx.ROW, size)
+    _load_sums2(sums + 2 * amx.ROW, size)
+    _load_sums3(sums + 3 * amx.ROW, size)
     for step in range(count):
         for part in range(0, STEP_BYTES, amx.ROW):
             source = values + step * SIDE * size
-            _load4(weights + step * STEP_BYTES + part, width)
-            _load5(source, size)
+            _load_weights(weights + step * STEP_BYTES + part, width)
+            _load_values(source, size)
             _add0()
-            _load5(source + amx.ROW, size)
+            _load_values(source + amx.ROW, size)
             _add1()
-            _load5(source + 2 * amx.ROW, size)
+            _load_values(source + 2 * amx.ROW, size)
             _add2()
-            _load5(source + 3 * amx.ROW, size)
+            _load_values(source + 3 * amx.ROW, size)
             _add3()
     _store0(sums, size)
     _store1(sums + amx.ROW, size)
@@ -70,11 +78,11 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
     """Add the products of `count` steps to 16 dims of the sums of all queries."""
-    _load0(sums, size)
+    _load_sums0(sums, size)
     for step in range(count):
-        _load5(values + step * SIDE * size, size)
+        _load_values(values + step * SIDE * size, size)
         for part in range(0, STEP_BYTES, amx.ROW):
-            _load4(weights + step * STEP_BYTES + part, width)
+            _load_weights(weights + step * STEP_BYTES + part, width)
             _add0()
     _store0(sums, size)
 
@@ -111,12 +119,12 @@ def add_column_steps(
         for step in range(first, (keys + STEP - 1) // STEP):
             run = _gather(call, tile, space, run, step * STEP, min((step + 1) * STEP, keys))
             for offset in range(0, size, amx.ROW):
-                _load6(sums + offset, size)
-                _load5(space.gathered + offset, size)
+                _load_column(sums + offset, size)
+                _load_values(space.gathered + offset, size)
                 for part in range(0, STEP_BYTES, amx.ROW):
-                    _load7(weights + step * STEP_BYTES + part, space.width)
+                    _load_column_weights(weights + step * STEP_BYTES + part, space.width)
                     _add_column()
-                _store6(sums + offset, size)
+                _store_column(sums + offset, size)
         lane += min(call.groups, SIDE)
 
 
