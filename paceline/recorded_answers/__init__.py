@@ -3,3 +3,8 @@
 `writing.py` begins or continues a file, `reading.py` reads it, `lines.py` holds the checksums of
 its lines, and `top_tokens.py` the file with the target's top-k tokens at each position.
 """
+
+from paceline.recorded_answers.lines import RecordedAnswer
+from paceline.recorded_answers.reading import read_answers, read_settings, read_tops
+
+__all__ = ["RecordedAnswer", "read_answers", "read_settings", "read_tops"]
