@@ -66,8 +66,8 @@ def doctor(
     if measure and llm.costs is not None:
         llm.costs.measure()
     _print(_installation() | _machine(models.threads) | _facts(model, llm))
-    if llm.invariance.proof is not None:
-        _print_findings(llm.invariance.proof)
+    if llm.invariance.report is not None:
+        _print_findings(llm.invariance.report)
 
 
 def _installation() -> dict[str, str]:

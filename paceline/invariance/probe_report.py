@@ -1,6 +1,4 @@
-"""What the proof of batch invariance found on a machine; made by
-`paceline.invariance.invariance`.
-"""
+"""Define the report of the batch-invariance probes on one machine."""
 
 from __future__ import annotations
 
@@ -12,12 +10,14 @@ from paceline.util.stopwatch import Conditions
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What was found for one kind of module.
+    """Result of the probes for one kind of module.
 
     Attributes:
-        name: of the first such module; shape: "in -> out"; times: how many there are.
-        tried: the largest row count tried.
-        runs: the first count of each run of row counts that agree with one another.
+        name: Name of the first such module in the model.
+        shape: Shape of the module, such as "in -> out".
+        times: Number of such modules.
+        tried: Largest row count that was probed.
+        runs: First count of each run of row counts that agree.
     """
 
     name: str
@@ -29,19 +29,22 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Which row counts give a row the same bits in every module of a model, on one machine.
+    """Row counts that give every row the same bits in all modules of a model.
+
+    The fields are the keys of the saved report.
 
     Attributes:
-        least, most: the widest class of row counts.
-        cost: time of the products for `least` rows, relative to one row, measured.
-        reason: why there is no usable class; "" where there is one.
-        seconds: what the search took.
-        own_products: the products are ours (`engine/products`), whose rows do not see each other.
-        fixed_rows: of every product, each of which is of so many; 0 = of as many as the forward
-            has.
-        whole_cost: time of a forward of one row behind a text, attention and all, relative to the
-            usual one, measured.
-        conditions: of these measurements, the worst of them; None where nothing was measured.
+        least: Smallest row count of the widest class.
+        most: Largest row count of the widest class.
+        cost: Measured time of the products with `least` rows, relative to one row.
+        reason: Why there is no usable class; "" = there is one.
+        findings: Result for each kind of module.
+        seconds: Duration of the probes.
+        own_products: Whether the products are paceline's kernels, whose rows are independent.
+        fixed_rows: Fixed number of rows of every product; 0 = the rows of the forward pass.
+        whole_cost: Measured time of a forward pass of one row after a text, relative to the usual
+            one.
+        conditions: Conditions of the most disturbed measurement; None = nothing was measured.
     """
 
     least: int
@@ -57,7 +60,7 @@ class ProbeReport:
 
     @property
     def products(self) -> str:
-        """What is said of the products."""
+        """Matrix products in words; "" = torch's."""
         return (
             "with our products"
             if self.own_products
@@ -68,21 +71,22 @@ class ProbeReport:
 
     @property
     def doubtful(self) -> bool:
-        """Whether other programs disturbed the measurement of the costs, and fewer would now."""
+        """True if other programs disturbed the measurements and fewer would do so now."""
         return (
             self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
         )
 
     @staticmethod
-    def read(kept: dict[str, Any]) -> ProbeReport:
-        """Return the proof that `dataclasses.asdict` wrote."""
+    def read(saved: dict[str, Any]) -> ProbeReport:
+        """Return the report that `dataclasses.asdict` wrote."""
         findings = tuple(
-            ProbeResult(**{**one, "runs": tuple(one["runs"])}) for one in kept["findings"]
+            ProbeResult(**{**finding, "runs": tuple(finding["runs"])})
+            for finding in saved["findings"]
         )
-        conditions = kept["conditions"]
+        conditions = saved["conditions"]
         return ProbeReport(
             **{
-                **kept,
+                **saved,
                 "findings": findings,
                 "conditions": conditions and Conditions.read(conditions),
             }

@@ -1,5 +1,6 @@
-"""The modules of a model that map rows to rows, each kind once, and how the model calls them:
-seen in one short forward.
+"""Find the modules of a model that map rows to rows, and how the model calls them.
+
+One short forward pass shows the calls.
 """
 
 from __future__ import annotations
@@ -18,20 +19,27 @@ from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.products import ForwardOverride
 from paceline.invariance.row_classes import RowFunction
-
-_TOKENS = 13  # of the forward that is watched; a number that is unlikely to be a size
-# weights: up to the first, everything is tried; above the second, little
-_WIDE_PRODUCT, _NARROW_PRODUCT = (1 << 20, 1 << 24)
+from paceline.invariance.settings import (
+    MAX_MEDIUM_WEIGHTS,
+    MAX_WIDE_WEIGHTS,
+    MEDIUM_COUNTS,
+    NARROW_COUNTS,
+    PROBE_TOKENS,
+    WIDE_COUNTS,
+)
 
 
 @dataclass(slots=True)
 class RowModule:
-    """One kind of module: the first of them, and how many there are.
+    """Kind of module, represented by the first such module in the model.
 
     Attributes:
-        before, after: the sizes of its input around the axis of tokens; all but the last are 1 or
-            heads.
-        like: a number of the input's dtype and device.
+        name: Name of the module in the model.
+        module: The module.
+        before: Sizes of its input before the axis of tokens.
+        after: Sizes of its input after the axis of tokens.
+        like: Tensor with the dtype and device of the input.
+        times: Number of such modules.
     """
 
     name: str
@@ -43,7 +51,7 @@ class RowModule:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a matrix product of one row per token."""
+        """True if the module is a matrix product with one row per token."""
         return (
             isinstance(self.module, nn.Linear | Conv1D)
             and math.prod(self.before) == 1
@@ -52,32 +60,33 @@ class RowModule:
 
     @property
     def has_bias(self) -> bool:
-        """Whether something is added to the product."""
+        """True if the product adds a bias."""
         return getattr(self.module, "bias", None) is not None
 
     @property
     def matrix(self) -> Tensor:
-        """The weight of a product, [out, in]."""
+        """Weight of the product, [out, in]."""
         weight: Tensor = self.module.get_parameter("weight").detach()
         return weight.T if isinstance(self.module, Conv1D) else weight
 
     @property
     def original(self) -> RowModule:
-        """The same kind of module as the model has it, outside of any view."""
+        """This kind of module in the user's model, outside of any view."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Sizes of one row: all but the axis of tokens, and without the ones in front of a
-        product's.
+        """Sizes of one row: all axes except that of tokens.
+
+        Leading axes of size 1 are left out for a product.
         """
         return self.after if self.is_product else (*self.before, *self.after)
 
     @property
     def shape(self) -> str:
-        """In words."""
+        """Shape of the module in words."""
         inner = "x".join(map(str, self.after))
         return (
             f"{inner} -> {self.matrix.shape[0]}"
@@ -85,18 +94,21 @@ class RowModule:
             else f"{type(self.module).__name__} of {inner}"
         )
 
-    def counts(
-        self, wide: tuple[int, ...], medium: tuple[int, ...], narrow: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Return the row counts that can be tried in a fraction of a second."""
+    def counts(self) -> tuple[int, ...]:
+        """Return the row counts that can be probed in a fraction of a second."""
         size = self.matrix.numel() if self.is_product else 0
-        return wide if size <= _WIDE_PRODUCT else medium if size <= _NARROW_PRODUCT else narrow
+        if size <= MAX_WIDE_WEIGHTS:
+            return WIDE_COUNTS
+        return MEDIUM_COUNTS if size <= MAX_MEDIUM_WEIGHTS else NARROW_COUNTS
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return it as a function of rows [count, *row_shape], called as the model does.
+        """Return the module as a function of rows [count, *row_shape].
+
+        The function calls the module as the model does.
 
         Args:
-            weight: [out, in], to take the place of a product's own; a bias is zero then.
+            weight: Weight [out, in] that replaces the product's own; the bias is then zero. None =
+                the module as it is.
         """
         if weight is None:
             return partial(self._apply, self.module)
@@ -108,7 +120,7 @@ class RowModule:
         return partial(self._apply, _twin_of(self.module, tensors))
 
     def caller(self, count: int) -> Callable[[], None]:
-        """Return a call with `count` rows, which ends when its result is there."""
+        """Return a call with `count` rows that waits for its result."""
         rows = torch.ones(count, *self.row_shape, dtype=self.like.dtype, device=self.like.device)
         function = self.function()
 
@@ -123,14 +135,15 @@ class RowModule:
     def _apply(self, call: Callable[..., Tensor], rows: Tensor) -> Tensor:
         axis = len(self.before)
         moved = rows.reshape(-1, *self.before, *self.after).movedim(0, axis)
-        # Flat in between: of an axis of one row torch keeps any stride, and its products look at
-        # that, too.
+        # Flatten in between: torch keeps any stride for an axis of size 1, and the stride selects
+        # the kernel.
         return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
 
 
 def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return a module that has these tensors for its own and shares all else; nothing is written
-    to the module itself.
+    """Return a copy of a module with other tensors; all else is shared.
+
+    The module itself stays as it is.
     """
     twin: nn.Module = module.__class__.__new__(module.__class__)
     own = vars(twin)
@@ -140,44 +153,38 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     return twin
 
 
-def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Return the kinds of modules that take part in a forward, and why they cannot be tried
-    alone; "" where they can.
+def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
+    """Run a short forward pass; return the kinds of modules that take part.
+
+    Returns:
+        The modules, and why they cannot be probed alone; "" = they can.
     """
-    found: dict[tuple[Any, ...], RowModule] = {}
-    seen: set[nn.Module] = set()
+    kinds: dict[tuple[Any, ...], RowModule] = {}
+    observed: set[nn.Module] = set()
     thread = get_ident()
 
-    def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if get_ident() != thread:  # others may use the model
+    def record(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if get_ident() != thread:  # other threads may use the model
             return
-        made = _row_module(name, module, inputs, output)
-        if made is None:
+        row_module = _row_module(name, module, inputs, output)
+        if row_module is None:
             return
-        seen.add(module)
-        key = (
-            type(module),
-            repr(module),
-            made.row_shape,
-            len(made.before),
-            made.like.dtype,
-            [(one.shape, one.stride(), one.dtype) for one in module.parameters()].__repr__(),
-        )
-        if key in found:
-            found[key].times += 1
-        else:
-            found[key] = made
+        observed.add(module)
+        kind = kinds.setdefault(_kind_of(row_module), row_module)
+        if kind is not row_module:
+            kind.times += 1
 
-    # held for this forward only
+    # The hooks exist during this forward pass only.
     hooks = [
-        module.register_forward_hook(partial(note, name))
+        module.register_forward_hook(partial(record, name))
         for name, module in model.named_modules()
         if not any(module.children())
     ]
     try:
         with torch.inference_mode():
-            model(input_ids=torch.arange(_TOKENS, device=model.device)[None] % 2, use_cache=False)
-    except Exception as error:  # a module of another library raises what it likes
+            token_ids = torch.arange(PROBE_TOKENS, device=model.device)[None] % 2
+            model(input_ids=token_ids, use_cache=False)
+    except Exception as error:  # a module of another library may raise any type
         return (
             [],
             f"{model.__class__.__name__} cannot be watched in a forward: {error}"
@@ -186,23 +193,45 @@ def survey(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     finally:
         for hook in hooks:
             hook.remove()
+    fault = _unprobed(model, observed)
+    return ([], fault) if fault else (list(kinds.values()), "")
+
+
+def _kind_of(module: RowModule) -> tuple[Any, ...]:
+    """Return a key that modules with the same kernels share."""
+    parameters = [
+        (weight.shape, weight.stride(), weight.dtype) for weight in module.module.parameters()
+    ]
+    return (
+        type(module.module),
+        repr(module.module),
+        module.row_shape,
+        len(module.before),
+        module.like.dtype,
+        repr(parameters),
+    )
+
+
+def _unprobed(model: PreTrainedModel, observed: set[nn.Module]) -> str:
+    """Return which weights no observed module uses; "" = none."""
     for name, module in model.named_modules():
-        if module in seen or isinstance(module, nn.Embedding):
+        if module in observed or isinstance(module, nn.Embedding):
             continue
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1:
-                return [], (
+                return (
                     f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums"
                     " cannot be tried alone; expected weights in nn.Linear, Conv1D and embeddings"
                 )
-    return list(found.values()), ""
+    return ""
 
 
 def _row_module(
     name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> RowModule | None:
-    """Return a module as it was called, None where it does not map each token's numbers to
-    numbers of its own.
+    """Return a module as it was called.
+
+    None means that it does not map the numbers of each token to numbers of that token.
     """
     if (
         len(inputs) != 1
@@ -214,9 +243,9 @@ def _row_module(
     shape = tuple(inputs[0].shape)
     if (
         not inputs[0].is_floating_point()
-        or _TOKENS not in shape[:-1]
+        or PROBE_TOKENS not in shape[:-1]
         or shape[:-1] != tuple(output.shape[:-1])
     ):
         return None
-    axis = shape.index(_TOKENS)
+    axis = shape.index(PROBE_TOKENS)
     return RowModule(name, module, shape[:axis], shape[axis + 1 :], inputs[0].new_zeros(()))

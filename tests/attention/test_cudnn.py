@@ -114,10 +114,10 @@ def test_auto_tries_nothing_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = copy.copy(make("llama", "sdpa"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
-    monkeypatch.setattr("paceline.invariance.invariance.prove", fail)
-    monkeypatch.setattr("paceline.invariance.invariance.trial", fail)
+    monkeypatch.setattr("paceline.invariance.invariance.load_report", fail)
+    monkeypatch.setattr("paceline.cpu.product_choice.trial", fail)
     found = resolve_batch_invariance(model, "auto")
-    assert (found.on, found.proof, found.products) == (False, None, None)
+    assert (found.on, found.report, found.products) == (False, None, None)
     assert found.reason == "not tried on CUDA unless batch_invariant=True"
     with pytest.raises(ConfigError, match="tried on cuda:0 and failed"):
         resolve_batch_invariance(model, True)

@@ -20,9 +20,11 @@ from paceline.cpu import backend, product_choice
 from paceline.cpu.backend import CPU
 from paceline.cpu.linear.dispatch import product
 from paceline.cpu.product_choice import Trial, everywhere, fastest, trial
-from paceline.invariance import invariance
+from paceline.invariance import probing
 from paceline.invariance.forward_cost import Cost
-from paceline.invariance.invariance import COST_ALLOWED, resolve_batch_invariance, search
+from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.invariance.probing import probe_model
+from paceline.invariance.settings import MAX_COST
 from paceline.model.cached_lm import CachedLM
 from paceline.model.model_view import ModelView
 from paceline.model.self_check import count_differing_rows
@@ -193,7 +195,7 @@ def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) ->
     """Activations may still have others, by the processor: padding makes up for these."""
     model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
     products = Products(replaceable(model), backend=CPU)
-    proof = search(model, products)
+    proof = probe_model(model, products)
     assert (proof.reason, proof.own_products) == ("", True)
     ours = {name for name, one in model.named_modules() if one in products.modules}
     assert {found.runs for found in proof.findings if found.name in ours} == {(1,)}
@@ -232,9 +234,9 @@ def test_small_models_are_given_ours_where_torchs_cost_more(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
     found = resolve_batch_invariance(pair.target, True)
-    assert found.proof is not None
-    assert found.proof.own_products
-    proof = resolve_batch_invariance(pair.target, "auto").proof
+    assert found.report is not None
+    assert found.report.own_products
+    proof = resolve_batch_invariance(pair.target, "auto").report
     assert proof is not None
     assert not proof.own_products
 
@@ -286,7 +288,7 @@ def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(
 @pytest.mark.usefixtures("worth")
 def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
-    monkeypatch.setattr(invariance, "forward_cost", lambda *asked: Cost(1.0, QUIET))
+    monkeypatch.setattr(probing, "forward_cost", lambda *asked: Cost(1.0, QUIET))
     found = resolve_batch_invariance(pair.target, "auto")
     assert found.on, found.reason
     assert "with our products" in found.reason
@@ -302,7 +304,7 @@ def test_products_that_cost_too_much_are_for_want_of_others(
     monkeypatch: pytest.MonkeyPatch, pair: Pair
 ) -> None:
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))
-    assert Trial((2.0,) * 5, (1.0,) * 5).cost_everywhere > COST_ALLOWED
+    assert Trial((2.0,) * 5, (1.0,) * 5).cost_everywhere > MAX_COST
     found = resolve_batch_invariance(pair.target, True)
-    assert found.proof is not None
-    assert found.proof.own_products == (found.proof.cost > 90)
+    assert found.report is not None
+    assert found.report.own_products == (found.report.cost > 90)

@@ -5,7 +5,8 @@ behind.
 import pytest
 
 from paceline.backend.products import Products
-from paceline.invariance.forward_cost import CONTEXT, forward_cost
+from paceline.invariance.forward_cost import forward_cost
+from paceline.invariance.settings import CONTEXT_TOKENS
 from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
 
@@ -23,7 +24,7 @@ def test_a_cost_that_is_paid_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forward_cost(model, 512, Products(), 1.05).ratio > 1.05
     assert {by_position for by_position, _ in seen} == {True, False}
     assert {cached for _, cached in seen} == {
-        min(CONTEXT, model.config.max_position_embeddings - 2)
+        min(CONTEXT_TOKENS, model.config.max_position_embeddings - 2)
     }
 
 

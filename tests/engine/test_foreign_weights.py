@@ -24,9 +24,10 @@ from paceline.cpu.linear.norms import own_norms
 from paceline.cpu.topk import likeliest, most_likely
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
-from paceline.invariance import invariance
-from paceline.invariance.invariance import resolve_batch_invariance, search
-from paceline.invariance.row_modules import survey
+from paceline.invariance import probing
+from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.invariance.probing import probe_model
+from paceline.invariance.row_modules import find_row_modules
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import model_identity
 from paceline.model.model_view import ModelView
@@ -245,12 +246,12 @@ def test_a_proof_writes_nothing(name: str) -> None:
     model = copy.deepcopy(make(name, "sdpa"))
     before, held = sums(model), [one._parameters for one in model.modules()]
     tensors = [*model.parameters()]
-    search(model)
+    probe_model(model)
     assert sums(model) == before
     assert [id(one._parameters) for one in model.modules()] == [id(one) for one in held]
     assert all(one is other for one, other in zip(model.parameters(), tensors, strict=True))
     if (ours := product_choice.everywhere(model)) is not None:
-        search(model, ours)
+        probe_model(model, ours)
     assert sums(model) == before
     assert not any("forward" in vars(one) for one in model.modules())
 
@@ -265,7 +266,8 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
         "product",
         lambda rows, weight, bias: tried.append(id(weight)) or whole(rows, weight, bias),  # type: ignore[func-returns-value]
     )
-    (product, *_) = [one for one in survey(ModelView(model, ours).module)[0] if one.is_product]
+    modules, _ = find_row_modules(ModelView(model, ours).module)
+    (product, *_) = [module for module in modules if module.is_product]
     weight = torch.randn_like(product.matrix)
     tried.clear()
     made = product.function(weight)(torch.ones(5, 64))
@@ -276,7 +278,7 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "step", ["padding_cost", "forward_cost", "_differs_as_a_whole", "widest_class"]
+    "step", ["padding_cost", "forward_cost", "_why_not_invariant", "widest_class"]
 )
 def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(
     step: str, monkeypatch: pytest.MonkeyPatch
@@ -289,7 +291,7 @@ def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(
 
     model = make("llama", "sdpa")
     with monkeypatch.context() as patch:
-        patch.setattr(invariance, step, fail)
+        patch.setattr(probing, step, fail)
         found = resolve_batch_invariance(model, "auto")
         assert found.reason == "it was tried on cpu and failed: out of luck (Sudden)"
         assert LLM(model, "none").generate([[3, 4]], PARAMS)[0].token_ids

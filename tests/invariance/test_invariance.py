@@ -25,9 +25,11 @@ from paceline.draft_budget.drafter_state import DrafterState
 from paceline.engine.grouping import select_prompts
 from paceline.engine.request_handle import RequestHandle
 from paceline.errors import ConfigError
-from paceline.invariance import invariance
-from paceline.invariance.invariance import MOST_ROWS, prove, resolve_batch_invariance, search
+from paceline.invariance import invariance, probing
+from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.invariance.probe_report import ProbeReport, ProbeResult
+from paceline.invariance.probing import load_report, probe_model
+from paceline.invariance.settings import MAX_ROWS
 from paceline.model.cached_lm import CachedLM
 from paceline.model.padded_batch import lay_out
 from paceline.util import stopwatch
@@ -35,7 +37,7 @@ from paceline.util.stopwatch import Conditions
 from tests.support.models import make
 
 pytestmark = pytest.mark.processor
-CHEAP = ProbeReport(4, MOST_ROWS, 1.02, "", (), 0.1)
+CHEAP = ProbeReport(4, MAX_ROWS, 1.02, "", (), 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +73,8 @@ def with_products(kind: type[nn.Linear], dtype: torch.dtype = torch.bfloat16) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_product_of_a_model_is_tried(name: str, dtype: torch.dtype) -> None:
     model = copy.deepcopy(make(name)).to(dtype)
-    proof = search(model)
-    assert (proof.reason, proof.most) == ("", MOST_ROWS)
+    proof = probe_model(model)
+    assert (proof.reason, proof.most) == ("", MAX_ROWS)
     products = [one for one in proof.findings if "->" in one.shape]
     assert sum(one.times for one in products) == sum(
         isinstance(one, nn.Linear) or type(one).__name__ == "Conv1D" for one in model.modules()
@@ -81,7 +83,7 @@ def test_every_product_of_a_model_is_tried(name: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_that_changes_is_found_in_the_model(dtype: torch.dtype) -> None:
-    proof = search(with_products(Changing, dtype))
+    proof = probe_model(with_products(Changing, dtype))
     (changing,) = [one for one in proof.findings if one.name.endswith("down_proj")]
     assert 5 in changing.runs
     assert proof.least >= 5
@@ -118,13 +120,13 @@ def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(
 ) -> None:
     monkeypatch.setattr(nn.Linear, "forward", Anything.forward)
     model = make("llama", "sdpa")
-    assert "the widest class" in search(model).reason
+    assert "the widest class" in probe_model(model).reason
     found = resolve_batch_invariance(model, True)
     assert found.on
     assert found.min_rows == 1
     assert found.products is not None
-    assert found.proof is not None
-    assert found.products.fixed_rows == found.proof.fixed_rows == 64
+    assert found.report is not None
+    assert found.products.fixed_rows == found.report.fixed_rows == 64
     assert "rows 1 to 1024 agree bit for bit, in products of 64; products take" in found.reason
     llm = LLM(model, "prompt_lookup", max_batch=3, batch_invariant=True)
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 6, [4]]
@@ -159,9 +161,9 @@ def test_what_fails_on_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         raise MemoryError("out of shared memory")
 
     model = make("llama", "sdpa")
-    monkeypatch.setattr(invariance, "prove", fail)
+    monkeypatch.setattr(invariance, "load_report", fail)
     found = resolve_batch_invariance(model, "auto")
-    assert (found.on, found.proof) == (False, None)
+    assert (found.on, found.report) == (False, None)
     assert found.reason == "it was tried on cpu and failed: out of shared memory (MemoryError)"
     monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
     with pytest.raises(ConfigError, match="got True; it was tried on cuda:0 and failed"):
@@ -178,7 +180,7 @@ def test_an_activation_whose_last_elements_differ_is_found() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     for layer in model.model.layers:
         layer.mlp.act_fn = Tail()
-    assert "mlp.act_fn 1, 2, 3" in search(model).reason
+    assert "mlp.act_fn 1, 2, 3" in probe_model(model).reason
 
 
 @pytest.mark.parametrize(
@@ -238,14 +240,14 @@ def test_asked_for_and_impossible() -> None:
 
 def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama", "sdpa")
-    monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
+    monkeypatch.setattr(invariance, "load_report", lambda model: CHEAP)
     assert resolve_batch_invariance(model, "auto").on
     assert resolve_batch_invariance(model, "auto").min_rows == 4
     for dear in (
-        ProbeReport(4, MOST_ROWS, 1.9, "", (), 0.1),
-        ProbeReport(4, MOST_ROWS, 1.0, "", (), 0.1, whole_cost=1.2),
+        ProbeReport(4, MAX_ROWS, 1.9, "", (), 0.1),
+        ProbeReport(4, MAX_ROWS, 1.0, "", (), 0.1, whole_cost=1.2),
     ):
-        monkeypatch.setattr(invariance, "prove", lambda model, dear=dear: dear)
+        monkeypatch.setattr(invariance, "load_report", lambda model, dear=dear: dear)
         refused = resolve_batch_invariance(model, "auto")
         assert (refused.on, refused.min_rows, refused.max_rows) == (False, 1, None)
         assert f"products take {dear.cost:.2f} of the usual time" in refused.reason
@@ -268,7 +270,7 @@ def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatc
             replace(CHEAP, cost=cost, conditions=conditions),
             replace(CHEAP, whole_cost=cost, conditions=conditions),
         ):
-            monkeypatch.setattr(invariance, "prove", lambda model, proof=proof: proof)
+            monkeypatch.setattr(invariance, "load_report", lambda model, proof=proof: proof)
             found = resolve_batch_invariance(model, "auto")
             assert found.on is on
             assert ("up to 1.47 counts as 1.05" in found.reason) is (spread == 0.4)
@@ -288,45 +290,45 @@ def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(
         )
         return searched[-1]
 
-    monkeypatch.setattr(invariance, "search", found)
+    monkeypatch.setattr(probing, "probe_model", found)
     for load, count in ((3.0, 1), (1.0, 1)):
         monkeypatch.setattr(stopwatch, "load_average", lambda load=load: load)
-        assert prove(model) == searched[-1]
+        assert load_report(model) == searched[-1]
         assert len(searched) == count
-    monkeypatch.setattr(invariance, "_used", set())  # another process
-    assert prove(model) == searched[-1]
+    monkeypatch.setattr(probing, "_used", set())  # another process
+    assert load_report(model) == searched[-1]
     assert len(searched) == 2
-    assert prove(model) == searched[-1]
+    assert load_report(model) == searched[-1]
 
 
 def test_found_once_per_machine_and_shapes(
     monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     model, searched = make("llama", "sdpa"), []
-    honest = invariance.search
-    monkeypatch.setattr(invariance, "search", lambda *asked: searched.append(1) or honest(*asked))  # type: ignore[func-returns-value]
-    first = prove(model)
-    assert prove(model) == first
+    honest = probing.probe_model
+    monkeypatch.setattr(probing, "probe_model", lambda *asked: searched.append(1) or honest(*asked))  # type: ignore[func-returns-value]
+    first = load_report(model)
+    assert load_report(model) == first
     assert len(searched) == 1
-    prove(make("qwen2", "sdpa"))
+    load_report(make("qwen2", "sdpa"))
     assert len(searched) == 2
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    prove(model)
+    load_report(model)
     assert len(searched) == 3
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    prove(model)
+    load_report(model)
     assert len(searched) == 4
     own_cache.joinpath("file").touch()
     monkeypatch.setenv("PACELINE_CACHE", str(own_cache / "file"))  # no folder: nothing can be kept
-    assert prove(model).findings == first.findings
+    assert load_report(model).findings == first.findings
     assert len(searched) == 5
 
 
 def test_findings_survive_the_cache() -> None:
     model = make("gpt2")
-    found = prove(model)
+    found = load_report(model)
     assert isinstance(found.findings[0], ProbeResult)
-    assert prove(model) == found
+    assert load_report(model) == found
 
 
 LENGTHS = st.lists(
@@ -400,7 +402,9 @@ def test_padded_forwards_give_the_logits_of_their_tokens(least: int) -> None:
 
 def test_no_forward_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither prompts that share a forward, nor drafts, nor single tokens."""
-    monkeypatch.setattr(invariance, "prove", lambda model: ProbeReport(5, 40, 1.0, "", (), 0.1))
+    monkeypatch.setattr(
+        invariance, "load_report", lambda model: ProbeReport(5, 40, 1.0, "", (), 0.1)
+    )
     llm = LLM(make("llama", "sdpa"), drafter="lookahead", max_batch=4, batch_invariant=True)
     counted: list[int] = []
     llm.model.model.get_input_embeddings().register_forward_hook(
@@ -425,7 +429,7 @@ def test_prompts_share_a_forward_as_far_as_the_class_goes() -> None:
 
 
 def test_threads_changed_after_the_proof_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariance, "prove", lambda model: CHEAP)
+    monkeypatch.setattr(invariance, "load_report", lambda model: CHEAP)
     llm = LLM(make("llama", "sdpa"), batch_invariant=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     with pytest.raises(

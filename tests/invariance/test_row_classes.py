@@ -126,13 +126,13 @@ def test_bits_tell_zeros_apart_and_not_nans() -> None:
 def test_a_common_class_holds_no_change_of_any_function(runs: list[set[int]]) -> None:
     starts = [tuple(sorted({1, *one})) for one in runs]
     found = widest_class(starts, COUNTS)
-    assert not any(found.least < start <= found.most for one in starts for start in one)
-    assert {found.least, found.most} <= set(COUNTS)
+    assert not any(found.min_rows < start <= found.max_rows for one in starts for start in one)
+    assert {found.min_rows, found.max_rows} <= set(COUNTS)
     edges = sorted({1, 65}.union(*starts))
     classes = [
         [count for count in COUNTS if before <= count < after] for before, after in pairwise(edges)
     ]
-    assert found.most - found.least == max(one[-1] - one[0] for one in classes)
+    assert found.max_rows - found.min_rows == max(one[-1] - one[0] for one in classes)
 
 
 def test_the_widest_class() -> None:
@@ -140,5 +140,5 @@ def test_the_widest_class() -> None:
     assert widest_class([(1, 2, 4), (1, 8)], COUNTS) == RowClass(8, 64)
     assert widest_class([(1, 2), (1, 64)], COUNTS) == RowClass(2, 33)
     assert (
-        widest_class([COUNTS], COUNTS).most in COUNTS[:-1]
+        widest_class([COUNTS], COUNTS).max_rows in COUNTS[:-1]
     )  # no two agree: a class of one, however far the next count is
