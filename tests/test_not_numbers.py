@@ -16,7 +16,7 @@ from transformers import InfNanRemoveLogitsProcessor
 
 from paceline import LLM, DraftTree, SamplingParams, ScriptedDrafter
 from paceline.core.not_numbers import NO_TOKEN
-from paceline.cpu.topk import likeliest, most_likely
+from paceline.cpu.topk import argmax, topk
 from paceline.errors import ConfigError, LogitsError
 from paceline.integrations.transformers import Strategy
 from tests.support.serving import KEY, served
@@ -303,8 +303,8 @@ def test_rows_that_are_not_numbers_are_marked(dtype: torch.dtype, vocab: int) ->
     logits[1, 5], logits[2, 250], logits[3] = NAN, INF, -INF
     logits[4, 1:] = -INF
     expected[[1, 2, 3, 4]] = torch.tensor([NO_TOKEN, NO_TOKEN, NO_TOKEN, 0])
-    assert torch.equal(most_likely(logits), expected)
-    tokens, probs = likeliest(logits, 3)
+    assert torch.equal(argmax(logits), expected)
+    tokens, probs = topk(logits, 3)
     assert (probs[[1, 2, 3]] == 0).all()
     assert ((tokens >= 0) & (tokens < vocab)).all()
     assert probs[4].tolist() == [1.0, 0.0, 0.0]

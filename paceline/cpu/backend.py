@@ -20,14 +20,14 @@ from paceline.core.attention_metadata import AttentionMetadata
 from paceline.core.tree import IntArray
 from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import attention_by_position
-from paceline.cpu.kv_row_moves import Stores, move_forward
+from paceline.cpu.kv_row_moves import CacheTensors, move_rows
 from paceline.cpu.linear.dispatch import product
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
-from paceline.cpu.linear.norms import eps_of, norm, own_norms
+from paceline.cpu.linear.norms import epsilon_of, rms_norm, rms_norm_modules
 from paceline.cpu.memory import KINDS
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TEAM
-from paceline.cpu.topk import entropies, likeliest, most_likely
+from paceline.cpu.topk import argmax, entropies, topk
 
 
 class CpuBackend(TorchBackend):
@@ -67,11 +67,11 @@ class CpuBackend(TorchBackend):
             and weight.shape[1] % WIDTH == 0
         )
 
-    rms_norm = staticmethod(norm)
+    rms_norm = staticmethod(rms_norm)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
         """Return the norms of a model that were tried and compute the same, and their eps."""
-        return {module: eps_of(module) or 0.0 for module in own_norms(model)}
+        return {module: epsilon_of(module) or 0.0 for module in rms_norm_modules(model)}
 
     def attention(
         self,
@@ -85,18 +85,18 @@ class CpuBackend(TorchBackend):
         """Return attention by position, batch-invariant."""
         return attention_by_position(query, key, value, mask, metadata, *options)
 
-    argmax = staticmethod(most_likely)
+    argmax = staticmethod(argmax)
 
     def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
         """Return the most likely tokens of each row and their probabilities, likeliest first."""
-        return likeliest(logits, count)
+        return topk(logits, count)
 
     entropies = staticmethod(entropies)
 
     def row_mover(self, stores: Sequence[Tensor]) -> RowMover:
         """Return a function that moves cache positions in all stores by one compiled call."""
-        described = Stores.of(stores)
-        return super().row_mover(stores) if described is None else partial(move_forward, described)
+        described = CacheTensors.of(stores)
+        return super().row_mover(stores) if described is None else partial(move_rows, described)
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
         """Return a context in which helper threads spin for the jobs of this thread."""

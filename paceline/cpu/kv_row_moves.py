@@ -17,7 +17,7 @@ from paceline.cpu.memory import VECTOR_BYTES, copy
 from paceline.util.compiled import compiled
 
 
-class Stores(NamedTuple):
+class CacheTensors(NamedTuple):
     """Describe the cache tensors [slots, heads, capacity, dim] to compiled code.
 
     Attributes:
@@ -33,7 +33,7 @@ class Stores(NamedTuple):
     capacity: int
 
     @staticmethod
-    def of(tensors: Sequence[Tensor]) -> Stores | None:
+    def of(tensors: Sequence[Tensor]) -> CacheTensors | None:
         """Describe tensors while they live; None if compiled code cannot read them.
 
         A cache position of a head must take a multiple of 32 bytes.
@@ -47,11 +47,11 @@ class Stores(NamedTuple):
             return None
         columns = [tensor.data_ptr() for tensor in tensors], [t.shape[1] for t in tensors], sizes
         addresses, heads, bytes_per_row = (np.array(column, dtype=np.int64) for column in columns)
-        return Stores(addresses, heads, bytes_per_row, tensors[0].shape[2] if tensors else 0)
+        return CacheTensors(addresses, heads, bytes_per_row, tensors[0].shape[2] if tensors else 0)
 
 
 @compiled
-def move_forward(stores: Stores, slots: IntArray, source: IntArray, target: IntArray) -> None:
+def move_rows(stores: CacheTensors, slots: IntArray, source: IntArray, target: IntArray) -> None:
     """Copy cache rows to lower cache positions of the same slots.
 
     Args:

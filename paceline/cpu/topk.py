@@ -30,7 +30,7 @@ from paceline.util.compiled import compiled, inlined
 _MIN_DIFFERENCE = -100.0  # from the largest logit; the exponential of less is 0
 
 
-def most_likely(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """Return the most likely token of each row, as `logits.argmax(-1)` does.
 
     A row with NaN or only infinities gets NO_TOKEN.
@@ -43,7 +43,7 @@ def most_likely(logits: Tensor) -> Tensor:
     return torch.from_numpy(_search(logits, 1, False)[0]).reshape(logits.shape[:-1])
 
 
-def likeliest(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+def topk(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
     """Return the top-k tokens of each row and their probabilities, both [..., count].
 
     The most likely token comes first. A row with NaN or only infinities gets arbitrary tokens with

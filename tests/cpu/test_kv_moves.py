@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.cpu.kv_row_moves import Stores
+from paceline.cpu.kv_row_moves import CacheTensors
 from paceline.kv_cache.slot_cache import SlotCache
 
 SLOTS, CAPACITY = 3, 40
@@ -32,7 +32,7 @@ def test_rows_move_as_torch_moves_them(dtype: torch.dtype, monkeypatch: pytest.M
     dims = [(2, 64), (1, 32), (3, 16)]
     ours, torchs = filled(dims, dtype), filled(dims, dtype)
     with monkeypatch.context() as patch:
-        patch.setattr(Stores, "of", lambda tensors: None)
+        patch.setattr(CacheTensors, "of", lambda tensors: None)
         torchs.move(np.array([[0]]), np.array([[0]]), np.array([[0]]))  # it is found out once
     for number in range(50):
         if number == 25:
@@ -51,7 +51,7 @@ def test_rows_move_as_torch_moves_them(dtype: torch.dtype, monkeypatch: pytest.M
 
 def test_rows_of_odd_sizes_are_left_to_torch() -> None:
     cache = filled([(2, 12)], torch.bfloat16)
-    assert Stores.of([cache.layers[0].keys]) is None
+    assert CacheTensors.of([cache.layers[0].keys]) is None
     before = cache.layers[0].keys.clone()
     cache.move(np.array([[1]]), np.array([[7, 9]]), np.array([[6, 7]]))
     assert torch.equal(cache.layers[0].keys[1, :, 6:8], before[1, :, [7, 9]])

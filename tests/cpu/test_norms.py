@@ -15,7 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from paceline.backend.products import Products
 from paceline.cpu.backend import CPU, CpuBackend
-from paceline.cpu.linear.norms import norm, own_norms
+from paceline.cpu.linear.norms import rms_norm, rms_norm_modules
 from paceline.model.model_view import ModelView
 from tests.support.models import make
 
@@ -46,7 +46,7 @@ class _Holder(nn.Module):
 
 def found(*modules: nn.Module) -> tuple[nn.Module, ...]:
     model: Any = _Holder(*modules)
-    return own_norms(model)
+    return rms_norm_modules(model)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,7 +61,7 @@ def test_the_numbers_are_those_of_transformers(dtype: torch.dtype, size: int) ->
         )
     )
     with torch.inference_mode():
-        theirs, mine = module(rows), norm(rows, module.weight, _EPS)
+        theirs, mine = module(rows), rms_norm(rows, module.weight, _EPS)
     assert mine.dtype == dtype
     assert torch.allclose(
         mine.float(), theirs.float(), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=0
@@ -72,11 +72,12 @@ def test_the_numbers_are_those_of_transformers(dtype: torch.dtype, size: int) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
     rows, weight = numbers(33, 96, dtype=dtype), numbers(96, dtype=dtype, seed=1)
-    together = norm(rows, weight, _EPS)
+    together = rms_norm(rows, weight, _EPS)
     for count in (1, 2, 7, 32):
-        assert torch.equal(norm(rows[:count], weight, _EPS), together[:count])
+        assert torch.equal(rms_norm(rows[:count], weight, _EPS), together[:count])
     assert torch.equal(
-        norm(rows.view(1, 3, 11, 96).transpose(1, 2), weight, _EPS)[0, 4, 2], together[2 * 11 + 4]
+        rms_norm(rows.view(1, 3, 11, 96).transpose(1, 2), weight, _EPS)[0, 4, 2],
+        together[2 * 11 + 4],
     )
 
 
@@ -84,7 +85,7 @@ def test_what_is_no_number_stays_none() -> None:
     rows = numbers(3, 16, dtype=torch.bfloat16)
     rows[1, 3] = torch.nan
     rows[2, 5] = torch.inf
-    made = norm(rows, torch.ones(16, dtype=torch.bfloat16), _EPS)
+    made = rms_norm(rows, torch.ones(16, dtype=torch.bfloat16), _EPS)
     assert made[0].isfinite().all()
     assert made[1].isnan().all()
     assert made[2, 5].isnan()
@@ -152,7 +153,7 @@ def test_norms_come_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch
 
     def watched(*args: Any) -> torch.Tensor:
         calls.append(1)
-        return norm(*args)
+        return rms_norm(*args)
 
     monkeypatch.setattr(CpuBackend, "rms_norm", staticmethod(watched))
     ids, viewed = torch.tensor([[3, 4, 5]]), ModelView(model, products).module

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.not_numbers import NO_TOKEN
-from paceline.cpu.topk import entropies, likeliest, most_likely
+from paceline.cpu.topk import argmax, entropies, topk
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -22,9 +22,9 @@ def logits(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 4, 72), (3, 1000), (2, 1001), (5, 4096)])
 def test_as_torch_finds_them(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     rows = logits(*shape, dtype=dtype)
-    assert torch.equal(most_likely(rows), rows.argmax(-1))
+    assert torch.equal(argmax(rows), rows.argmax(-1))
     for count in (1, 5, 8, 2000):
-        token_ids, probs = likeliest(rows, count)
+        token_ids, probs = topk(rows, count)
         wanted = rows.float().softmax(-1)
         best = wanted.topk(min(count, shape[-1])).values.numpy()
         assert token_ids.shape == probs.shape == best.shape
@@ -41,11 +41,11 @@ def test_as_torch_finds_them(dtype: torch.dtype, shape: tuple[int, ...]) -> None
 def test_the_lowest_of_equal_ones(dtype: torch.dtype) -> None:
     rows = torch.zeros(2, 128, dtype=dtype)
     rows[1, [100, 70, 3]] = 1
-    assert most_likely(rows).tolist() == rows.argmax(-1).tolist() == [0, 3]
-    assert likeliest(rows, 4)[0].tolist() == [[0, 1, 2, 3], [3, 70, 100, 0]]
+    assert argmax(rows).tolist() == rows.argmax(-1).tolist() == [0, 3]
+    assert topk(rows, 4)[0].tolist() == [[0, 1, 2, 3], [3, 70, 100, 0]]
     by_torch = rows[:, :127]  # not a multiple of eight
     for count in (1, 2, 5):
-        found = likeliest(by_torch, count)[0]
+        found = topk(by_torch, count)[0]
         assert found[:, 0].tolist() == [0, 3]
         assert all(len({*row}) == count for row in found.tolist())
         assert (
@@ -56,7 +56,7 @@ def test_the_lowest_of_equal_ones(dtype: torch.dtype) -> None:
 
 def test_rows_that_do_not_lie_side_by_side() -> None:
     wide = logits(3, 4, 128)
-    assert torch.equal(most_likely(wide[:, ::2, :64]), wide[:, ::2, :64].argmax(-1))
+    assert torch.equal(argmax(wide[:, ::2, :64]), wide[:, ::2, :64].argmax(-1))
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
@@ -65,20 +65,20 @@ def test_rows_that_are_not_numbers_leave_others_as_they_are(odd: float, place: i
     rows = logits(3, 72)
     rows[1, place] = odd
     fine = [0, 1, 2] if odd == -torch.inf else [0, 2]
-    assert torch.equal(most_likely(rows)[fine], rows[fine].argmax(-1))
-    token_ids, probs = likeliest(rows, 3)
+    assert torch.equal(argmax(rows)[fine], rows[fine].argmax(-1))
+    token_ids, probs = topk(rows, 3)
     best = rows[fine].topk(3)
     assert token_ids[fine].tolist() == best.indices.tolist()
     assert np.allclose(probs[fine], (best.values - rows[fine].logsumexp(-1, True)).exp().numpy())
     if 1 not in fine:
-        assert most_likely(rows)[1] == NO_TOKEN
+        assert argmax(rows)[1] == NO_TOKEN
         assert probs[1].tolist() == [0.0] * 3
 
 
 def test_nothing_is_possible() -> None:
     rows = torch.full((2, 16), -torch.inf)
-    assert most_likely(rows).tolist() == [NO_TOKEN] * 2
-    assert not likeliest(rows, 2)[1].any()
+    assert argmax(rows).tolist() == [NO_TOKEN] * 2
+    assert not topk(rows, 2)[1].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,8 +20,8 @@ from paceline.backend.products import replaceable as replaceable_by
 from paceline.cpu import backend, product_choice
 from paceline.cpu.backend import CPU
 from paceline.cpu.linear.dispatch import product as own_product
-from paceline.cpu.linear.norms import own_norms
-from paceline.cpu.topk import likeliest, most_likely
+from paceline.cpu.linear.norms import rms_norm_modules
+from paceline.cpu.topk import argmax, topk
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
 from paceline.invariance import probing
@@ -184,13 +184,13 @@ def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
 
 def test_norms_of_foreign_weights_are_theirs() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
-    assert len(own_norms(model)) == 5
+    assert len(rms_norm_modules(model)) == 5
     norm = model.model.norm
     norm.weight = nn.Parameter(norm.weight.detach().as_subclass(Other), requires_grad=False)
     vars(model.model.layers[0].input_layernorm)["_parameters"] = WritingThrough(
         {"weight": norm.weight}
     )
-    assert len(own_norms(model)) == 3
+    assert len(rms_norm_modules(model)) == 3
 
 
 class Other(Tensor):
@@ -217,8 +217,8 @@ def test_attention_by_position_reads_plain_tensors_alone() -> None:
 def test_logits_of_another_class_are_searched_by_torch() -> None:
     logits = torch.randn(3, 16)
     other = logits.as_subclass(Other)
-    assert torch.equal(most_likely(other), logits.argmax(-1))
-    assert likeliest(other, 2)[0].tolist() == logits.topk(2).indices.tolist()
+    assert torch.equal(argmax(other), logits.argmax(-1))
+    assert topk(other, 2)[0].tolist() == logits.topk(2).indices.tolist()
 
 
 def test_ends_that_are_not_plain_are_not_read() -> None:

@@ -27,7 +27,7 @@ _TOLERANCE = {torch.float32: NORM_TOLERANCE_FLOAT32, torch.bfloat16: NORM_TOLERA
 _EPS = ("variance_epsilon", "eps")  # the attribute's names in modules
 
 
-def norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight * rows / sqrt(mean(rows ** 2) + eps), over the last dimension.
 
     Args:
@@ -49,22 +49,22 @@ def norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def own_norms(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules of a model whose norms `norm` can compute.
+def rms_norm_modules(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """Return the modules of a model whose norms `rms_norm` can compute.
 
     Each module is tried on two rows: norms of one name may differ in their formula.
     """
     return () if model.device.type != "cpu" else tuple(filter(_is_rms_norm, model.modules()))
 
 
-def eps_of(module: nn.Module) -> float | None:
+def epsilon_of(module: nn.Module) -> float | None:
     """Return the epsilon attribute of a module; None if it has none."""
     values = (vars(module).get(name) for name in _EPS)
     return next((value for value in values if isinstance(value, float)), None)
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    eps, parameters = eps_of(module), module._parameters
+    eps, parameters = epsilon_of(module), module._parameters
     if (
         eps is None
         or type(parameters) is not dict
@@ -91,7 +91,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
     try:
         with torch.inference_mode():
             expected: Any = type(module).forward(module, rows)
-            result, tolerance = norm(rows, weight.detach(), eps), _TOLERANCE[weight.dtype]
+            result, tolerance = rms_norm(rows, weight.detach(), eps), _TOLERANCE[weight.dtype]
             if (expected.shape, expected.dtype) != (result.shape, result.dtype):
                 return False
             return bool(((expected - result).abs() <= tolerance * expected.abs()).all())

@@ -23,7 +23,7 @@ from paceline.backend.products import Products
 from paceline.core.tree import IntArray
 from paceline.cpu import simd_f32x8
 from paceline.cpu.attention.invariant import attention_by_position
-from paceline.cpu.linear.norms import norm
+from paceline.cpu.linear.norms import rms_norm
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.forward_state import ForwardState
@@ -98,14 +98,14 @@ class DirectLlama:
         hidden = self._embedding(input_ids)
         positions = position_ids[0].numpy()
         for number, layer in enumerate(self._layers):
-            states = norm(hidden, layer.before, self._eps)
+            states = rms_norm(hidden, layer.before, self._eps)
             hidden += self._attention(
                 states, layer, cache.layers[number], attention_mask, positions
             )
-            states = norm(hidden, layer.between, self._eps)
+            states = rms_norm(hidden, layer.between, self._eps)
             gate, up = self._linear(states, layer.gate_up, None).chunk(2, dim=-1)
             hidden += self._linear(functional.silu(gate).mul_(up), layer.down, None)
-        return _Logits(self._head(norm(hidden[:, logits_to_keep], self._last, self._eps)))
+        return _Logits(self._head(rms_norm(hidden[:, logits_to_keep], self._last, self._eps)))
 
     def _attention(
         self, states: Tensor, layer: _Layer, cache: Any, mask: Tensor, positions: IntArray
