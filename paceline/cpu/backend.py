@@ -1,4 +1,4 @@
-"""Compute on a CPU with compiled kernels, if they can read the tensors; else with torch."""
+"""Compute on CPUs with compiled kernels, or with torch if these do not apply."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CpuBackend(TorchBackend):
         return product(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return True for a plain contiguous weight on the CPU whose sizes are whole vectors."""
+        """Return True for a plain contiguous weight whose sizes are multiples of 8."""
         return (
             type(weight) in PLAIN
             and weight.device.type == "cpu"
@@ -88,7 +88,7 @@ class CpuBackend(TorchBackend):
     argmax = staticmethod(argmax)
 
     def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
-        """Return the most likely tokens of each row and their probabilities, likeliest first."""
+        """Return the top-k tokens of each row and their probabilities, likeliest first."""
         return topk(logits, count)
 
     entropies = staticmethod(entropies)
@@ -110,7 +110,7 @@ _TILE_ROWS = 16
 
 
 def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest products for a model that only drafts, whatever they do to its numbers."""
+    """Return the fastest products for a draft model; they may change its numbers."""
     multiply_int8.prepare()
     backend = CpuBackend(_TILE_ROWS if amx.available() else MAX_ROWS)
     return Products.of_backend(model, backend)

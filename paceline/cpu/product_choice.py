@@ -43,7 +43,7 @@ class Trial:
 
     Attributes:
         ours: Seconds of our kernels; empty if they can compute no product of the model.
-        torchs: Seconds of torch's products; empty if there are none of ours.
+        torchs: Seconds of torch's products; empty if `ours` is.
         conditions: Conditions of the timing; None if nothing was timed.
     """
 
@@ -60,9 +60,9 @@ class Trial:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the fewest and most rows with which ours are no slower; (0, 0) if there are none.
+        """Return the minimum and maximum rows with which our products are no slower.
 
-        Of several ranges it is the one with the fewest rows.
+        Of several ranges it is the one with the fewest rows; (0, 0) if there is none.
         """
         wins = [
             own_seconds < TIE_RATIO * torch_seconds
@@ -76,7 +76,7 @@ class Trial:
 
     @property
     def cost_everywhere(self) -> float:
-        """Return the time of an answer's products with ours alone, over the least possible time.
+        """Return the time of an answer with our products alone, over the best possible.
 
         The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. A step feeds 1, 4 or 16
         rows, whichever is worst for ours.
@@ -95,7 +95,7 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return our products for any number of rows; None if ours cannot compute all of a model's."""
+    """Return our products for any number of rows; None if the model has others, too."""
     products = Products.of_backend(model, CPU)
     weights = {id(module.weight) for module in products.modules}
     others = [
@@ -111,7 +111,7 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 
 def trial(model: PreTrainedModel) -> Trial:
-    """Return the times of a model's products, from the cache of this machine or measured now."""
+    """Return the times of a model's products, cached on this machine or measured now."""
     modules = replaceable(model, CPU)
     if not modules:
         return Trial()
@@ -133,7 +133,7 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return True if our products may be faster than torch's, so that timing them is worthwhile."""
+    """Return True if a model is so large that timing our products is worthwhile."""
     return sum(module.weight.numel() for module in replaceable(model, CPU)) >= MIN_TIMED_WEIGHTS
 
 

@@ -17,8 +17,10 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows @ weight.T + bias; each row's bits depend on that row alone.
 
     Args:
-        rows: [..., inner]. weight: [outer, inner], contiguous, on the CPU, of the same dtype. bias:
-            [outer].
+        rows: Tensor [..., inner] on the CPU.
+        weight: Contiguous tensor [outer, inner] on the CPU, of the same dtype. Both sizes are
+            multiples of 8.
+        bias: Tensor [outer], or None.
     """
     outer, inner = weight.shape
     rows, dtype = rows.contiguous(), rows.dtype
@@ -26,11 +28,11 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = torch.empty(
         *rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32
     )
-    added = None if bias is None else bias.to(torch.float32).contiguous()
+    float_bias = None if bias is None else bias.to(torch.float32).contiguous()
     addresses = (
         rows.data_ptr(),
         weight.data_ptr(),
-        0 if added is None else added.data_ptr(),
+        0 if float_bias is None else float_bias.data_ptr(),
         out.data_ptr(),
     )
     kinds, sizes = (KINDS[dtype], KINDS[out.dtype]), (count, inner, outer)
@@ -39,8 +41,9 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _kernel(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
-    """Return the compiled product of a shape: always the same one, since their sums have
-    different orders.
+    """Return the kernel of a shape.
+
+    The choice depends on nothing else, since the sums of the kernels have different orders.
     """
     if (
         dtype == torch.bfloat16
