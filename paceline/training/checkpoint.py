@@ -15,6 +15,21 @@ from paceline.errors import ConfigError
 from paceline.util.files import digest_of, write_atomically
 
 
+def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[str, Any]) -> None:
+    """Check that work in a folder continues with the settings it was begun with.
+
+    Raises:
+        ConfigError: A setting differs.
+    """
+    for name in settings | stored:
+        if stored.get(name) != settings.get(name):
+            raise ConfigError(
+                f"folder {str(folder)!r}: {name}: got {settings.get(name)!r}; expected"
+                f" {stored.get(name)!r}, as it was begun. Continue with the same settings, or name"
+                " another folder."
+            )
+
+
 class CheckpointFile:
     """Hold tensors and JSON values of a training; every write is atomic.
 

@@ -32,25 +32,6 @@ class TrainingProgress:
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingLimit:
-    """Set the length of a training and the interval between validations.
-
-    Attributes:
-        total: Steps or seconds of the whole training.
-        interval: Steps or seconds between two validations.
-        unit: Unit of both.
-    """
-
-    total: float
-    interval: float
-    unit: Literal["steps", "seconds"]
-
-    def position(self, progress: TrainingProgress) -> float:
-        """Return the steps or seconds that a training has used."""
-        return progress.steps if self.unit == "steps" else progress.seconds
-
-
 class TrainingReport:
     """Report a training by a line per validation and a progress bar.
 
@@ -89,10 +70,12 @@ class Trainer(ABC):
 
     Args:
         settings: Settings of the training.
-        limit: Length of the training.
+        total: Steps or seconds of the whole training.
+        interval: Steps or seconds between two validations.
         clock: Returns the time in seconds.
     Attributes:
         command: Command that error messages name.
+        unit: Unit of the limit, a field of `progress`.
         max_gradient_norm: Norm to which gradients are clipped. None: no clipping.
         progress: State of the training.
         parameters: Weights that are trained, in the order of the gradient norm's sum.
@@ -101,6 +84,7 @@ class Trainer(ABC):
     """
 
     command: ClassVar[str]
+    unit: ClassVar[Literal["steps", "seconds"]] = "steps"
     max_gradient_norm: ClassVar[float | None] = None
     progress: TrainingProgress
     parameters: Sequence[Tensor]
@@ -110,10 +94,12 @@ class Trainer(ABC):
     def __init__(
         self,
         settings: TrainingSettings,
-        limit: TrainingLimit,
+        total: float,
+        interval: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._lr, self._limit, self._clock = settings.lr, limit, clock
+        self._lr, self._clock = settings.lr, clock
+        self._total, self._interval = total, interval
         self._losses: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOSS_WINDOW))
 
     @abstractmethod
@@ -134,7 +120,11 @@ class Trainer(ABC):
     @property
     def share(self) -> float:
         """Share of the training that is over."""
-        return self._limit.position(self.progress) / self._limit.total
+        return self._position / self._total
+
+    @property
+    def _position(self) -> float:
+        return float(getattr(self.progress, self.unit))
 
     def run(self, report: TrainingReport | None = None) -> None:
         """Train up to the limit.
@@ -145,8 +135,7 @@ class Trainer(ABC):
             ConfigError: A loss is not finite.
         """
         report = report or TrainingReport()
-        limit, last = self._limit, self._clock()
-        due = limit.position(self.progress) + limit.interval
+        last, due = self._clock(), self._position + self._interval
         with report.bar:
             try:
                 while self.share < 1:
@@ -154,9 +143,9 @@ class Trainer(ABC):
                         self.step()
                         last = self._advance(last)
                     report.advance(self.share)
-                    if limit.position(self.progress) >= min(due, limit.total):
+                    if self._position >= min(due, self._total):
                         self.report_validation(report)
-                        due += limit.interval
+                        due += self._interval
             except KeyboardInterrupt:
                 with interrupts_held():
                     self.save_state()

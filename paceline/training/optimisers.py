@@ -16,14 +16,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from paceline.cpu import amx, avx512_dot
-from paceline.training.settings import (
-    ADAM_BETAS,
-    MUON_MOMENTUM,
-    MUON_STEP_RMS,
-    MUON_WEIGHT_DECAY,
-    NEWTON_SCHULZ_COEFFICIENTS,
-    NEWTON_SCHULZ_ROUNDS,
-)
+from paceline.training import settings
 
 
 class Muon(Optimizer):
@@ -43,9 +36,9 @@ class Muon(Optimizer):
                 directions = orthogonal(
                     torch.stack([self._momentum(parameter) for parameter in parameters])
                 )
-                step = -group["lr"] * MUON_STEP_RMS * max(shape) ** 0.5
+                step = -group["lr"] * settings.MUON_STEP_RMS * max(shape) ** 0.5
                 for parameter, direction in zip(parameters, directions, strict=True):
-                    parameter.mul_(1 - group["lr"] * MUON_WEIGHT_DECAY)
+                    parameter.mul_(1 - group["lr"] * settings.MUON_WEIGHT_DECAY)
                     parameter.add_(direction, alpha=step)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
@@ -54,8 +47,8 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         gradient = parameter.grad
         assert gradient is not None, "step without backward"
-        state["momentum"].lerp_(gradient, 1 - MUON_MOMENTUM)
-        return torch.lerp(gradient, state["momentum"], MUON_MOMENTUM)
+        state["momentum"].lerp_(gradient, 1 - settings.MUON_MOMENTUM)
+        return torch.lerp(gradient, state["momentum"], settings.MUON_MOMENTUM)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -67,8 +60,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
     tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if tall else matrices
     wide = (wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-12)).to(product_dtype(wide.device))
-    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
-    for _ in range(NEWTON_SCHULZ_ROUNDS):
+    a, b, c = settings.NEWTON_SCHULZ_COEFFICIENTS
+    for _ in range(settings.NEWTON_SCHULZ_ROUNDS):
         gram = wide @ wide.mT
         wide = a * wide + (b * gram + c * gram @ gram) @ wide
     result: Tensor = (wide.mT if tall else wide).float()
@@ -103,7 +96,7 @@ def model_optimisers(
     matrices = [weight for weight in weights if weight.ndim == 2 and id(weight) not in table_ids]
     norms = [weight for weight in weights if weight.ndim == 1]
     groups: list[dict[str, Any]] = [{"params": norms}, {"params": tables, "lr": embedding_lr}]
-    adam = torch.optim.AdamW(groups, lr=lr, betas=ADAM_BETAS, weight_decay=0.0, fused=True)
+    adam = torch.optim.AdamW(groups, lr=lr, betas=settings.ADAM_BETAS, weight_decay=0.0, fused=True)
     return Muon(matrices, lr), adam
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +67,12 @@ class AcceptanceReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values for a JSON file, without the bins."""
-        rows = {
-            name: {
-                "calibration_error": quality.calibration_error,
-                "roc_area": quality.roc_area,
-                "log_loss": quality.log_loss,
-            }
-            for name, quality in self.qualities.items()
-        }
-        return {
-            "prompts": self.prompts,
-            "positions": self.positions,
-            "accepted": self.accepted,
-            **rows,
-        }
+        values: dict[str, Any] = asdict(self)
+        qualities = values.pop("qualities")
+        for quality in qualities.values():
+            del quality["bins"]
+        values.update(qualities)
+        return values
 
 
 _KIND = DocumentKind("head judgement", 1, AcceptanceReport)

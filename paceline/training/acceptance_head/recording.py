@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.training.checkpoint import require_same_settings
 from paceline.util.files import parse_json, write_atomically
 
 _KIND, _VERSION = "paceline head recording", 2
@@ -96,14 +97,7 @@ class RecordingFolder:
             write_atomically(self.path / _PROMPTS, save({"ids": ids, "lengths": lengths}))
             content = json.dumps(settings, indent=1) + "\n"
             write_atomically(self.path / _SETTINGS, content.encode())
-        stored = _settings(self.path)
-        for key in settings.keys() | stored.keys():
-            if stored.get(key) != settings.get(key):
-                raise ConfigError(
-                    f"recording {str(path)!r}: got {key} {settings.get(key)!r}; expected"
-                    f" {stored.get(key)!r}, as it was begun. Continue with the same settings, or"
-                    " name another folder."
-                )
+        require_same_settings(self.path, settings, _settings(self.path))
         for partial in self.path.glob("*.tmp"):  # of a process that was killed while writing
             partial.unlink(missing_ok=True)
 

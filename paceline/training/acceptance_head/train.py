@@ -34,7 +34,6 @@ from paceline.training.acceptance_head.recording import Recording
 from paceline.training.acceptance_head.settings import MAX_GRADIENT_NORM, TrainConfig
 from paceline.training.loop import (
     Trainer,
-    TrainingLimit,
     TrainingProgress,
     TrainingReport,
     require_finite,
@@ -96,7 +95,7 @@ class AcceptanceHeadTrainer(Trainer):
         self._labels = torch.cat([recording.labels for recording in recordings])
         epoch_steps = math.ceil(len(self._labels) / config.batch)
         steps = config.epochs * epoch_steps
-        super().__init__(config, TrainingLimit(steps, epoch_steps, "steps"))
+        super().__init__(config, steps, epoch_steps)
         self.progress = TrainingProgress()
         self._card, self._config = card, config
         self._hidden = torch.cat([recording.hidden for recording in recordings])

@@ -23,23 +23,14 @@ from transformers import LlamaConfig, PreTrainedModel
 from paceline.model.eagle.checkpoint import build
 from paceline.model.eagle.modules import READS, attach, embedding_and_lm_head
 from paceline.model.identity import Sketch
+from paceline.training.draft import settings
 from paceline.training.draft.chains import Chains, expected_chains
 from paceline.training.draft.evaluate import guesses_agree
 from paceline.training.draft.independent_student import shrink_residuals
 from paceline.training.draft.loss import states_loss
 from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
 from paceline.training.draft.sampled_head import SampledHead
-from paceline.training.draft.settings import (
-    EAGLE_DEVIATION,
-    EAGLE_LAYERS,
-    GUESS_WEIGHTS,
-    HEAD_SIZE,
-    LEAST_SQUARES_PAIRS,
-    LEAST_SQUARES_RIDGE,
-    PROMPT_WEIGHT,
-    UNREAD_SHARE,
-    DraftTraining,
-)
+from paceline.training.draft.settings import DraftTraining
 from paceline.training.optimisers import product_dtype
 from paceline.training.text_chunks import TextChunk, token_counts
 
@@ -81,7 +72,7 @@ class EagleStudent:
         chain, width, device = self._config.length, max(map(len, chunks)), self.model.device
         first = min(chunk.first for chunk in chunks)
         rows = Rows.for_training(width, chain, int(random.integers(chain)), first)
-        unread = int(random.integers(width)) if random.random() < UNREAD_SHARE else 0
+        unread = int(random.integers(width)) if random.random() < settings.UNREAD_SHARE else 0
         token_ids, states = (tensor.to(device) for tensor in _padded(chunks, width))
         embedding = self._in_product_dtype(self.model.get_input_embeddings())
         decoder = self._in_product_dtype(self.model.get_decoder())
@@ -132,9 +123,11 @@ def _loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tenso
     """Return which rows each chunk has, [b, rows], and the loss weights of these, [n]."""
     lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
     present = rows.positions < lengths
-    weights = torch.tensor(GUESS_WEIGHTS)[rows.guessed.clamp(max=len(GUESS_WEIGHTS) - 1)]
+    weights = torch.tensor(settings.GUESS_WEIGHTS)[
+        rows.guessed.clamp(max=len(settings.GUESS_WEIGHTS) - 1)
+    ]
     in_prompt = rows.positions + 1 < firsts
-    return present, torch.where(in_prompt, PROMPT_WEIGHT * weights, weights)[present]
+    return present, torch.where(in_prompt, settings.PROMPT_WEIGHT * weights, weights)[present]
 
 
 def _first_model(
@@ -143,13 +136,15 @@ def _first_model(
     """Build the untrained draft model in float32, whose random layers add little."""
     target_config = target.config.get_text_config(decoder=True)
     embedding, head = embedding_and_lm_head(target)
-    hidden = config.hidden or HEAD_SIZE * max(1, round(head.in_features / HEAD_SIZE))
-    size = HEAD_SIZE * (1 + (hidden % (2 * HEAD_SIZE) == 0))
+    hidden = config.hidden or settings.HEAD_SIZE * max(
+        1, round(head.in_features / settings.HEAD_SIZE)
+    )
+    size = settings.HEAD_SIZE * (1 + (hidden % (2 * settings.HEAD_SIZE) == 0))
     heads = max(1, hidden // size)
     shape = LlamaConfig(
         vocab_size=target_config.vocab_size,
         hidden_size=hidden,
-        num_hidden_layers=config.layers or EAGLE_LAYERS,
+        num_hidden_layers=config.layers or settings.EAGLE_LAYERS,
         head_dim=size,
         intermediate_size=config.neurons or 64 * max(1, round(hidden / 48)),
         num_attention_heads=heads,
@@ -158,7 +153,7 @@ def _first_model(
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=False,
         dtype="float32",
-        initializer_range=EAGLE_DEVIATION,
+        initializer_range=settings.EAGLE_DEVIATION,
     )
     reads = {
         "target": name,
@@ -208,7 +203,7 @@ def _pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
         before.append(states[:-1].flatten(1).float())
         after.append(states[1:, 0].float())
         count += len(tokens[-1])
-        if count >= LEAST_SQUARES_PAIRS:
+        if count >= settings.LEAST_SQUARES_PAIRS:
             break
     return torch.cat(tokens), torch.cat(before), torch.cat(after)
 
@@ -220,6 +215,6 @@ def _states(chunk: TextChunk) -> Tensor:
 
 def _least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     square = inputs.T @ inputs
-    square.diagonal().add_(LEAST_SQUARES_RIDGE)
+    square.diagonal().add_(settings.LEAST_SQUARES_RIDGE)
     solution: Tensor = torch.linalg.solve(square, inputs.T @ outputs)
     return solution.T

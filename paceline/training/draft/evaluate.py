@@ -149,23 +149,6 @@ def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDAr
     return agreed
 
 
-def acceptance(
-    model: PreTrainedModel,
-    chunks: Sequence[TextChunk],
-    length: int,
-    token_ids: Tensor | None = None,
-) -> Chains:
-    """Return the acceptance of an independent draft model's chains along answers.
-
-    Args:
-        model: Draft model.
-        chunks: Answers with their prompts.
-        length: Draft tokens per chain.
-        token_ids: Token ids of the reduced draft vocabulary, as in `agreements`.
-    """
-    return expected_chains(agreements(model, chunks, token_ids), length)
-
-
 def evaluate(
     draft: CachedLM, target: CachedLM, answers: Sequence[TextChunk], length: int
 ) -> DraftJudgement:

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from paceline.errors import ConfigError
 from paceline.model.reduced_vocabulary import save_kept
 from paceline.report.documents import DocumentKind, read_document, write_document
-from paceline.training.checkpoint import CheckpointFile
+from paceline.training.checkpoint import CheckpointFile, require_same_settings
 from paceline.training.draft.chains import Chains
 from paceline.training.loop import TrainingProgress
 from paceline.training.optimisers import restore_state, state_tensors
@@ -121,9 +120,9 @@ class DraftFolder:
         self._settings, self._note = json.loads(json.dumps(settings)), note
         self._state = CheckpointFile(self.path / STATE, "paceline draft state", 1)
         if self._state.exists:
-            self._require_settings(self._state.value("settings"))
+            require_same_settings(self.path, self._settings, self._state.value("settings"))
         elif self.finished:
-            self._require_settings(self.record().settings)
+            require_same_settings(self.path, self._settings, self.record().settings)
 
     @property
     def finished(self) -> bool:
@@ -190,15 +189,6 @@ class DraftFolder:
         record = self.record()
         self._state.delete()
         return record
-
-    def _require_settings(self, stored: dict[str, Any]) -> None:
-        for name in {**self._settings, **stored}:
-            if stored.get(name) != self._settings.get(name):
-                raise ConfigError(
-                    f"draft {str(self.path)!r}: {name}: got {self._settings.get(name)!r}; expected"
-                    f" {stored.get(name)!r}, with which its training began. Use the same settings,"
-                    " or another folder."
-                )
 
 
 def _save_model(model: PreTrainedModel, folder: Path) -> None:

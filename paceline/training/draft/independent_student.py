@@ -15,18 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from paceline.training.draft import settings
 from paceline.training.draft.batches import TextBatch, collated
-from paceline.training.draft.chains import Chains
-from paceline.training.draft.evaluate import acceptance
+from paceline.training.draft.chains import Chains, expected_chains
+from paceline.training.draft.evaluate import agreements
 from paceline.training.draft.loss import distillation_loss
-from paceline.training.draft.settings import (
-    EMBEDDING_DEVIATION,
-    HEAD_SIZE,
-    INDEPENDENT_DEVIATION,
-    INDEPENDENT_HIDDEN,
-    INDEPENDENT_LAYERS,
-    DraftTraining,
-)
+from paceline.training.draft.settings import DraftTraining
 from paceline.training.text_chunks import TextChunk
 
 
@@ -63,20 +57,25 @@ class IndependentStudent:
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
         """Return the acceptance of chains of `length` draft tokens along answers."""
-        return acceptance(self.model, held_out, length, self._token_ids)
+        return expected_chains(agreements(self.model, held_out, self._token_ids), length)
 
 
 def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedModel:
     """Build the untrained draft model, in float32."""
     target_config = target.config.get_text_config(decoder=True)
-    hidden, layers = config.hidden or INDEPENDENT_HIDDEN, config.layers or INDEPENDENT_LAYERS
-    heads = next(count for count in range(hidden // HEAD_SIZE + 1, hidden) if hidden % count == 0)
+    hidden, layers = (
+        config.hidden or settings.INDEPENDENT_HIDDEN,
+        config.layers or settings.INDEPENDENT_LAYERS,
+    )
+    heads = next(
+        count for count in range(hidden // settings.HEAD_SIZE + 1, hidden) if hidden % count == 0
+    )
     special_tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
     shape = LlamaConfig(
         vocab_size=target_config.vocab_size,
         hidden_size=hidden,
         num_hidden_layers=layers,
-        head_dim=HEAD_SIZE,
+        head_dim=settings.HEAD_SIZE,
         intermediate_size=config.neurons or 4 * hidden,
         num_attention_heads=heads,
         num_key_value_heads=heads,
@@ -84,7 +83,7 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         dtype="float32",
-        initializer_range=INDEPENDENT_DEVIATION,
+        initializer_range=settings.INDEPENDENT_DEVIATION,
         **{name: getattr(target_config, name, None) for name in special_tokens},
     )
     with torch.random.fork_rng(devices=[]):
@@ -94,7 +93,7 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
     with torch.no_grad():
         embedding = principal(target.get_input_embeddings().weight.detach().float(), hidden)
         model.get_input_embeddings().weight.copy_(
-            embedding * (EMBEDDING_DEVIATION / embedding.std())
+            embedding * (settings.EMBEDDING_DEVIATION / embedding.std())
         )
     draft: PreTrainedModel = model
     return draft

@@ -22,23 +22,16 @@ from transformers import PreTrainedModel
 
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.engine.keyboard_interrupts import interrupts_held
+from paceline.training.draft import settings
 from paceline.training.draft.batches import Batches
 from paceline.training.draft.chains import Chains
 from paceline.training.draft.eagle_student import EagleStudent
 from paceline.training.draft.folder import DraftFolder, DraftProgress, TrainingPoint
 from paceline.training.draft.independent_student import IndependentStudent
 from paceline.training.draft.prepare import DraftData
-from paceline.training.draft.settings import (
-    ANSWERS_WEIGHT,
-    CONSTANT_SHARE,
-    EMBEDDING_LR_FACTOR,
-    FIRST_ANSWERS_SHARE,
-    MAX_GRADIENT_NORM,
-    WARM_UP_STEPS,
-    DraftTraining,
-)
+from paceline.training.draft.settings import DraftTraining
 from paceline.training.draft.start import load_start
-from paceline.training.loop import Trainer, TrainingLimit
+from paceline.training.loop import Trainer
 from paceline.training.optimisers import model_optimisers
 from paceline.training.text_chunks import TextChunk, smallest_cover, token_counts
 
@@ -83,7 +76,8 @@ class DraftTrainer(Trainer):
     """
 
     command = "draft train"
-    max_gradient_norm = MAX_GRADIENT_NORM
+    unit = "seconds"
+    max_gradient_norm = settings.MAX_GRADIENT_NORM
     progress: DraftProgress
 
     def __init__(
@@ -95,9 +89,7 @@ class DraftTrainer(Trainer):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         seconds = 60 * config.minutes
-        super().__init__(
-            config, TrainingLimit(seconds, seconds / config.validations, "seconds"), clock
-        )
+        super().__init__(config, seconds, seconds / config.validations, clock)
         self._config, self._folder, self._held_out = config, folder, data.held_out
         vocab_size = int(target.config.get_text_config(decoder=True).vocab_size)
         token_ids = reduced_vocabulary(data, vocab_size, config.coverage)
@@ -112,7 +104,9 @@ class DraftTrainer(Trainer):
         if config.start:
             load_start(self.model, config.start)
         self.parameters = list(self.model.parameters())
-        self.optimisers = model_optimisers(self.model, config.lr, EMBEDDING_LR_FACTOR * config.lr)
+        self.optimisers = model_optimisers(
+            self.model, config.lr, settings.EMBEDDING_LR_FACTOR * config.lr
+        )
         self.progress = folder.restore(self.model, self.optimisers)
         self.schedules = [LambdaLR(optimiser, self._rate) for optimiser in self.optimisers]
         groups = {ANSWERS: data.answers, TEXTS: data.texts}
@@ -151,15 +145,15 @@ class DraftTrainer(Trainer):
 
     def _rate(self, _: int) -> float:
         """Return the learning rate as a share of the peak."""
-        warm_up = min(1.0, (self.progress.steps + 1) / WARM_UP_STEPS)
-        return warm_up * min(1.0, (1 - self.share) / (1 - CONSTANT_SHARE))
+        warm_up = min(1.0, (self.progress.steps + 1) / settings.WARM_UP_STEPS)
+        return warm_up * min(1.0, (1 - self.share) / (1 - settings.CONSTANT_SHARE))
 
     def _next_kind(self) -> str:
         """Draw the kind of the next batch; texts are more frequent at the start."""
         if len(self._batches) < 2:
             return next(iter(self._batches))
         answers = self._config.answers * (
-            FIRST_ANSWERS_SHARE + (1 - FIRST_ANSWERS_SHARE) * self.share
+            settings.FIRST_ANSWERS_SHARE + (1 - settings.FIRST_ANSWERS_SHARE) * self.share
         )
         random = np.random.default_rng((self._config.seed, self.progress.steps))
         return ANSWERS if random.random() < answers else TEXTS
@@ -178,7 +172,10 @@ def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDA
     if coverage >= 1:
         return np.arange(vocab_size)
     shares = np.zeros(vocab_size)
-    for chunks, weight in ((data.answers, ANSWERS_WEIGHT), (data.texts, 1 - ANSWERS_WEIGHT)):
+    for chunks, weight in (
+        (data.answers, settings.ANSWERS_WEIGHT),
+        (data.texts, 1 - settings.ANSWERS_WEIGHT),
+    ):
         counts = token_counts(chunks, vocab_size)
         shares += weight * counts / max(1, counts.sum())
     return np.sort(smallest_cover(shares, coverage, WIDTH))

@@ -6,18 +6,62 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from paceline import demo
 from paceline.draft_head.trained import Card
-from paceline.draft_head.weights import readable_ends
+from paceline.draft_head.weights import ends, readable_ends
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
-from paceline.training.draft_head.settings import DraftHeadTraining
-from paceline.training.draft_head.states import States, states_of
+from paceline.training.draft_head.settings import TRAINED_LEVELS, DraftHeadTraining
 from paceline.training.inputs import describe_run, hold_out, num_predicted, read_texts
-from paceline.training.text_chunks import recorded_chunks, shortened
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk, recorded_chunks, shortened
 from paceline.util.options import ModelOptions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class States:
+    """Hold the hidden states of chunks, one chunk after the other.
+
+    Attributes:
+        states: Input of the LM head after each token, [n, hidden].
+        token_ids: Token ids, [n].
+        positions: Indices of the tokens that are followed by `TRAINED_LEVELS` tokens of their
+            chunk.
+        answers: Those of `positions` that are within answers.
+    """
+
+    states: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    answers: Tensor
+
+
+def states_of(model: CachedLM, chunks: Sequence[TextChunk], progress: bool = False) -> States:
+    """Return the hidden states of chunks of text.
+
+    Args:
+        model: Target model.
+        chunks: Chunks to read.
+        progress: Show a progress bar.
+    Raises:
+        UnsupportedModelError: The model computes its logits without the LM head that it names.
+    """
+    hidden = [torch.empty(0, ends(model)[1].in_features)]
+    token_ids, positions, answers = ([torch.empty(0, dtype=torch.long)] for _ in range(3))
+    start = 0
+    for chunk, states in zip(chunks, read_states(model, chunks, progress=progress), strict=True):
+        hidden.append(states[:, 0])
+        token_ids.append(torch.from_numpy(chunk.token_ids).long())
+        positions.append(torch.arange(start, start + max(0, len(chunk) - TRAINED_LEVELS)))
+        answers.append(positions[-1][chunk.first - 1 :])
+        start += len(chunk)
+    columns = (hidden[1:] or hidden, token_ids, positions, answers)
+    return States(*(torch.cat(column) for column in columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

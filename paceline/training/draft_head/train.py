@@ -22,19 +22,10 @@ from paceline.draft_head.guessing import DraftHead
 from paceline.draft_head.trained import save
 from paceline.draft_head.weights import Weights, ends
 from paceline.errors import ConfigError
-from paceline.training.draft_head.prepare import DraftHeadData
-from paceline.training.draft_head.settings import (
-    EVALUATION_ROWS,
-    RIDGE,
-    SECOND_WEIGHT,
-    TOP_GUESSES,
-    TRAINED_LEVELS,
-    WARM_UP_SHARE,
-    WEIGHT_DECAY,
-    DraftHeadTraining,
-)
-from paceline.training.draft_head.states import States
-from paceline.training.loop import Trainer, TrainingLimit, TrainingProgress, TrainingReport
+from paceline.training.draft_head import settings
+from paceline.training.draft_head.prepare import DraftHeadData, States
+from paceline.training.draft_head.settings import DraftHeadTraining
+from paceline.training.loop import Trainer, TrainingProgress, TrainingReport
 from paceline.training.optimisers import product_dtype
 
 
@@ -60,7 +51,7 @@ class DraftHeadReport:
         ]
         return (
             f"{', '.join(shares)} of tokens guessed 1, 2 positions ahead (first guess / first"
-            f" {TOP_GUESSES})"
+            f" {settings.TOP_GUESSES})"
         )
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
@@ -96,7 +87,7 @@ class DraftHeadTrainer(Trainer):
             )
         self._epoch_steps = len(training.positions) // config.batch
         steps = config.epochs * self._epoch_steps
-        super().__init__(config, TrainingLimit(steps, self._epoch_steps, "steps"))
+        super().__init__(config, steps, self._epoch_steps)
         self.progress = TrainingProgress()
         self.reports: list[DraftHeadReport] = []
         self.best: DraftHeadReport | None = None
@@ -106,11 +97,14 @@ class DraftHeadTrainer(Trainer):
         self._set_target()
         self._set_weights()
         self.optimisers = [
-            torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=WEIGHT_DECAY)
+            torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=settings.WEIGHT_DECAY)
         ]
         self.schedules = [
             OneCycleLR(
-                self.optimisers[0], config.lr, total_steps=steps + 1, pct_start=WARM_UP_SHARE
+                self.optimisers[0],
+                config.lr,
+                total_steps=steps + 1,
+                pct_start=settings.WARM_UP_SHARE,
             )
         ]
         self._batches = self._shuffled_batches()
@@ -131,7 +125,9 @@ class DraftHeadTrainer(Trainer):
         predicted = self._next_states(self._states(positions), positions + 1)
         loss = self._cross_entropy(predicted, positions + 1)
         predicted = self._next_states(predicted, positions + 2)
-        return "training", loss + SECOND_WEIGHT * self._cross_entropy(predicted, positions + 2)
+        return "training", loss + settings.SECOND_WEIGHT * self._cross_entropy(
+            predicted, positions + 2
+        )
 
     def validate(self, losses: dict[str, float]) -> str:
         """Measure the accuracy on held-out answers, and save the head if it is the best."""
@@ -163,17 +159,17 @@ class DraftHeadTrainer(Trainer):
         """Return the accuracy of the current weights on held-out answers."""
         draft_head, lm_head = DraftHead(self._model, self.weights()), ends(self._model)[1]
         states, token_ids = self._held_out.states, self._held_out.token_ids
-        first, among = [0] * TRAINED_LEVELS, [0] * TRAINED_LEVELS
-        for positions in torch.split(self._held_out.answers, EVALUATION_ROWS):
+        first, among = [0] * settings.TRAINED_LEVELS, [0] * settings.TRAINED_LEVELS
+        for positions in torch.split(self._held_out.answers, settings.EVALUATION_ROWS):
             predicted = states[positions].to(self._device)
-            for level in range(TRAINED_LEVELS):
+            for level in range(settings.TRAINED_LEVELS):
                 next_positions = positions + level + 1
                 predicted = draft_head.next_states(
                     predicted, token_ids[next_positions].to(self._device)
                 )
                 target_states = states[next_positions].to(self._device, lm_head.weight.dtype)
                 chosen = lm_head(target_states).argmax(-1).cpu()
-                guesses = torch.from_numpy(draft_head.guess(predicted, TOP_GUESSES)[0])
+                guesses = torch.from_numpy(draft_head.guess(predicted, settings.TOP_GUESSES)[0])
                 right = guesses == chosen[:, None]
                 first[level] += int(right[:, 0].sum())
                 among[level] += int(right.any(-1).sum())
@@ -245,11 +241,11 @@ class DraftHeadTrainer(Trainer):
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
         """Fit the linear map from inputs and a constant to next states, [hidden, n]."""
         gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
-        for positions in torch.split(self._training.positions, EVALUATION_ROWS):
+        for positions in torch.split(self._training.positions, settings.EVALUATION_ROWS):
             rows = self._inputs(self._states(positions), positions + 1).cpu()
             gram += rows.T @ rows
             moments += rows.T @ self._training.states[positions + 1].float()
-        gram.diagonal().add_(RIDGE)
+        gram.diagonal().add_(settings.RIDGE)
         solution: Tensor = torch.linalg.solve(gram, moments).T.contiguous().to(self._device)
         return solution
 

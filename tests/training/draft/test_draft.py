@@ -24,7 +24,7 @@ from paceline.model.loading import draft_lm, load_draft
 from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.training.draft.batches import Batches, collated
 from paceline.training.draft.chains import expected_chains
-from paceline.training.draft.evaluate import acceptance, evaluate
+from paceline.training.draft.evaluate import agreements, evaluate
 from paceline.training.draft.folder import STATE, DraftFolder
 from paceline.training.draft.independent_student import first_model, principal
 from paceline.training.draft.loss import distillation_loss
@@ -111,7 +111,9 @@ def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[T
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
     accepted = sum(out.stats.accepted_tokens for out in outs)
-    assert sum(acceptance(pair.draft, answers, 4).accepted) == pytest.approx(accepted)
+    assert sum(expected_chains(agreements(pair.draft, answers), 4).accepted) == pytest.approx(
+        accepted
+    )
 
 
 def test_the_loss_and_its_gradients_are_autograds() -> None:
@@ -237,9 +239,9 @@ def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) 
     )
     made = trained(pair, counting(80), tmp_path, config).finish()
     assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
-    assert acceptance(load_draft(tmp_path), counting(100)[80:], 4).agreement == pytest.approx(
-        made.best.agreement, abs=0.15
-    )
+    assert expected_chains(
+        agreements(load_draft(tmp_path), counting(100)[80:]), 4
+    ).agreement == pytest.approx(made.best.agreement, abs=0.15)
     assert made.best.agreement > 0.7  # 0.005 by chance
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", tmp_path).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)

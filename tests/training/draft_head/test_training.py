@@ -19,9 +19,8 @@ from paceline.draft_head.weights import Weights
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch
-from paceline.training.draft_head.prepare import DraftHeadData
+from paceline.training.draft_head.prepare import DraftHeadData, States, states_of
 from paceline.training.draft_head.settings import DraftHeadTraining
-from paceline.training.draft_head.states import States, states_of
 from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
 from paceline.training.text_chunks import TextChunk
 from tests.support.cli import call
