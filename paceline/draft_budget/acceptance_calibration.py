@@ -1,4 +1,4 @@
-"""Calibrate a drafter's confidence by counting how often the target accepted its draft tokens.
+"""Calibrate a drafter's confidence by counts of accepted draft tokens.
 
 Confidences fall into buckets. A node is tried when the target has predicted a token after its
 parent, whether the engine verified the node or not. An example with one drafter:
@@ -109,7 +109,7 @@ def bucket_of(edges: Any, value: float) -> int:
 
 @kernel
 def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory: float) -> None:
-    """Count one trial in a table of hits and trials; halve older counts of a full entry.
+    """Count one trial in a table of hits and trials.
 
     Args:
         hits: Number of accepted tokens, per entry.

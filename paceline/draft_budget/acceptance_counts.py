@@ -1,4 +1,4 @@
-"""Count accepted draft tokens by source and probability, for drafters in plain Python.
+"""Count accepted draft tokens by source and probability, in plain Python.
 
 `AcceptanceCalibration` corrects a drafter's confidence by the ratio of hits to predictions. These
 counts instead blend the observed rate with a prior that the drafter names for each token.

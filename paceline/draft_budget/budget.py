@@ -1,4 +1,4 @@
-"""Decide how many draft nodes of a step the target verifies, and whether to draft at all.
+"""Decide how many draft nodes of a step the target verifies.
 
 A step of a batch takes t(rows) seconds and yields Y tokens: one per request, and the probability of
 the path to each draft node. Trees list their likeliest paths first, so that the first nodes of a
@@ -10,9 +10,9 @@ curve was measured with two text lengths; measured steps correct it per number o
 Trees without confidences are verified whole or not at all. Their drafter rests while it yields less
 than plain decoding in the same time, and is tried again ever more rarely. The same holds for a
 drafter that cannot do without a draft model: its time has passed before there is a tree to cut. In
-a batch of several drafters whole trees come on top of the cut ones. In a padded batch the nodes of
-others are free up to the width of whole trees, and each whole tree costs what it is wider than the
-next narrower one.
+a batch of several drafters whole trees come on top of the cut ones. In a padded batch, nodes up to
+the width of the whole trees are free. A whole tree costs what it is wider than the next narrower
+one.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class DraftBudget:
 
     @property
     def plain_seconds(self) -> float | None:
-        """Seconds of a step of one request without drafts; None before the curve was needed.
+        """Seconds of a step of one request without drafts.
 
-        The value comes from the cost curve, corrected by measured steps of this kind.
+        The value comes from the cost curve, corrected by measured steps of this kind. It is None
+        before the curve was needed.
         """
         if self._curve is None:
             return None
@@ -82,7 +83,11 @@ class DraftBudget:
         )
 
     def record(self, num_steps: int) -> None:
-        """Hold the decisions of the newest `num_steps` steps in `decisions`; 0 turns it off."""
+        """Record the decisions of the newest steps in `decisions`.
+
+        Args:
+            num_steps: Number of steps to hold; 0 records none.
+        """
         self.decisions = deque(self.decisions, maxlen=num_steps)
 
     def cut(
@@ -106,7 +111,7 @@ class DraftBudget:
         correction = self._correction(num_requests)
         # A prompt runs in any case: its drafts must pay for what they add, in comparison with a
         # step of plain decoding. Where such steps take longer than by the curve, because each
-        # request has a text of its own to read, drafts add less to them, but something.
+        # request reads another text, drafts add less to them, but something.
         seconds = self._seconds(num_requests, 1, 0)[0] + min(1.0, correction.factor) * (
             by_curve - by_curve[0]
         )
@@ -151,7 +156,10 @@ class DraftBudget:
         self._seconds_used = 0.0
 
     def _correction(self, num_requests: int) -> CostCorrection:
-        """Return the correction for a number of requests; a new one starts like the newest."""
+        """Return the correction for a number of requests.
+
+        A new one starts with the values of the newest one.
+        """
         if num_requests not in self._corrections:
             self._corrections[num_requests] = CostCorrection(self._settings, self._newest)
         self._newest = self._corrections[num_requests]
@@ -164,7 +172,7 @@ class DraftBudget:
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the time of the step by its number of units, for the texts of its requests."""
+        """Return the time of the step by its number of units, at its text length."""
         cached = sum(request.cached for batch in batches for request in batch.requests)
         step = self._settings.context_step
         self._context = round(cached / num_requests / step) * step

@@ -1,4 +1,4 @@
-"""Hold the time of forward passes by their number of rows and the length of the text."""
+"""Hold the time of forward passes by number of rows and text length."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Check:
 
     @property
     def confirms(self) -> bool:
-        """Whether the curve is close enough to these forward passes."""
+        """True if the curve is close enough to these forward passes."""
         return self.off <= TIMING.max_cost_error
 
 
@@ -67,7 +67,12 @@ class _Timer:
         return _timed(self.stopwatch, self.model, self._texts[text], rows)
 
     def repeat(self, repeats: _Repeats, end: float) -> None:
-        """Repeat forward passes in turns until the shortest ones agree, or the time is over."""
+        """Repeat forward passes in turns until the shortest ones agree.
+
+        Args:
+            repeats: Seconds of the repeats so far, to extend.
+            end: Time after which no further round begins.
+        """
         for _ in range(TIMING.max_rounds):
             for (text, rows), seconds in repeats.items():
                 if not agree(seconds):
@@ -178,7 +183,10 @@ def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> l
 
 
 def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
-    """Return the seconds that a token of text adds to forward passes, never falling with rows."""
+    """Return the seconds that a token of text adds per forward pass.
+
+    They never fall with the number of rows.
+    """
     timer.open_long_text()
     repeats: _Repeats = {(text, rows): [] for rows in long_rows for text in (0, 1)}
     limit = settings.max_measure_seconds - settings.measure_seconds

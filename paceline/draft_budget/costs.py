@@ -1,7 +1,7 @@
 """Load, measure, check and replace the cost curve of one engine.
 
-A curve that other programs disturbed is used, but a check under quiet conditions replaces it.
-$PACELINE_COST_CURVE names a JSON file with the curve of every model (`rows` and `seconds`, two
+A curve that other programs disturbed is used, but a check under quiet conditions replaces it. The
+variable $PACELINE_COST_CURVE names a JSON file with the curve of every model (`rows` and `seconds`, two
 lists); nothing is measured then.
 """
 
@@ -53,7 +53,7 @@ class Costs:
 
     @property
     def given(self) -> bool:
-        """Whether the curve was given: measured steps do not correct it then."""
+        """True if the curve was given: measured steps do not correct it then."""
         return self._given is not None
 
     def curve(self) -> CostCurve:
@@ -66,7 +66,7 @@ class Costs:
         return self._measured.curve
 
     def recall(self) -> MeasuredCurve | None:
-        """Return the curve in use or in the cache, without measuring; None if there is none."""
+        """Return the curve in use or in the cache, or None, without measuring."""
         if self.given or self._measured is not None:
             return self._measured
         return result_cache.load(self._key(), MeasuredCurve.read)
@@ -175,7 +175,7 @@ class Costs:
 
 
 def _curve_of_environment() -> CostCurve | None:
-    """Return the curve that $PACELINE_COST_CURVE names; None if the variable is not set."""
+    """Return the curve that $PACELINE_COST_CURVE names, or None."""
     path = os.environ.get(VARIABLE)
     if not path:
         return None

@@ -94,7 +94,7 @@ class DraftingBackoff:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Whether the burst costs much and gains little of what would pay for it."""
+        """True if the burst costs much and gains little."""
         tokens, cost = self._burst.sum, self._burst.weight
         return cost > self._settings.high_cost and tokens - 1 < self._settings.min_gain_share * (
             cost - 1

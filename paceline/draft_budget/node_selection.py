@@ -50,7 +50,7 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def entry_units(self, batch: DrafterBatch) -> IntArray:
-        """Return at which unit of the step each node of a batch that may be cut would enter."""
+        """Return the unit at which each node enters the step, for trees that may be cut."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
@@ -66,10 +66,10 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def _units_with(self, num_units: int, batch: DrafterBatch) -> int:
-        """Return the units of a step of `num_units` after a batch of whole trees has joined."""
+        """Return the units of a step after a batch of whole trees has joined."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set the cost of whole trees, in steps without them, where a drafter's back-off needs it.
+        """Set the cost of whole trees, in steps without them, for the back-off.
 
         Args:
             seconds: Time of the step by its number of units, [1 + num_units].

@@ -1,4 +1,4 @@
-"""Wait between trials of something that did not save time, with exponential back-off."""
+"""Wait between trials of a drafter, with exponential back-off."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _check(name: str, value: float, low: float, high: float = _INFINITE) -> None
 
 @dataclass(frozen=True, slots=True)
 class StepCostSettings:
-    """Tune `StepCosts`, the linear model of step times where no cost curve can be measured.
+    """Tune `StepCosts`, the linear model of step times.
 
     The model is ``seconds = a + b * requests + c * (1 if any draft) + d * draft tokens``. The
     defaults were chosen inside vLLM, with SmolLM2-135M on CPUs with two cores.

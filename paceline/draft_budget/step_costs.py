@@ -1,4 +1,4 @@
-"""Choose draft lengths by the measured time of steps, where no cost curve can be measured.
+"""Choose draft lengths by the measured time of steps, without a cost curve.
 
 vLLM runs the forward passes, so this package cannot time them one by one as `cost_measuring` does.
 The cost of a step is fitted to recent steps instead:

@@ -1,10 +1,10 @@
 """Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
 
 The draft model continues all requests of a batch in each of its forward passes, and the target
-verifies the chains at once. Greedy requests get deterministic drafts. Sampled requests get sampled
-drafts with their distributions (`verification="reject"`, rejection sampling), or deterministic
-drafts drawn with the target's keyed noise (`verification="follow"`), which agree with it often and
-keep the text of a seed.
+verifies the chains at once. Greedy requests get deterministic drafts. With `verification="reject"`,
+sampled requests get sampled drafts with their distributions (rejection sampling). With
+`verification="follow"`, they get deterministic drafts that are drawn with the target's keyed noise.
+Such drafts often agree with the target, and a seed gives the same text with and without them.
 
 Two things are not in the papers. A rule decides the length of a chain (`length_rules.py`). Prompt
 lookup may predict the draft model's tokens, so that one of its forward passes adds several tokens.

@@ -3,11 +3,12 @@
 The sources are cached distributions (Token Recycling) and the draft trees of `draft_sources`:
 another drafter's tree, the tokens of the draft head, and a draft model's tree.
 
-drafted: 7 - 4        cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
+    drafted: 7 - 4      cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 
-tree = [root]                       frontier = [7 (both): 0.7, 9 (cached): 0.25]
-take 7, add its children            frontier = [7-5 (cached): 0.5, 9: 0.25, 7-4 (drafted): 0.2]
-take 7-5, ...                       until the tree is full, or no candidate is likely enough
+    step                        frontier
+    start with the root         7 (both): 0.7, 9 (cached): 0.25
+    take 7, add its children    7-5 (cached): 0.5, 9: 0.25, 7-4 (drafted): 0.2
+    take 7-5, ...               until the tree is full, or no candidate is likely enough
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _offer(
     waiting: int,
     scratch: Any,
 ) -> int:
-    """Put the candidates after a node on the frontier; return the number of waiting candidates.
+    """Put the candidates after a node on the frontier; return their new number.
 
     Args:
         inputs: Sources, calibration and request.
@@ -248,7 +249,7 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Weigh the children of a node by a further source; return the number of waiting candidates.
+    """Weigh the children of a node by a further source.
 
     The candidates keep their confidence if the source has no child of the node.
 
@@ -258,7 +259,9 @@ def _weigh(
         base: The node in the tree of the source.
         frontier: Candidates; those of the node are at `first` to `waiting`.
         first: First candidate of the node.
-        waiting: Number of waiting candidates.
+        waiting: Number of waiting candidates before.
+    Returns:
+        Number of waiting candidates.
     """
     sources, start = inputs.sources, inputs.sources.starts[source]
     last, has_children = waiting, False

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourcePrior:
-    """Describe the prior acceptance probability of a source that is weighed against others.
+    """Describe the prior acceptance probability of a source.
 
-    The odds of a token are a * before ** b * own ** c. `before` are the odds by the sources that
+    The source is weighed against the sources before it. The odds of a token are a * before ** b * own ** c. `before` are the odds by the sources that
     come first, `own` the odds by this source.
 
     Attributes:

@@ -11,7 +11,7 @@ predicted a token after its parent, whether the token was processed or not.
              ...
 
 Every further source (the draft head, then the draft model) is weighed against that probability. It
-has cells of its own: the probability by the sources before it, and its own confidence.
+has further cells: the probability by the sources before it, and its own confidence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Settings of the table of cached next-token distributions; importing them needs no compiler."""
+"""Hold the sizes of the table of cached next-token distributions.
+
+Importing them needs no compiler.
+"""
 
 from __future__ import annotations
 
