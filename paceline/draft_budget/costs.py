@@ -1,8 +1,8 @@
 """Load, measure, check and replace the cost curve of one engine.
 
 A curve that other programs disturbed is used, but a check under quiet conditions replaces it. The
-variable $PACELINE_COST_CURVE names a JSON file with the curve of every model (`rows` and `seconds`, two
-lists); nothing is measured then.
+variable $PACELINE_COST_CURVE names a JSON file with one curve for every model (`rows` and
+`seconds`, two lists); nothing is measured then.
 """
 
 from __future__ import annotations
