@@ -1,1 +1,1 @@
-"""What the target may say next, read off its hidden state: a guess before its next forward."""
+"""Predict the next tokens from hidden states of the target."""

@@ -1,5 +1,6 @@
-"""Trained foresight in a file: safetensors, with a card of what it is for and how it was made
-(`paceline draft-head train`).
+"""Read and write trained draft heads (`paceline draft-head train`).
+
+A file is a safetensors file with a card: the model that the head belongs to, and its training.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.draft_head.weights import Weights, ends, metadata_of, shape_of
+from paceline.draft_head.weights import Weights, embedding_and_head, metadata_of, shape_of
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch
@@ -23,13 +24,15 @@ _HELP = "Train it with `paceline draft-head train`, or copy it again from where 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """For which model it is, and how it was made.
+    """Describe the target and the training of a draft head.
 
     Attributes:
-        target: name of the model, for people. sketch: of its embedding (`Sketch.encode`).
-            vocab_size: its tokens.
-        settings, about: of the training, and what it learnt from. judged: what it was worth on
-            answers held back.
+        target: Name of the target, for people.
+        sketch: Sketch of its embedding (`Sketch.encode`).
+        vocab_size: Size of its vocabulary.
+        settings: Settings of the training.
+        about: Description of the training data and of the run.
+        judged: Accuracy on held-out answers.
     """
 
     target: str
@@ -40,28 +43,34 @@ class Card:
     judged: dict[str, Any] = field(default_factory=dict)
 
     def closeness(self, model: CachedLM) -> float:
-        """Return the cosine between the embeddings of its own model and of another; 0 where the
-        shapes differ.
+        """Return the cosine between the embeddings of the target and of a model.
+
+        It is 0 if the shapes differ.
         """
         return Sketch.decode(self.sketch).closeness(model.model)
 
 
 def save(path: str | Path, weights: Weights, card: Card) -> None:
-    """Write both; whoever reads there finds the old file or the new one.
+    """Write a draft head atomically.
 
+    Args:
+        path: File to write.
+        weights: Weights of the head.
+        card: Description of the head.
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: The file cannot be written.
     """
     text = json.dumps(asdict(card))
-    told = {"kind": _KIND, "version": _VERSION, "card": text, "sha256": weights.checksum(text)}
-    write_atomically(path, weights.to_bytes(told))
+    checksum = weights.checksum(text)
+    metadata = {"kind": _KIND, "version": _VERSION, "card": text, "sha256": checksum}
+    write_atomically(path, weights.to_bytes(metadata))
 
 
 def load(path: str | Path, model: CachedLM) -> Weights:
     """Return the weights of a file, as wide as the model.
 
     Raises:
-        ConfigError: it cannot be read, is damaged, or of another model or version.
+        ConfigError: The file cannot be read, is damaged, or is for another model or version.
     """
     weights, card = read(path)
     closeness = card.closeness(model)
@@ -74,20 +83,20 @@ def load(path: str | Path, model: CachedLM) -> Weights:
     if closeness < WARN_SKETCH_COSINE:
         warnings.warn(
             f"draft head {str(path)!r} was trained for {card.target!r}, and this model's embedding"
-            f" has a cosine of only {closeness:.2f} to that model's: its guesses may come true less"
-            " often. Train one for this model, or leave it out (auto:draft_head=false).",
+            f" has a cosine of only {closeness:.2f} to that model's: fewer of its tokens may be"
+            " accepted. Train one for this model, or leave it out (auto:draft_head=false).",
             stacklevel=2,
         )
-    weights = weights.of_tokens_below(len(ends(model)[1].weight))
+    weights = weights.limited_to(len(embedding_and_head(model)[1].weight))
     inputs, hidden = shape_of(model)
     return weights.widened(hidden, inputs - hidden)
 
 
 def read(path: str | Path) -> tuple[Weights, Card]:
-    """Return what a file holds.
+    """Return the weights and the card of a file.
 
     Raises:
-        ConfigError: it cannot be read, is damaged, or of another version.
+        ConfigError: The file cannot be read, is damaged, or has another version.
     """
     try:
         content = Path(path).read_bytes()
@@ -96,40 +105,38 @@ def read(path: str | Path) -> tuple[Weights, Card]:
             f"draft head {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}"
         ) from error
     try:
-        told = metadata_of(content)
-        card = _card(told)
+        metadata = metadata_of(content)
+        card = _card(metadata)
         weights = Weights.from_bytes(content)
-        if told["sha256"] != weights.checksum(told["card"]):
-            raise ValueError("its checksum is of other content")
-        if (
-            len(weights.kept)
-            and not 0 <= int(weights.kept.min()) <= int(weights.kept.max()) < card.vocab_size
-        ):
+        if metadata["sha256"] != weights.checksum(metadata["card"]):
+            raise ValueError("its checksum does not match its content")
+        token_ids = weights.token_ids
+        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < card.vocab_size:
             raise ValueError(f"tokens beyond its vocabulary of {card.vocab_size}")
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"draft head {str(path)!r}: got a file that is none, or damaged ({error}). {_HELP}"
+            f"draft head {str(path)!r}: the file is no draft head, or damaged ({error}). {_HELP}"
         ) from error
     return weights, card
 
 
 def card_of(path: Path) -> Card:
-    """Return the card of a file of the package, without its weights."""
+    """Return the card of a file without reading its weights."""
     with path.open("rb") as file:
         size = file.read(8)
         return _card(metadata_of(size + file.read(int.from_bytes(size, "little"))))
 
 
-def _card(told: dict[str, str]) -> Card:
+def _card(metadata: dict[str, str]) -> Card:
     """Return the card in the header of a file.
 
     Raises:
-        ValueError, LookupError, TypeError: there is none, or of another version.
+        ValueError, LookupError, TypeError: The header has no card, or another version.
     """
-    if told.get("kind") != _KIND:
-        raise ValueError("it is of another kind")
-    if told.get("version") != _VERSION:
-        raise ValueError(f"version {told.get('version')}; this release reads {_VERSION}")
-    card = Card(**parse_json(told["card"]))
+    if metadata.get("kind") != _KIND:
+        raise ValueError("another kind of file")
+    if metadata.get("version") != _VERSION:
+        raise ValueError(f"version {metadata.get('version')}; this release reads {_VERSION}")
+    card = Card(**parse_json(metadata["card"]))
     Sketch.decode(card.sketch)
     return card

@@ -1,9 +1,11 @@
-"""What foresight is made of:
+"""Hold the weights of a draft head.
 
-    next state ~ direct @ [state, embedding of the token] + outer @ silu(inner @ [state, embedding
-    of the token])
+The head predicts the next state from a state and the embedding of the chosen token:
 
-each with its bias; `direct` and `inner` are one matrix. Without the second term it is a linear map.
+    inputs = [state, embedding of the token]
+    next state = direct @ inputs + outer @ silu(inner @ inputs)
+
+`direct` and `inner` have a bias and are one matrix. A head without `inner` is a linear map.
 """
 
 from __future__ import annotations
@@ -27,46 +29,59 @@ _NAMES = ("first", "bias", "outer", "kept")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Attributes:
-    first: [hidden + neurons, hidden + embedding], `direct` and `inner`. bias: [hidden + neurons].
-    outer: [hidden, neurons].
-    kept: int64 [tokens], those that are guessed, of the vocabulary.
-    levels: how many tokens ahead the guesses are worth their time.
+    """Hold the matrices of a draft head.
+
+    Attributes:
+        first: [hidden + neurons, hidden + embedding] `direct` and `inner`.
+        bias: [hidden + neurons] their biases.
+        outer: [hidden, neurons] the second matrix of the network.
+        token_ids: int64 [tokens] ids of the reduced draft vocabulary.
+        levels: Number of tokens ahead that are worth predicting.
     """
 
     first: Tensor
     bias: Tensor
     outer: Tensor
-    kept: Tensor
+    token_ids: Tensor
     levels: int = 1
 
     @property
     def hidden(self) -> int:
-        """The size of a state."""
+        """Size of a state."""
         return len(self.outer)
 
     def widened(self, hidden: int, embedding: int) -> Weights:
-        """Return the same for a model that was enlarged by dimensions which are always zero
-        (`paceline.bench.cost_scale`).
+        """Return the weights for a model that was enlarged with dimensions of zeros.
+
+        `paceline.bench.cost_scale` enlarges models in this way.
+
+        Args:
+            hidden: Size of a state of the enlarged model.
+            embedding: Size of its embeddings.
         """
         old = self.hidden
-        added, beside = hidden - old, embedding - (self.first.shape[1] - old)
+        more_hidden = hidden - old
+        more_embedding = embedding - (self.first.shape[1] - old)
         first = torch.cat(
             (
-                functional.pad(self.first[:, :old], (0, added)),
-                functional.pad(self.first[:, old:], (0, beside)),
+                functional.pad(self.first[:, :old], (0, more_hidden)),
+                functional.pad(self.first[:, old:], (0, more_embedding)),
             ),
             dim=1,
         )
-        first = torch.cat((functional.pad(first[:old], (0, 0, 0, added)), first[old:]))
-        bias = torch.cat((functional.pad(self.bias[:old], (0, added)), self.bias[old:]))
+        first = torch.cat((functional.pad(first[:old], (0, 0, 0, more_hidden)), first[old:]))
+        bias = torch.cat((functional.pad(self.bias[:old], (0, more_hidden)), self.bias[old:]))
         return Weights(
-            first, bias, functional.pad(self.outer, (0, 0, 0, added)), self.kept, self.levels
+            first,
+            bias,
+            functional.pad(self.outer, (0, 0, 0, more_hidden)),
+            self.token_ids,
+            self.levels,
         )
 
-    def of_tokens_below(self, rows: int) -> Weights:
-        """Return the same for a model whose vocabulary has less padding."""
-        return replace(self, kept=self.kept[self.kept < rows])
+    def limited_to(self, num_token_ids: int) -> Weights:
+        """Return the weights for a model whose vocabulary has less padding."""
+        return replace(self, token_ids=self.token_ids[self.token_ids < num_token_ids])
 
     def to_bytes(self, metadata: dict[str, str]) -> bytes:
         """Return the content of a safetensors file, the weights in bfloat16."""
@@ -76,7 +91,7 @@ class Weights:
         return content
 
     def checksum(self, text: str) -> str:
-        """Return a SHA-256 over everything a file holds, and a text."""
+        """Return a SHA-256 over the tensors, the levels and a text."""
         digest = hashlib.sha256(f"{text} {self.levels}".encode())
         for name, tensor in self._tensors().items():
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
@@ -84,19 +99,19 @@ class Weights:
         return digest.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return what goes into a file."""
+        """Return the tensors of a file by name."""
         tensors = {
             name: getattr(self, name).detach().cpu().to(torch.bfloat16).contiguous()
             for name in _NAMES[:-1]
         }
-        return tensors | {"kept": self.kept.to(torch.int32).cpu().contiguous()}
+        return tensors | {"kept": self.token_ids.to(torch.int32).cpu().contiguous()}
 
     @staticmethod
     def from_bytes(content: bytes) -> Weights:
-        """Read what `to_bytes` gave.
+        """Return the weights in the content of a file.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: The content is damaged.
         """
         try:
             tensors = safetensors.torch.load(content)
@@ -111,50 +126,49 @@ class Weights:
             first.dim() == 2
             and shapes[0][0] == rows
             and shapes[1] == (rows,)
-            and weights.kept.dim() == 1
+            and weights.token_ids.dim() == 1
         )
         if (
             not fits
             or levels < 1
             or not all(tensor.isfinite().all() for tensor in (first, bias, outer))
         ):
-            raise ValueError(f"weights of other shapes, or that are no numbers: {shapes}")
+            raise ValueError(f"weights of wrong shapes, or not finite: {shapes}")
         return weights
 
 
 def metadata_of(content: bytes) -> dict[str, str]:
-    """Return what the header of a safetensors file says besides its tensors.
+    """Return the metadata in the header of a safetensors file.
 
     Args:
-        content: the whole file, or its header.
-
+        content: The whole file, or its header.
     Raises:
-        ValueError: it has no such header.
+        ValueError: The content has no such header.
     """
     size = int.from_bytes(content[:8], "little")
     header = parse_json(content[8 : 8 + size])
-    found = header.get("__metadata__") if isinstance(header, dict) else None
-    if not isinstance(found, dict):
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    if not isinstance(metadata, dict):
         raise ValueError("no metadata")
-    return {str(name): str(value) for name, value in found.items()}
+    return {str(name): str(value) for name, value in metadata.items()}
 
 
-def ends(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
-    """Return the modules through which tokens go in and come out of a model that has
-    `readable_ends`.
-    """
+def embedding_and_head(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
+    """Return the embedding and the LM head of a model; see `has_plain_embeddings`."""
     return embedding_and_lm_head(model.model)
 
 
-def readable_ends(model: CachedLM) -> bool:
-    """Whether tokens go in and come out through weights that can be read."""
+def has_plain_embeddings(model: CachedLM) -> bool:
+    """Return whether embedding and LM head are plain weights on the model's device."""
     try:
-        return all(end.weight.device == model.device for end in embedding_and_lm_head(model.model))
+        return all(
+            module.weight.device == model.device for module in embedding_and_lm_head(model.model)
+        )
     except UnsupportedModelError:
         return False
 
 
 def shape_of(model: CachedLM) -> tuple[int, int]:
-    """Return the sizes of the inputs, a state and an embedding, and of a state."""
-    embedding, head = ends(model)
+    """Return the size of the inputs (a state and an embedding), and of a state."""
+    embedding, head = embedding_and_head(model)
     return head.in_features + embedding.embedding_dim, head.in_features

@@ -21,6 +21,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_head import fitting as module
 from paceline.draft_head.find import find_draft_head
 from paceline.draft_head.guessing import DraftHead
+from paceline.draft_head.settings import FitSettings
 from paceline.drafters.auto.draft_model_gate import DraftModelGate
 from paceline.drafters.auto.drafter import Auto
 from paceline.drafters.auto.options import AutoOptions
@@ -75,10 +76,10 @@ def test_a_linear_model_is_predicted_exactly(pair: Pair, monkeypatch: pytest.Mon
         following = inputs @ true
         monkeypatch.setattr(
             module,
-            "_write",
-            lambda model, pairs: (states[:2900], token_ids[:2900], following[:2900]),
+            "_generate",
+            lambda model, pairs: module._Pairs(states[:2900], token_ids[:2900], following[:2900]),
         )
-        monkeypatch.setattr(module, "_RIDGE", 1e-3)
+        monkeypatch.setattr(module, "_SETTINGS", FitSettings(ridge=1e-3))
         found = find_draft_head(model)
         assert found is not None
         trees = found.predict(states[2900:], token_ids[2900:].tolist())
@@ -95,7 +96,7 @@ def test_both_forms_of_the_system_have_the_same_solution(count: int) -> None:
         torch.randn(count, width, generator=generator, dtype=torch.float64) for width in (20, 3)
     )
     expected = torch.linalg.solve(
-        inputs.T @ inputs + module._RIDGE * torch.eye(20), inputs.T @ following
+        inputs.T @ inputs + module._SETTINGS.ridge * torch.eye(20), inputs.T @ following
     )
     torch.testing.assert_close(module._solve(inputs, following), expected)
 
@@ -152,7 +153,7 @@ def test_a_model_that_passes_by_its_head_has_none(
 
 
 def test_a_model_that_is_too_slow_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_SETTINGS", FitSettings(max_seconds=0.0))
     assert find_draft_head(CachedLM(pair.target)) is None
 
 
@@ -165,7 +166,7 @@ def test_that_of_a_large_model_is_kept(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(module, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(module, "_SETTINGS", FitSettings(min_cached_work=0))
     first = weights_of(find_draft_head(CachedLM(pair.target)))
     with monkeypatch.context() as patch:
         patch.setattr(module, "_fit", lambda model, pairs: pytest.fail("it is there"))
@@ -180,7 +181,7 @@ def test_a_damaged_one_is_found_again(
     damage: str, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(module, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(module, "_SETTINGS", FitSettings(min_cached_work=0))
     first = weights_of(find_draft_head(CachedLM(pair.target)))
     (file,) = tmp_path.glob("*/*/weights.safetensors")
     content = file.read_bytes()
@@ -294,7 +295,7 @@ def test_auto_predicts_less_next_to_a_draft_model(
     asks: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One token where it was asked, of wide trees two; all where it was not."""
-    monkeypatch.setattr(DraftModelGate, "asks", lambda *_: asks)
+    monkeypatch.setattr(DraftModelGate, "is_open", lambda *_: asks)
     drafter = Auto(AutoOptions(), CachedLM(pair.draft))
     request = Request(pair.prompts[0], Params())
     drafter.start(request)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class SourcePrior:
     """Describe the prior acceptance probability of a source.
 
-    The source is weighed against the sources before it. The odds of a token are a * before ** b * own ** c. `before` are the odds by the sources that
-    come first, `own` the odds by this source.
+    The source is weighed against the sources before it. The odds of a token are
+    a * before ** b * own ** c. `before` are the odds by the sources that come first, `own` the odds
+    by this source.
 
     Attributes:
         both: (a, b, c) where the sources before and this source have the token.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline import demo
 from paceline.draft_head.trained import Card
-from paceline.draft_head.weights import ends, readable_ends
+from paceline.draft_head.weights import embedding_and_head, has_plain_embeddings
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch, model_identity
@@ -51,7 +51,7 @@ def states_of(model: CachedLM, chunks: Sequence[TextChunk], progress: bool = Fal
     Raises:
         UnsupportedModelError: The model computes its logits without the LM head that it names.
     """
-    hidden = [torch.empty(0, ends(model)[1].in_features)]
+    hidden = [torch.empty(0, embedding_and_head(model)[1].in_features)]
     token_ids, positions, answers = ([torch.empty(0, dtype=torch.long)] for _ in range(3))
     start = 0
     for chunk, states in zip(chunks, read_states(model, chunks, progress=progress), strict=True):
@@ -105,7 +105,7 @@ def prepare(
     """
     location = demo.target_of(target)
     model = CachedLM(load_model(location, models.dtype, models.device))
-    if not readable_ends(model):
+    if not has_plain_embeddings(model):
         raise ConfigError(
             f"draft-head train: got {model.architecture.name}; expected an embedding and an LM head"
             " of plain weights."

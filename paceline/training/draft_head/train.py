@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from paceline.draft_head.guessing import DraftHead
 from paceline.draft_head.trained import save
-from paceline.draft_head.weights import Weights, ends
+from paceline.draft_head.weights import Weights, embedding_and_head
 from paceline.errors import ConfigError
 from paceline.training.draft_head import settings
 from paceline.training.draft_head.prepare import DraftHeadData, States
@@ -157,7 +157,8 @@ class DraftHeadTrainer(Trainer):
     @torch.inference_mode()
     def evaluate(self) -> DraftHeadReport:
         """Return the accuracy of the current weights on held-out answers."""
-        draft_head, lm_head = DraftHead(self._model, self.weights()), ends(self._model)[1]
+        draft_head = DraftHead(self._model, self.weights())
+        lm_head = embedding_and_head(self._model)[1]
         states, token_ids = self._held_out.states, self._held_out.token_ids
         first, among = [0] * settings.TRAINED_LEVELS, [0] * settings.TRAINED_LEVELS
         for positions in torch.split(self._held_out.answers, settings.EVALUATION_ROWS):
@@ -180,7 +181,7 @@ class DraftHeadTrainer(Trainer):
 
     def _set_target(self) -> None:
         """Read embedding and LM head of the target, the latter for the reduced vocabulary."""
-        embedding, head = ends(self._model)
+        embedding, head = embedding_and_head(self._model)
         self._device, self._embedding = self._model.device, embedding.weight.detach()
         self._token_ids = most_frequent(self._training, self._config.kept, len(head.weight))
         self._dtype = product_dtype(self._device)
@@ -192,7 +193,7 @@ class DraftHeadTrainer(Trainer):
 
     def _set_weights(self) -> None:
         """Initialise the weights: least squares, random inner and zero outer weights."""
-        neurons, (embedding, head) = self._config.neurons, ends(self._model)
+        neurons, (embedding, head) = self._config.neurons, embedding_and_head(self._model)
         hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
         inner = torch.randn(neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5
         self._direct = self._least_squares(inputs + 1, hidden).requires_grad_()

@@ -1,4 +1,4 @@
-"""Foresight that is trained: better than the map it begins as, kept whole, refused where it does
+"""Draft heads that are trained: better than the map it begins as, kept whole, refused where it does
 not belong, lossless in use.
 """
 
@@ -112,7 +112,7 @@ def test_a_tree_of_several_levels(
     )
     (tree,) = found.predict(states[:1], [5])
     assert len(tree) == 16 + 4 * 8 + 4 * 8
-    assert set(tree.token_ids) <= set(trained[0].kept.tolist())
+    assert set(tree.token_ids) <= set(trained[0].token_ids.tolist())
     with torch.inference_mode():
         first = found.next_states(states[:1], torch.tensor([5]))
         second = found.next_states(first, torch.tensor(tree.token_ids[:1]))
@@ -130,7 +130,7 @@ def test_a_file_is_what_was_saved(
 ) -> None:
     weights, card = read(file)
     assert torch.allclose(weights.first, trained[0].first, rtol=1e-2)
-    assert torch.equal(weights.kept, trained[0].kept)
+    assert torch.equal(weights.token_ids, trained[0].token_ids)
     assert card.target == "pair"
     assert weights.levels == 3
     assert torch.equal(load(file, CachedLM(pair.target)).first, weights.first)
