@@ -114,32 +114,17 @@ def lay_out(
     token_ids = np.tile(
         np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns)
     )
-    # Cache position relative to `cached`.
+    # Cache position of each column, relative to `cached`.
     offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]
-    depths = np.minimum(offsets, front)  # text position relative to `cached`
+    depths = np.minimum(offsets, front)  # text position, relative to `cached`
     block = np.zeros((rows, columns, columns), dtype=np.bool_)
     block[:, :front, :front] = np.tri(front, dtype=np.bool_)
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-        num_pending, num_nodes = int(pending[row]), int(nodes[row])
-        first, stop = front - num_pending, front + num_nodes
-        token_ids[row, first:front] = request.token_ids[
-            request.cached : request.cached + num_pending
-        ]
-        if num_nodes:
-            depth, ancestors = tree_shape(tuple(tree.parents))
-            token_ids[row, front:stop] = tree.token_ids
-            depths[row, front:stop] = num_pending - 1 + depth
-            block[row, front:stop, first:front] = True
-            block[row, front:stop, front:stop] = ancestors
-        if first:
-            block[row, :, :first] = False
-            block[row, :first, front - 1] = True
-        if stop < columns:
-            block[row, stop:, front - 1] = True
+        arrays = token_ids[row], depths[row], block[row]
+        _fill_row(arrays, request, tree, int(pending[row]), front)
     padding = (offsets < 0) | (offsets >= (pending + nodes)[:, None])
     positions = np.where(padding, 0, cached[:, None] + depths)
     cache_positions = cached[:, None] + offsets % columns
-    in_order = bool((pending == front).all())
     num_logit_columns = columns if any(request.scoring for request in requests) else width + 1
     return PaddedBatch(
         token_ids,
@@ -153,8 +138,41 @@ def lay_out(
         width,
         num_logit_columns,
         requests[0].slot,
-        in_order,
+        in_order=bool((pending == front).all()),
     )
+
+
+def _fill_row(
+    arrays: tuple[IntArray, IntArray, BoolArray],
+    request: Request,
+    tree: DraftTree,
+    num_pending: int,
+    front: int,
+) -> None:
+    """Write the pending tokens and the tree of one request into its row of a batch.
+
+    Args:
+        arrays: Token ids [columns], positions relative to the cache [columns], and `block`.
+        request: Request of the row.
+        tree: Its draft tree.
+        num_pending: Pending tokens to write; they end before column `front`.
+        front: First column of the tree.
+    """
+    token_ids, depths, block = arrays
+    num_nodes = len(tree)
+    first, stop = front - num_pending, front + num_nodes
+    token_ids[first:front] = request.token_ids[request.cached : request.cached + num_pending]
+    if num_nodes:
+        depth, ancestors = tree_shape(tuple(tree.parents))
+        token_ids[front:stop] = tree.token_ids
+        depths[front:stop] = num_pending - 1 + depth
+        block[front:stop, first:front] = True
+        block[front:stop, front:stop] = ancestors
+    if first:
+        block[:, :first] = False
+        block[:first, front - 1] = True
+    if stop < len(token_ids):
+        block[stop:, front - 1] = True
 
 
 def _single_tokens(

@@ -95,13 +95,8 @@ def pack(
     cached = np.array([request.cached for request in requests], dtype=np.int64)
     pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
-    scored = np.array(
-        [
-            num_pending - 1 if request.scoring else 0
-            for request, num_pending in zip(requests, pending.tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
+    scoring = np.array([request.scoring for request in requests], dtype=np.bool_)
+    scored = np.where(scoring, pending - 1, 0)
     padding = max(0, min_rows - len(requests) - int(nodes.sum() + scored.sum()))
     token_ids: list[int] = []
     parents: list[int] = []
@@ -144,11 +139,7 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return the eight arrays of `RaggedBatch` that depend on cache and tree shapes.
-
-    They are positions, cache_positions, rows, starts, logit_queries, depths, ranks and tail. Rows
-    count from 0.
-    """
+    """Return positions to tail as in `RaggedBatch`, with rows instead of slots."""
     count = len(cached)
     num_queries = pending + nodes
     starts = np.zeros(count + 1, dtype=np.int64)

@@ -25,55 +25,8 @@ from paceline.model.settings import (
     HALF_TOLERANCE,
     MAX_CHECKED_WINDOW,
 )
+from paceline.model.verified import VERIFIED
 
-# transformers' model_type of the architectures in tests/model/test_architectures.py.
-VERIFIED = frozenset(
-    [
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gemma3",
-        "phi",
-        "phi3",
-        "gpt2",
-        "gpt_neox",
-        "gptj",
-        "opt",
-        "falcon",
-        "stablelm",
-        "olmo2",
-        "olmo3",
-        "olmoe",
-        "granite",
-        "granitemoe",
-        "cohere",
-        "cohere2",
-        "deepseek_v2",
-        "deepseek_v3",
-        "gpt_oss",
-        "smollm3",
-        "llama4_text",
-        "llama4",
-        "gpt_bigcode",
-        "starcoder2",
-        "bloom",
-        "mpt",
-        "nemotron",
-        "exaone4",
-        "ernie4_5",
-        "glm4",
-        "hunyuan_v1_dense",
-        "seed_oss",
-        "gemma4_text",
-        "gemma4_unified_text",
-    ]
-)
 _PARENTS = [-1, 0, -1, 2, 2]
 _SIDE_BRANCH = [2, 4]  # nodes of the tree `_PARENTS` that are accepted
 _CHAIN = [-1, 0, 1, 2]

@@ -42,7 +42,7 @@ def target_scores(
         trees: Draft trees that were verified with them.
     Returns:
         Scores, float32 [batch, 1 + width, vocab], with excluded tokens at -inf. Scores of greedy
-            requests are adjusted, but not warped.
+        requests are adjusted, but not warped.
     """
     return warp_scores(
         adjust_scores(logits.float(), requests, trees), [request.params for request in requests]
@@ -134,7 +134,7 @@ def draw(
         stream: Stream of the noise.
     Returns:
         Token ids, batch lists of 1 + width; entries beyond a tree mean nothing. NO_TOKEN stands for
-            scores that are not numbers.
+        scores that are not numbers.
     """
     sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
     if not sampled:

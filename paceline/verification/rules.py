@@ -33,7 +33,7 @@ def follow(
             every token.
     Returns:
         Accepted nodes and emitted tokens. There is one more token than nodes, or as many if the
-            request ended. Both are empty if there is no token after the root.
+        request ended. Both are empty if there is no token after the root.
     """
     child = tree.edges()
     accepted: list[int] = []

@@ -1,33 +1,30 @@
 """Verify the draft trees of a batch against the target's logits.
 
-`rules` defines the two verification rules; this module draws the tokens and coins for them.
+`rules` defines the two verification rules; `walks` applies them to single requests.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.backend.resolve import argmax_tokens
 from paceline.core.drafter import Outcome, TopTokens
 from paceline.core.node_logits import NodeLogits
-from paceline.core.not_numbers import NO_TOKEN, logits_error, take_token
-from paceline.core.processors import OwnProcessors, Processed
-from paceline.core.request import Request, SamplingParams
-from paceline.core.tree import DraftTree, node_depths
-from paceline.errors import ConfigError, PacelineError
+from paceline.core.not_numbers import NO_TOKEN
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.sampling import sampler
-from paceline.sampling.logit_adjustments import adjust_scores, contains_forbidden_token
+from paceline.sampling.logit_adjustments import contains_forbidden_token
 from paceline.verification.logprobs import logprobs_of
-from paceline.verification.outcomes import draft_may_cause_nan, make_outcome, token_chooser
-from paceline.verification.rules import follow, reject
+from paceline.verification.outcomes import make_outcome, token_chooser
+from paceline.verification.rules import follow
 from paceline.verification.settings import MIN_LAZY_VOCABULARY
+from paceline.verification.walks import forbidden_error, walk_processed, walk_sampled
 
 
 class TargetTokens(NamedTuple):
@@ -100,7 +97,7 @@ def verify(
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
         accepted, run = _walk(request, tree, row, logits, target)
         if request.params.adjusts and contains_forbidden_token(request, run):
-            request.failure = request.failure or _nothing_left()
+            request.failure = request.failure or forbidden_error()
         logprobs = None
         if request.params.logprobs is not None:
             walked = [0, *(node + 1 for node in accepted)][: len(run)]
@@ -130,13 +127,13 @@ def _walk(
     """Return the accepted nodes and emitted tokens of one request, the batch's `row`."""
     argmax, dtype = target.argmax[row], logits.flat.dtype
     if request.params.logits_processors:
-        return _process_row(request, tree, logits[row], argmax)
+        return walk_processed(request, tree, logits[row], argmax)
     if tree.probs is None or request.params.greedy:
         choose = token_chooser(request, tree, target.tokens[row], argmax, dtype)
         return follow(tree, choose, request.end_reason)
     assert target.scores is not None  # draws are lazy only if no tree has draft probabilities
     probs = target.scores[row, : 1 + len(tree)].softmax(-1)
-    return _reject_row(request, tree, probs.__getitem__, argmax, dtype)
+    return walk_sampled(request, tree, probs.__getitem__, argmax, dtype)
 
 
 def _can_draw_lazily(
@@ -178,127 +175,3 @@ def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> 
         replace(outcome, target_top=TopTokens(token_ids[span], probs[span]))
         for span, outcome in zip(spans, outcomes, strict=True)
     ]
-
-
-def _reject_row(
-    request: Request,
-    tree: DraftTree,
-    target: Callable[[int], Tensor],
-    argmax: Sequence[int],
-    dtype: torch.dtype,
-) -> tuple[list[int], list[int]]:
-    """Verify one request by `reject`, with coins and draws from its seed.
-
-    A node whose draft probabilities are NaN is never accepted.
-
-    Args:
-        request: Request to verify.
-        tree: Its draft tree.
-        target: Returns the probabilities [vocab] after the root (0) or after node i (1 + i).
-        argmax: As in `token_chooser`.
-        dtype: As in `token_chooser`.
-    """
-    seed, start = request.params.seed, len(request) - request.prompt_length
-    depths = node_depths(tree.parents)
-
-    def coin(node: int, chance: Tensor) -> bool:
-        # Each position is decided in one step only, so its coins are new. Siblings differ by node.
-        position = start + int(depths[node]) - 1
-        return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(chance)
-
-    def draw(depth: int, weights: Tensor) -> int:
-        return take_token(
-            request, sampler.draw_one(weights, seed, start + depth, sampler.RESIDUAL), dtype
-        )
-
-    def weights(node: int) -> Tensor | None:
-        return None if draft_may_cause_nan(tree, argmax, node) else target(node + 1)
-
-    return reject(tree, weights, coin, draw, request.end_reason)
-
-
-def _process_row(
-    request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Verify one request with logits processors, which run node by node on demand.
-
-    Args:
-        request: Request to verify.
-        tree: Its draft tree.
-        logits: Logits [1 + nodes, vocab].
-        argmax: Most likely token of each row.
-    """
-    params, start = request.params, len(request) - request.prompt_length
-    rows = adjust_scores(logits[None].float(), [request], [tree])[0]
-    processed = request.processed
-    if processed is None:
-        ids = torch.tensor([request.token_ids], device=logits.device)
-        processed = request.processed = Processed(OwnProcessors(params.logits_processors), ids)
-
-    def scores(node: int) -> Tensor:
-        num_seen = len(processed)
-        path = [tree.token_ids[ancestor] for ancestor in tree.path(node)]
-        processed.extend([*request.token_ids[num_seen:], *path[max(0, num_seen - len(request)) :]])
-        row = rows[node + 1][None]
-        try:
-            if request.failure is None:
-                row = processed(row.clone())
-        except ConfigError as error:
-            request.failure = error
-        largest = float(row.amax())
-        if not math.isfinite(largest):
-            request.failure = request.failure or _unusable(
-                rows[node + 1], largest, params, logits.dtype
-            )
-        warped: Tensor = sampler.warp_scores(row[None], [params])[0, 0]
-        return warped
-
-    def choose(node: int) -> int:
-        if draft_may_cause_nan(tree, argmax, node):
-            return NO_TOKEN
-        row = scores(node)
-        if params.greedy:
-            return int(row.argmax())
-        position = start + len(tree.path(node))
-        return take_token(
-            request,
-            sampler.draw_one(row.softmax(-1), params.seed, position, sampler.TARGET),
-            logits.dtype,
-        )
-
-    if tree.probs is None or params.greedy:
-        return follow(tree, choose, request.end_reason)
-    return _reject_row(request, tree, lambda row: scores(row - 1).softmax(-1), argmax, logits.dtype)
-
-
-def _unusable(
-    scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype
-) -> PacelineError:
-    """Return the error of a request for which no token can be chosen.
-
-    Args:
-        scores: Scores [vocab] that the logits processors received.
-        largest: Largest score that they returned; not finite.
-        params: Sampling parameters of the request.
-        dtype: Data type of the logits.
-    """
-    if not math.isfinite(float(scores.amax())):
-        return logits_error(dtype)
-    if largest == -math.inf:
-        return _nothing_left()
-    names = ", ".join(
-        repr(getattr(processor, "__name__", type(processor).__name__))
-        for processor in params.logits_processors
-    )
-    return ConfigError(
-        f"logits_processors: got scores that are not numbers (NaN or infinite) from {names};"
-        " expected finite scores, or -inf for forbidden tokens. Correct the processor, or leave it"
-        " out."
-    )
-
-
-def _nothing_left() -> ConfigError:
-    return ConfigError(
-        "bad_words, min_tokens or logits_processors of the request forbid every next token. Forbid"
-        " fewer tokens."
-    )

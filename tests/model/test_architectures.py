@@ -20,7 +20,8 @@ from paceline.errors import UnsupportedModelError
 from paceline.model import padded_batch as layout_module
 from paceline.model.architecture import Architecture
 from paceline.model.cached_lm import CachedLM
-from paceline.model.self_check import VERIFIED, check_tree_forward
+from paceline.model.self_check import check_tree_forward
+from paceline.model.verified import VERIFIED
 from tests.support import models
 from tests.support.shared import ScriptedTree, reference
 

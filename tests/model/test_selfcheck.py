@@ -13,7 +13,8 @@ from paceline.errors import UnsupportedModelError
 from paceline.kv_cache.slot_cache import SlotLayer
 from paceline.model.cached_lm import CachedLM
 from paceline.model.per_layer import layer_values
-from paceline.model.self_check import VERIFIED, check_chain_forward, check_tree_forward
+from paceline.model.self_check import check_chain_forward, check_tree_forward
+from paceline.model.verified import VERIFIED
 from tests.support.models import TREES, make
 from tests.support.shared import ScriptedTree, reference
 

@@ -1,0 +1,163 @@
+"""Verify one request by the two rules, with its seed and its logits processors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.not_numbers import NO_TOKEN, logits_error, take_token
+from paceline.core.processors import OwnProcessors, Processed
+from paceline.core.request import Request, SamplingParams
+from paceline.core.tree import DraftTree, node_depths
+from paceline.errors import ConfigError, PacelineError
+from paceline.sampling import sampler
+from paceline.sampling.logit_adjustments import adjust_scores
+from paceline.verification.outcomes import draft_may_cause_nan
+from paceline.verification.rules import follow, reject
+
+
+def walk_sampled(
+    request: Request,
+    tree: DraftTree,
+    target: Callable[[int], Tensor],
+    argmax: Sequence[int],
+    dtype: torch.dtype,
+) -> tuple[list[int], list[int]]:
+    """Verify one request by rejection sampling, with coins and draws from its seed.
+
+    A node whose draft probabilities are NaN is never accepted.
+
+    Args:
+        request: Request to verify.
+        tree: Its draft tree.
+        target: Returns the probabilities [vocab] after the root (0) or after node i (1 + i).
+        argmax: As in `token_chooser`.
+        dtype: As in `token_chooser`.
+    Returns:
+        Accepted nodes and emitted tokens.
+    """
+    seed, start = request.params.seed, len(request) - request.prompt_length
+    depths = node_depths(tree.parents)
+
+    def coin(node: int, probability: Tensor) -> bool:
+        # Each position is decided in one step only, so its coins are new. Siblings differ by node.
+        position = start + int(depths[node]) - 1
+        return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(probability)
+
+    def draw(depth: int, weights: Tensor) -> int:
+        token = sampler.draw_one(weights, seed, start + depth, sampler.RESIDUAL)
+        return take_token(request, token, dtype)
+
+    def weights(node: int) -> Tensor | None:
+        return None if draft_may_cause_nan(tree, argmax, node) else target(node + 1)
+
+    return reject(tree, weights, coin, draw, request.end_reason)
+
+
+def walk_processed(
+    request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Verify one request with logits processors, which run node by node on demand.
+
+    Args:
+        request: Request to verify.
+        tree: Its draft tree.
+        logits: Logits [1 + nodes, vocab].
+        argmax: Most likely token of each row.
+    Returns:
+        Accepted nodes and emitted tokens.
+    """
+    params, start = request.params, len(request) - request.prompt_length
+    scores = _ProcessedScores(request, tree, logits)
+
+    def choose(node: int) -> int:
+        if draft_may_cause_nan(tree, argmax, node):
+            return NO_TOKEN
+        row = scores(node)
+        if params.greedy:
+            return int(row.argmax())
+        position = start + len(tree.path(node))
+        token = sampler.draw_one(row.softmax(-1), params.seed, position, sampler.TARGET)
+        return take_token(request, token, logits.dtype)
+
+    if tree.probs is None or params.greedy:
+        return follow(tree, choose, request.end_reason)
+    return walk_sampled(
+        request, tree, lambda row: scores(row - 1).softmax(-1), argmax, logits.dtype
+    )
+
+
+class _ProcessedScores:
+    """Scores of a request's nodes after its logits processors, computed on demand.
+
+    Args:
+        request: Request with logits processors.
+        tree: Its draft tree.
+        logits: Logits [1 + nodes, vocab].
+    """
+
+    def __init__(self, request: Request, tree: DraftTree, logits: Tensor) -> None:
+        self._request, self._tree, self._dtype = request, tree, logits.dtype
+        self._rows = adjust_scores(logits[None].float(), [request], [tree])[0]
+        if request.processed is None:
+            ids = torch.tensor([request.token_ids], device=logits.device)
+            processors = OwnProcessors(request.params.logits_processors)
+            request.processed = Processed(processors, ids)
+        self._processed = request.processed
+
+    def __call__(self, node: int) -> Tensor:
+        """Return the scores [vocab] after a node; -1 = the root."""
+        request, tree, processed = self._request, self._tree, self._processed
+        num_seen = len(processed)
+        path = [tree.token_ids[ancestor] for ancestor in tree.path(node)]
+        processed.extend([*request.token_ids[num_seen:], *path[max(0, num_seen - len(request)) :]])
+        row = self._rows[node + 1][None]
+        try:
+            if request.failure is None:
+                row = processed(row.clone())
+        except ConfigError as error:
+            request.failure = error
+        largest = float(row.amax())
+        if not math.isfinite(largest):
+            request.failure = request.failure or _unusable(
+                self._rows[node + 1], largest, request.params, self._dtype
+            )
+        warped: Tensor = sampler.warp_scores(row[None], [request.params])[0, 0]
+        return warped
+
+
+def _unusable(
+    scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype
+) -> PacelineError:
+    """Return the error of a request for which no token can be chosen.
+
+    Args:
+        scores: Scores [vocab] that the logits processors received.
+        largest: Largest score that they returned; not finite.
+        params: Sampling parameters of the request.
+        dtype: Data type of the logits.
+    """
+    if not math.isfinite(float(scores.amax())):
+        return logits_error(dtype)
+    if largest == -math.inf:
+        return forbidden_error()
+    names = ", ".join(
+        repr(getattr(processor, "__name__", type(processor).__name__))
+        for processor in params.logits_processors
+    )
+    return ConfigError(
+        f"logits_processors: got scores that are not numbers (NaN or infinite) from {names};"
+        " expected finite scores, or -inf for forbidden tokens. Correct the processor, or leave it"
+        " out."
+    )
+
+
+def forbidden_error() -> ConfigError:
+    """Return the error of a request whose options forbid every next token."""
+    return ConfigError(
+        "bad_words, min_tokens or logits_processors of the request forbid every next token. Forbid"
+        " fewer tokens."
+    )
