@@ -22,11 +22,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from paceline.core.drafter import Outcome
 from paceline.draft_budget.acceptance_calibration import Floats
+from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.cost_correction import CostCorrection
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.decisions import StepDecision, decide_step
-from paceline.draft_budget.drafter_state import DrafterBatch
+from paceline.draft_budget.drafter_stats import DrafterStats
+from paceline.draft_budget.drafts import Drafts
 from paceline.draft_budget.node_selection import NodeSelector, PaddedSelector, RaggedSelector
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
@@ -82,6 +85,10 @@ class DraftBudget:
             self._corrections[1].plain if 1 in self._corrections else 1.0
         )
 
+    def new_stats(self) -> DrafterStats:
+        """Return empty statistics for a drafter."""
+        return DrafterStats.with_settings(self._settings)
+
     def record(self, num_steps: int) -> None:
         """Record the decisions of the newest steps in `decisions`.
 
@@ -91,23 +98,23 @@ class DraftBudget:
         self.decisions = deque(self.decisions, maxlen=num_steps)
 
     def cut(
-        self, batches: Sequence[DrafterBatch], num_requests: int, rows: int, packed: bool = False
-    ) -> None:
+        self, drafts: Sequence[Drafts], num_requests: int, rows: int, packed: bool = False
+    ) -> list[BudgetedDrafts]:
         """Cut the trees of a step to the nodes that save time.
 
         Trees without confidences and sampled trees stay as they are.
 
         Args:
-            batches: Drafter batches of the step.
+            drafts: Drafts of the step.
             num_requests: Number of requests in the forward pass.
             rows: Rows of the forward pass without trees, padding included.
-            packed: Whether the batch is ragged; else each request has the rows of the widest tree.
+            packed: True if the batch is ragged; else each request has the rows of the widest tree.
+        Returns:
+            The drafts with the trees to verify; `observe` takes them back after the step.
         """
-        for batch in batches:
-            if batch.drafter_state.stats is not None:
-                batch.flatten()
-        selector = (RaggedSelector if packed else PaddedSelector)(batches, num_requests)
-        by_curve = self._seconds_by_curve(batches, num_requests, rows, selector)
+        cut = [BudgetedDrafts(each) for each in drafts]
+        selector = (RaggedSelector if packed else PaddedSelector)(cut, num_requests)
+        by_curve = self._seconds_by_curve(drafts, num_requests, rows, selector)
         correction = self._correction(num_requests)
         # A prompt runs in any case: its drafts must pay for what they add, in comparison with a
         # step of plain decoding. Where such steps take longer than by the curve, because each
@@ -116,36 +123,41 @@ class DraftBudget:
             by_curve - by_curve[0]
         )
         seconds[1:] *= self._settings.gain_margin * max(1.0, correction.factor)
-        proposed = [batch.trees for batch in batches]
         num_units = selector.cut(seconds)
         if self.decisions.maxlen:
-            self.decisions.append(decide_step(selector, batches, proposed, seconds, num_units))
+            self.decisions.append(decide_step(selector, cut, seconds, num_units))
         selector.charge(seconds)
         # A step with prompts says nothing about decoding.
         decodes = rows == num_requests
         self._expected = (num_units > 0, float(by_curve[num_units])) if decodes else None
         if decodes:
-            _charge_drafting(
-                batches, selector, seconds / seconds[0], float(seconds[0]) * correction.plain
-            )
+            plain_s = float(seconds[0]) * correction.plain
+            _charge_drafting(cut, selector, seconds / seconds[0], plain_s)
+        return cut
 
-    def observe(self, batches: Sequence[DrafterBatch], seconds: float) -> None:
+    def observe(
+        self,
+        cut: Sequence[BudgetedDrafts],
+        outcomes: Sequence[Sequence[Outcome]],
+        draft_seconds: float,
+        seconds: float,
+    ) -> None:
         """Learn from the outcomes and the time of the newest step.
 
         Args:
-            batches: Drafter batches of the step, with outcomes.
+            cut: Result of `cut`.
+            outcomes: Outcomes of the ready requests, per drafts.
+            draft_seconds: Seconds of draft models and draft heads in the step.
             seconds: Time of the whole step, drafting included.
         """
         self._seconds_used += seconds
         if self._renew is not None and self._expected is not None and self._newest is not None:
             drafted, expected = self._expected
-            self._newest.note(
-                drafted, seconds - sum(batch.draft_seconds for batch in batches), expected
-            )
+            self._newest.note(drafted, seconds - draft_seconds, expected)
             self._expected = None
-        tokens = sum(batch.new_tokens for batch in batches)
-        for batch in batches:
-            batch.learn(tokens)
+        tokens = sum(len(outcome.new_token_ids) for group in outcomes for outcome in group)
+        for drafts, group in zip(cut, outcomes, strict=True):
+            drafts.learn(group, tokens)
 
     def renew(self) -> None:
         """Check the cost curve between two steps, if a check is due."""
@@ -167,13 +179,13 @@ class DraftBudget:
 
     def _seconds_by_curve(
         self,
-        batches: Sequence[DrafterBatch],
+        drafts: Sequence[Drafts],
         num_requests: int,
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the time of the step by its number of units, at its text length."""
-        cached = sum(request.cached for batch in batches for request in batch.requests)
+        """Return the time of the step by its number of units, for the texts of its requests."""
+        cached = sum(request.cached for each in drafts for request in each.batch.requests)
         step = self._settings.context_step
         self._context = round(cached / num_requests / step) * step
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)
@@ -192,20 +204,20 @@ class DraftBudget:
 
 
 def _charge_drafting(
-    batches: Sequence[DrafterBatch], selector: NodeSelector, costs: Floats, plain_s: float
+    cut: Sequence[BudgetedDrafts], selector: NodeSelector, costs: Floats, plain_s: float
 ) -> None:
-    """Add the time of draft models to the cost of their batches.
+    """Add the time of draft models to the cost of their drafts.
 
     A drafter that rests did not run its model, and is not judged by the step.
 
     Args:
-        batches: Drafter batches of the step.
+        cut: Drafts of the step, after the cut.
         selector: Selector that has cut the trees.
         costs: Cost of the step by its number of units, in steps without trees.
         plain_s: Seconds of a step without trees.
     """
-    for batch in batches:
-        state = batch.drafter_state
-        if batch.draft_seconds and state.drafter.needs_draft_model and state.stats is not None:
-            cost = batch.cost or float(costs[selector.units(batch)])
-            batch.cost = cost + batch.draft_seconds / plain_s
+    for drafts in cut:
+        model_s, state = drafts.drafts.draft_seconds, drafts.state
+        if model_s and state.drafter.needs_draft_model and state.stats is not None:
+            cost = drafts.cost or float(costs[selector.units(drafts)])
+            drafts.cost = cost + model_s / plain_s

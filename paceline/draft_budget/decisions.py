@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.core.tree import DraftTree
 from paceline.draft_budget.acceptance_calibration import Floats, path_probabilities
-from paceline.draft_budget.drafter_state import DrafterBatch
+from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.node_selection import NodeSelector
 
 VERIFIED = "verified: among the nodes with the most tokens per second"
@@ -86,8 +85,7 @@ class StepDecision:
 
 def decide_step(
     selector: NodeSelector,
-    batches: Sequence[DrafterBatch],
-    proposed: Sequence[Sequence[DraftTree]],
+    all_drafts: Sequence[BudgetedDrafts],
     seconds: Floats,
     num_units: int,
 ) -> StepDecision:
@@ -95,44 +93,44 @@ def decide_step(
 
     Args:
         selector: Selector that has cut the trees.
-        batches: Drafter batches of the step.
-        proposed: Trees of each batch before the cut.
+        all_drafts: Drafts of the step, after the cut.
         seconds: Expected time of the step by its number of units.
         num_units: Units of the step after the cut.
     """
     nodes: list[NodeDecision] = []
-    for batch, trees in zip(batches, proposed, strict=True):
-        nodes += _undrafted(batch, trees)
-        if batch.flat is None:
-            nodes += _whole(batch, trees, seconds)
+    for drafts in all_drafts:
+        nodes += _undrafted(drafts)
+        if drafts.flat is None:
+            nodes += _whole(drafts, seconds)
         else:
-            nodes += _cut(selector, batch, trees, seconds)
-    num_requests = sum(len(batch.requests) for batch in batches)
+            nodes += _cut(selector, drafts, seconds)
+    num_requests = sum(len(drafts.drafts.batch.requests) for drafts in all_drafts)
     return StepDecision(num_requests, float(seconds[0]), float(seconds[num_units]), nodes)
 
 
-def _undrafted(batch: DrafterBatch, trees: Sequence[DraftTree]) -> list[NodeDecision]:
+def _undrafted(drafts: BudgetedDrafts) -> list[NodeDecision]:
+    batch = drafts.drafts.batch
     limits = {
         request.id: limit for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
     }
     return [
         NodeDecision(
-            batch.drafter_state.drafter.name,
+            drafts.state.drafter.name,
             request.id,
             *(-1, -1, None, None, 0.0, False),
             NOT_PROPOSED if limits[request.id] else NOT_ALLOWED,
         )
-        for request, tree in zip(batch.ready, trees, strict=True)
+        for request, tree in zip(drafts.ready, drafts.drafts.trees, strict=True)
         if not len(tree)
     ]
 
 
-def _whole(batch: DrafterBatch, trees: Sequence[DraftTree], seconds: Floats) -> list[NodeDecision]:
-    reason = NO_BUDGET if batch.drafter_state.stats is None else WHOLE
+def _whole(drafts: BudgetedDrafts, seconds: Floats) -> list[NodeDecision]:
+    reason = NO_BUDGET if drafts.state.stats is None else WHOLE
     prices = np.diff(seconds)
     return [
         NodeDecision(
-            batch.drafter_state.drafter.name,
+            drafts.state.drafter.name,
             request.id,
             node,
             token_id,
@@ -142,21 +140,19 @@ def _whole(batch: DrafterBatch, trees: Sequence[DraftTree], seconds: Floats) -> 
             True,
             reason,
         )
-        for request, tree in zip(batch.ready, trees, strict=True)
+        for request, tree in zip(drafts.ready, drafts.drafts.trees, strict=True)
         for node, token_id in enumerate(tree.token_ids)
     ]
 
 
-def _cut(
-    selector: NodeSelector, batch: DrafterBatch, trees: Sequence[DraftTree], seconds: Floats
-) -> list[NodeDecision]:
-    assert batch.flat is not None
-    assert batch.drafter_state.stats is not None
-    paths = path_probabilities(batch.drafter_state.stats.acceptance_calibration, batch.flat)
-    units, prices = selector.entry_units(batch), np.diff(seconds)
+def _cut(selector: NodeSelector, drafts: BudgetedDrafts, seconds: Floats) -> list[NodeDecision]:
+    assert drafts.flat is not None
+    assert drafts.state.stats is not None
+    paths = path_probabilities(drafts.state.stats.acceptance_calibration, drafts.flat)
+    units, prices = selector.entry_units(drafts), np.diff(seconds)
     nodes = []
-    for row, (request, tree) in enumerate(zip(batch.ready, trees, strict=True)):
-        first, width = int(batch.flat.starts[row]), len(batch.trees[row])
+    for row, (request, tree) in enumerate(zip(drafts.ready, drafts.drafts.trees, strict=True)):
+        first, width = int(drafts.flat.starts[row]), len(drafts.trees[row])
         for node, token_id in enumerate(tree.token_ids):
             path = float(paths[first + node])
             above = 1.0 if tree.parents[node] < 0 else float(paths[first + tree.parents[node]])
@@ -165,7 +161,7 @@ def _cut(
             reason = TOO_EXPENSIVE if node >= width else PADDING if is_padding else VERIFIED
             nodes.append(
                 NodeDecision(
-                    batch.drafter_state.drafter.name,
+                    drafts.state.drafter.name,
                     request.id,
                     node,
                     token_id,

@@ -1,7 +1,7 @@
 """Select the draft nodes of a step that yield the most tokens per second.
 
-The selection counts in units. In a ragged batch a unit is one node, because every node is one row.
-In a padded batch a unit is one node of every tree, because all trees are padded to the widest one.
+The selection counts in units. In a ragged drafts a unit is one node, because every node is one row.
+In a padded drafts a unit is one node of every tree, because all trees are padded to the widest one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from paceline.draft_budget.acceptance_calibration import (
     path_probabilities,
 )
 from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
-from paceline.draft_budget.drafter_state import DrafterBatch
+from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.util.compiled import compiled
 
 
 class NodeSelector(ABC):
-    """Hold the trees of a step; those with `DrafterBatch.flat` may be cut.
+    """Hold the trees of a step; trees with `BudgetedDrafts.flat` may be cut.
 
     Args:
-        batches: Drafter batches of the step; their trees are cut in place.
+        all_drafts: Drafts of the step; `cut` sets their trees.
         num_requests: Number of requests in the forward pass.
     Attributes:
         rows_per_unit: Rows that a unit costs.
@@ -39,18 +39,18 @@ class NodeSelector(ABC):
     num_units: int
     num_free_units = 0
 
-    def __init__(self, batches: Sequence[DrafterBatch], num_requests: int) -> None:
-        self._batches = batches
-        self._whole = [batch for batch in batches if batch.flat is None]
-        self._num_trees = sum(len(batch.trees) for batch in batches)
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
+        self._drafts = all_drafts
+        self._whole = [drafts for drafts in all_drafts if drafts.flat is None]
+        self._num_trees = sum(len(drafts.trees) for drafts in all_drafts)
 
     @abstractmethod
-    def units(self, batch: DrafterBatch) -> int:
-        """Return the number of units of a batch's trees as they are now."""
+    def units(self, drafts: BudgetedDrafts) -> int:
+        """Return the number of units of drafts as they are now."""
 
     @abstractmethod
-    def entry_units(self, batch: DrafterBatch) -> IntArray:
-        """Return the unit at which each node enters the step, for trees that may be cut."""
+    def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
+        """Return the unit at which each node enters the step, for drafts that may be cut."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
@@ -65,8 +65,8 @@ class NodeSelector(ABC):
         """Return the best number of units if there were only trees that may be cut."""
 
     @abstractmethod
-    def _units_with(self, num_units: int, batch: DrafterBatch) -> int:
-        """Return the units of a step after a batch of whole trees has joined."""
+    def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
+        """Return the units of a step of `num_units` after whole trees have joined."""
 
     def charge(self, seconds: Floats) -> None:
         """Set the cost of whole trees, in steps without them, for the back-off.
@@ -75,39 +75,39 @@ class NodeSelector(ABC):
             seconds: Time of the step by its number of units, [1 + num_units].
         """
         before = self._best_units(seconds) if self._whole else 0
-        for batch in sorted(self._whole, key=self.units):
-            after = self._units_with(before, batch)
-            if batch.width and batch.drafter_state.stats is not None:
-                batch.cost = float(seconds[after] / seconds[before])
+        for drafts in sorted(self._whole, key=self.units):
+            after = self._units_with(before, drafts)
+            if drafts.width and drafts.state.stats is not None:
+                drafts.cost = float(seconds[after] / seconds[before])
             before = after
 
 
 class PaddedSelector(NodeSelector):
     """Select one width for all trees: rows are padded to the widest tree."""
 
-    def __init__(self, batches: Sequence[DrafterBatch], num_requests: int) -> None:
-        super().__init__(batches, num_requests)
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
+        super().__init__(all_drafts, num_requests)
         self.rows_per_unit = num_requests
-        self.num_units = max((batch.width for batch in batches), default=0)
+        self.num_units = max((drafts.width for drafts in all_drafts), default=0)
         self.num_free_units = max(map(self.units, self._whole), default=0)
         gains = np.zeros(self.num_units + 1)
         gains[0] = self._num_trees
-        for batch in batches:
-            if batch.flat is not None and batch.drafter_state.stats is not None:
+        for drafts in all_drafts:
+            if drafts.flat is not None and drafts.state.stats is not None:
                 probabilities = path_probabilities(
-                    batch.drafter_state.stats.acceptance_calibration, batch.flat
+                    drafts.state.stats.acceptance_calibration, drafts.flat
                 )
-                np.add.at(gains, 1 + self.entry_units(batch), probabilities)
+                np.add.at(gains, 1 + self.entry_units(drafts), probabilities)
         self._tokens: Floats = gains.cumsum()
 
-    def units(self, batch: DrafterBatch) -> int:
+    def units(self, drafts: BudgetedDrafts) -> int:
         """Return the number of nodes of the largest tree."""
-        return batch.width
+        return drafts.width
 
-    def entry_units(self, batch: DrafterBatch) -> IntArray:
+    def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
         """Return the index of each node in its tree."""
-        assert batch.flat is not None, "trees that may be cut"
-        starts = batch.flat.starts
+        assert drafts.flat is not None, "trees that may be cut"
+        starts = drafts.flat.starts
         return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
 
     def _best_units(self, seconds: Floats) -> int:
@@ -116,54 +116,54 @@ class PaddedSelector(NodeSelector):
     def cut(self, seconds: Floats) -> int:
         """Cut to one width, which is at least the width of the whole trees."""
         floor = width = self.num_free_units
-        if len(self._whole) < len(self._batches):
+        if len(self._whole) < len(self._drafts):
             width = floor + best_count(self._tokens[floor:], seconds[floor:])
-        for batch in self._batches:
-            if batch.flat is not None:
-                batch.trees = [tree.first(width) for tree in batch.trees]
+        for drafts in self._drafts:
+            if drafts.flat is not None:
+                drafts.trees = [tree.first(width) for tree in drafts.trees]
         return width
 
-    def _units_with(self, num_units: int, batch: DrafterBatch) -> int:
-        return max(num_units, batch.width)
+    def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
+        return max(num_units, drafts.width)
 
 
 class RaggedSelector(NodeSelector):
-    """Select the likeliest nodes of the whole batch: every node is one row."""
+    """Select the likeliest nodes of the whole drafts: every node is one row."""
 
-    def __init__(self, batches: Sequence[DrafterBatch], num_requests: int) -> None:
-        super().__init__(batches, num_requests)
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
+        super().__init__(all_drafts, num_requests)
         self._whole_units = sum(map(self.units, self._whole))
         self._num_cut_trees = 0
         gains, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]
-        self._first_nodes: dict[int, int] = {}  # by id of the batch
+        self._first_nodes: dict[int, int] = {}  # by id of the drafts
         num_nodes = 0
-        for batch in batches:
-            if batch.flat is not None and batch.drafter_state.stats is not None:
+        for drafts in all_drafts:
+            if drafts.flat is not None and drafts.state.stats is not None:
                 probabilities, bounds = _path_bounds(
-                    batch.drafter_state.stats.acceptance_calibration, batch.flat
+                    drafts.state.stats.acceptance_calibration, drafts.flat
                 )
                 gains.append(probabilities)
                 keys.append(bounds)
-                trees.append(self._num_cut_trees + tree_of_nodes(batch.flat.starts))
-                self._num_cut_trees += len(batch.trees)
-                self._first_nodes[id(batch)] = num_nodes
+                trees.append(self._num_cut_trees + tree_of_nodes(drafts.flat.starts))
+                self._num_cut_trees += len(drafts.trees)
+                self._first_nodes[id(drafts)] = num_nodes
                 num_nodes += len(bounds)
         self._order = np.argsort(-np.concatenate(keys), kind="stable")
         self._trees: IntArray = np.concatenate(trees)
         self._tokens: Floats = np.cumsum([self._num_trees, *np.concatenate(gains)[self._order]])
         self.rows_per_unit, self.num_units = 1, self._whole_units + len(self._order)
 
-    def units(self, batch: DrafterBatch) -> int:
+    def units(self, drafts: BudgetedDrafts) -> int:
         """Return the number of nodes of all trees."""
-        return sum(map(len, batch.trees))
+        return sum(map(len, drafts.trees))
 
-    def entry_units(self, batch: DrafterBatch) -> IntArray:
+    def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
         """Return the rank of each node in the whole batch, after the whole trees."""
-        assert batch.flat is not None, "trees that may be cut"
+        assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))
-        first = self._first_nodes[id(batch)]
-        return self._whole_units + ranks[first : first + len(batch.flat.parents)]
+        first = self._first_nodes[id(drafts)]
+        return self._whole_units + ranks[first : first + len(drafts.flat.parents)]
 
     def _best_units(self, seconds: Floats) -> int:
         return best_count(self._tokens, seconds[: len(self._tokens)])
@@ -172,13 +172,13 @@ class RaggedSelector(NodeSelector):
         """Cut to the likeliest nodes of the batch, which are the first ones of every tree."""
         count = best_count(self._tokens, seconds[self._whole_units :])
         lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
-        for batch in self._batches:
-            if batch.flat is not None:
-                batch.trees = [tree.first(next(lengths)) for tree in batch.trees]
+        for drafts in self._drafts:
+            if drafts.flat is not None:
+                drafts.trees = [tree.first(next(lengths)) for tree in drafts.trees]
         return self._whole_units + count
 
-    def _units_with(self, num_units: int, batch: DrafterBatch) -> int:
-        return num_units + self.units(batch)
+    def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
+        return num_units + self.units(drafts)
 
 
 @compiled

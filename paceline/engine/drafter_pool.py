@@ -6,16 +6,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from paceline.core.drafter import Drafter, Plain
 from paceline.core.request import Request
-from paceline.draft_budget.drafter_state import DrafterState, DrafterStats
-from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.draft_budget.drafts import DrafterState
 from paceline.engine.settings import MAX_NAMED_DRAFTERS
 from paceline.engine.turn import Lock
 from paceline.errors import BusyError, ConfigError, PacelineError
 from paceline.util.config import SpecKey, spec_key
+
+if TYPE_CHECKING:
+    from paceline.draft_budget.drafter_stats import DrafterStats
 
 Maker = Callable[[str], Drafter]
 
@@ -50,19 +53,16 @@ class DrafterPool:
     Args:
         make: Creates a drafter from its spec.
         check: Raises an error if a drafter does not fit the engine.
-        may_cut: The draft budget may cut trees.
-        settings: Settings of the draft budget.
+        new_stats: Returns empty statistics, if a draft budget may cut trees; else None.
     """
 
     def __init__(
         self,
         make: Maker,
         check: Callable[[Drafter], None],
-        may_cut: bool,
-        settings: DraftBudgetSettings = DEFAULTS,
+        new_stats: Callable[[], DrafterStats] | None,
     ) -> None:
-        self._make, self._check, self._may_cut = make, check, may_cut
-        self._settings = settings
+        self._make, self._check, self._new_stats = make, check, new_stats
         self._stats: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
         self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()  # most recent use last
         self._own: DrafterState | None = None
@@ -158,8 +158,8 @@ class DrafterPool:
 
     def _state_of(self, drafter: Drafter) -> DrafterState:
         stats = None
-        if drafter.budget and self._may_cut:
-            stats = self._stats.setdefault(drafter, DrafterStats.with_settings(self._settings))
+        if drafter.budget and self._new_stats is not None:
+            stats = self._stats.setdefault(drafter, self._new_stats())
         return DrafterState(drafter, stats)
 
     def _make_room(self, in_use: Callable[[], AbstractSet[DrafterState]]) -> None:

@@ -11,14 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.core.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
-from paceline.draft_budget.budget import DraftBudget
-from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.draft_budget.drafts import DrafterBatch
+from paceline.engine.batch_result import BatchResult
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
 from paceline.engine.grouping import StepGroup, group_by_drafter
 from paceline.engine.keyboard_interrupts import interrupts_held
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
     from paceline.draft_budget.cost_curve import CostCurve
-    from paceline.draft_budget.drafter_state import DrafterBatch
+    from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.engine.parallel.ranks import Ranks
 
 OnDrafterError = Literal["raise", "plain"]
@@ -67,7 +68,7 @@ class Engine:
             without drafts.
         cost_curve: Cost of forward passes; draft trees are then cut by this curve and not by
             measured time. None = measure.
-        draft_budget: Settings of the draft budget.
+        draft_budget: Settings of the draft budget; None = the defaults.
         verify: Verification rule that chooses the tokens.
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
@@ -96,7 +97,7 @@ class Engine:
         keep_prefixes: int = 0,
         on_drafter_error: OnDrafterError = "raise",
         cost_curve: CostCurve | None = None,
-        draft_budget: DraftBudgetSettings = DEFAULTS,
+        draft_budget: DraftBudgetSettings | None = None,
         verify: Verifier = verify_batch,
     ) -> None:
         # Imports model code, which takes seconds and is not needed to read or test the engine.
@@ -112,23 +113,18 @@ class Engine:
         self._max_batch, self._max_nodes = max_batch, max_nodes
         self._max_rows = self.invariance.max_rows
         self._verify = verify if self._parallel is None else self._parallel.verify
-        self.draft_budget = (
-            None
-            if self.costs is None
-            else DraftBudget(
-                self.costs.curve, None if self.costs.given else self.costs.renew, draft_budget
-            )
-        )
-        alone = ranks is None
+        self.draft_budget = target.draft_budget
         self._drafters = DrafterPool(
-            make if alone else refuse_others, self._check, alone, draft_budget
+            make if ranks is None else refuse_others,
+            self._check,
+            None if self.draft_budget is None else self.draft_budget.new_stats,
         )
         self._use(drafter, spec)
         self._kv_cache = KVCacheManager(
             self.model, max_batch, keep_prefixes, max_cache_bytes(model, cache_gib)
         )
         self._schedule = Scheduler(
-            self.model, self._kv_cache, max_batch, self._max_rows, alone, draft_budget
+            self.model, self._kv_cache, max_batch, self._max_rows, target.chunking
         )
         self._lifecycle = Lifecycle(self._schedule, self._kv_cache, on_drafter_error == "plain")
         self._turn = Turn(
@@ -355,41 +351,55 @@ class Engine:
             self._lifecycle.disown()
 
     def _decode(self, group: StepGroup) -> list[Outcome]:
-        batches = group_by_drafter(group, self.model, self._max_nodes, self._max_rows)
-        self._add_draft_head(batches)  # takes seconds the first time
+        batches, failed = self._with_draft_heads(
+            group_by_drafter(group, self.model, self._max_nodes, self._max_rows)
+        )
         start, num_pending = time.perf_counter(), sum(group.num_pending)
-        run_step(self.model, batches, self._verify, self.draft_budget, group.prefill_chunk)
+        results = failed + run_step(
+            self.model, batches, self._verify, self.draft_budget, group.prefill_chunk
+        )
         self._schedule.record_step(num_pending, time.perf_counter() - start)
         self._lifecycle.count_forward()
-        self._draft_seconds += sum(batch.draft_seconds for batch in batches)
-        holders = {id(handle.request): handle for handle in group.handles}
+        self._draft_seconds += sum(result.draft_seconds for result in results)
+        handles = {handle.request: handle for handle in group.handles}
         outcomes = []
-        for batch in batches:
-            if batch.error is not None and not self._lifecycle.drafter_failed(
-                [holders[id(request)] for request in batch.requests], batch.error
+        for result in results:
+            if result.error is not None and not self._lifecycle.drafter_failed(
+                [handles[request] for request in result.batch.requests], result.error
             ):
                 continue
-            for outcome in batch.outcomes:
-                self._lifecycle.deliver(holders[id(outcome.request)], outcome)
-            outcomes += batch.outcomes
+            for outcome in result.outcomes:
+                self._lifecycle.deliver(handles[outcome.request], outcome)
+            outcomes += result.outcomes
         self._schedule.grow_cache()
         if self.draft_budget is not None:
             self.draft_budget.renew()
         return outcomes
 
-    def _add_draft_head(self, batches: list[DrafterBatch]) -> None:
+    def _with_draft_heads(
+        self, batches: list[DrafterBatch]
+    ) -> tuple[list[DrafterBatch], list[BatchResult]]:
+        """Return the batches with the draft heads that their drafters ask for.
+
+        The first use of a head takes seconds, since it may be fitted.
+
+        Returns:
+            The batches that can step, and a result for each batch whose drafter raised an error.
+        """
         if self._draft_heads is None:
-            return
+            return batches, []
+        able: list[DrafterBatch] = []
+        failed: list[BatchResult] = []
         for batch in batches:
+            drafter = batch.drafter_state.drafter
             try:
-                batch.num_head_tokens = batch.drafter_state.drafter.num_head_tokens()
-                batch.draft_head = (
-                    self._draft_heads.of(batch.drafter_state.drafter)
-                    if batch.num_head_tokens
-                    else None
-                )
+                count = drafter.num_head_tokens()
+                head = self._draft_heads.of(drafter) if count else None
             except Exception as error:
-                batch.error = error
+                failed.append(BatchResult(batch, [], error=error))
+            else:
+                able.append(replace(batch, draft_head=head, num_head_tokens=count))
+        return able, failed
 
     def _check(self, drafter: Drafter) -> None:
         check_vocabulary(drafter, self.model.vocab_size, self._tokenizer)

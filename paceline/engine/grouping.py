@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.node_rule import node_limit
 from paceline.core.target import Target
-from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
+from paceline.draft_budget.drafts import DrafterBatch, DrafterState
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.settings import MAX_PADDING_RATIO, MAX_SCORED_ROWS
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from paceline.core.drafter import Outcome, Plain
 from paceline.core.metrics import EngineLoad
-from paceline.draft_budget.drafter_state import DrafterState
+from paceline.draft_budget.drafts import DrafterState
 from paceline.engine.kv_cache_manager import KVCacheManager
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.scheduler import Scheduler

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from paceline.core.drafter import Outcome
 from paceline.core.metrics import Stats
 from paceline.core.request import Request
-from paceline.draft_budget.drafter_state import DrafterState
+from paceline.draft_budget.drafts import DrafterState
 
 
 @dataclass(eq=False, slots=True)

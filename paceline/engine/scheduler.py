@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from paceline.core.target import Target
-from paceline.draft_budget.prefill_chunking import PrefillChunkController
-from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.engine.grouping import StepGroup, select_prompts
 from paceline.engine.kv_cache_manager import KVCacheManager
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.request_queue import RequestQueue
+
+if TYPE_CHECKING:
+    from paceline.draft_budget.prefill_chunking import PrefillChunkController
 
 
 class Scheduler:
@@ -24,8 +26,7 @@ class Scheduler:
         kv_cache: Assigns cache slots.
         max_batch: Most active requests; None = no limit.
         max_rows: Most rows of a forward pass, padding included; None = no limit.
-        timed: Measured time may set the size of prefill chunks.
-        settings: Settings of prefill chunks.
+        chunking: Limits prefill chunks while streams are open; None = full chunks.
     Attributes:
         waiting: Requests without a slot.
         active: Requests with a slot, in the order of admission.
@@ -38,15 +39,14 @@ class Scheduler:
         kv_cache: KVCacheManager,
         max_batch: int | None,
         max_rows: int | None,
-        timed: bool,
-        settings: DraftBudgetSettings = DEFAULTS,
+        chunking: PrefillChunkController | None,
     ) -> None:
         self._model, self._kv_cache = model, kv_cache
         self._max_batch, self._max_rows = max_batch, max_rows
         self.waiting = RequestQueue()
         self.active: list[RequestHandle] = []
         self.preemptions = 0
-        self._chunking = PrefillChunkController(model.prefill_chunk, settings) if timed else None
+        self._chunking = chunking
         self._in_prefill = False  # the newest group holds prompts
 
     def admit(self, handle: RequestHandle) -> bool:

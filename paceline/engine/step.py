@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
@@ -11,7 +12,8 @@ from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.target import Target
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState
+from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
+from paceline.engine.batch_result import BatchResult
 from paceline.engine.state_recording import record_states, recorded_layers
 from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.logprobs import score_prompts
@@ -21,6 +23,7 @@ from paceline.verification.verify import with_top_tokens
 
 if TYPE_CHECKING:
     from paceline.draft_budget.budget import DraftBudget
+    from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 
 Verifier = Callable[[Sequence[Request], Sequence[DraftTree], NodeLogits], list[Outcome]]
 
@@ -43,16 +46,16 @@ def decode_step(
         requests: The requests to advance.
         max_nodes: Per request, the largest tree that may be verified.
         verify: Verification rule that chooses the tokens.
-        reduced_logits: True if it chooses from logits of a reduced vocabulary alone, see
-            `CachedLM.forward_nodes`; default False.
+        reduced_logits: The rule reads logits of a reduced vocabulary only, see
+            `CachedLM.forward_nodes`.
     Raises:
         DrafterError: the drafter broke its contract.
     """
     batch = DrafterBatch(DrafterState(drafter, None), list(requests), max_nodes)
-    run_step(model, [batch], verify, reduced_logits=reduced_logits)
-    if batch.error is not None:
-        raise batch.error
-    return batch.outcomes
+    (result,) = run_step(model, [batch], verify, reduced_logits=reduced_logits)
+    if result.error is not None:
+        raise result.error
+    return result.outcomes
 
 
 def run_step(
@@ -62,12 +65,11 @@ def run_step(
     draft_budget: DraftBudget | None = None,
     prefill_chunk: int | None = None,
     reduced_logits: bool = False,
-) -> None:
+) -> list[BatchResult]:
     """Advance the requests of all drafter batches by one forward pass of the target.
 
-    The outcomes are stored in the batches. A request with more pending tokens than a prefill chunk
-    advances by one chunk and gets no outcome yet. If a drafter has raised an error, its requests
-    are left out.
+    A request with more pending tokens than a prefill chunk advances by one chunk and gets no
+    outcome yet. If a drafter raises an error, its requests are left out.
 
     Args:
         model: The target with its cache.
@@ -76,31 +78,27 @@ def run_step(
         draft_budget: Draft budget that cuts the trees; None = verify them as proposed.
         prefill_chunk: Most pending tokens of a request; None = `prefill_chunk` of the model.
         reduced_logits: As in `decode_step`.
+    Returns:
+        One result per batch; the results of failed drafters come first.
     """
     start = time.perf_counter()
     chunk = model.prefill_chunk if prefill_chunk is None else prefill_chunk
-    for batch in batches:
-        if batch.error is None:
-            _propose(model, batch, chunk)
-    batches = [batch for batch in batches if batch.error is None]
-    requests = _in_slot_order(batches)
+    proposals = [_propose(model, batch, chunk) for batch in batches]
+    failed = [proposal for proposal in proposals if isinstance(proposal, BatchResult)]
+    drafts = [proposal for proposal in proposals if isinstance(proposal, Drafts)]
+    requests = _in_slot_order(drafts)
     if not requests:
-        return
-    if not any(batch.ready and batch.drafter_state.stats is not None for batch in batches):
-        draft_budget = None
-    if draft_budget is not None:
-        _cut(draft_budget, model, batches, requests, chunk)
-    drafted = {
-        request.id: tree
-        for batch in batches
-        for request, tree in zip(batch.ready, batch.trees, strict=True)
-    }
-    ready = [row for row, request in enumerate(requests) if request.id in drafted]
-    trees = [drafted.get(request.id, EMPTY_TREE) for request in requests]
+        return failed
+    cut: list[BudgetedDrafts] | None = None
+    if draft_budget is not None and any(each.ready and each.state.stats for each in drafts):
+        rows = _num_rows(model, requests, chunk)
+        cut = draft_budget.cut(drafts, len(requests), rows, model.packs)
+        drafts = [replace(each.drafts, trees=each.trees) for each in cut]
+    trees, ready = _trees_of(drafts, requests)
 
-    all_logits, layers = _forward(model, batches, requests, trees, chunk, reduced_logits)
+    all_logits, layers = _forward(model, drafts, requests, trees, chunk, reduced_logits)
     logits = all_logits.select(ready) if len(ready) < len(requests) else all_logits
-    top_k = max(batch.drafter_state.drafter.top_k for batch in batches)
+    top_k = max(each.state.drafter.top_k for each in drafts)
     if top_k and ready:
         logits = find_top_tokens(logits, top_k)
     outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
@@ -109,11 +107,11 @@ def run_step(
         outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids
     }
     if retries:
-        rows = [row for row, outcome in enumerate(outcomes) if outcome.request not in retries]
-        outcomes, ready = [outcomes[row] for row in rows], [ready[row] for row in rows]
-        logits = logits.select(rows)
-        _drop_retries(retries, batches)
-    _distribute(outcomes, batches, logits)
+        rows_left = [row for row, outcome in enumerate(outcomes) if outcome.request not in retries]
+        outcomes, ready = [outcomes[row] for row in rows_left], [ready[row] for row in rows_left]
+        logits = logits.select(rows_left)
+        drafts = _without_retries(drafts, retries)
+    results = _distribute(outcomes, drafts, logits)
     accepted: list[list[int]] = [[]] * len(requests)
     for row, outcome in zip(ready, outcomes, strict=True):
         accepted[row] = outcome.accepted
@@ -122,37 +120,76 @@ def run_step(
     model.commit(accepted)
     _rewind(model, retries)
     _append(model, outcomes)
-    for batch in batches:
-        _observe(batch)
-    if draft_budget is not None and not retries:
-        draft_budget.observe(batches, time.perf_counter() - start)
+    results = [_observe(result) for result in results]
+    if draft_budget is not None and cut is not None and not retries:
+        draft_budget.observe(
+            cut,
+            [result.outcomes for result in results],
+            sum(result.draft_seconds for result in results),
+            time.perf_counter() - start,
+        )
     for outcome in outcomes:
         model.restart_if_due(outcome.request)
-    _end_scored(batches)
+    for result in results:
+        result.outcomes.extend(_end_scored(result.batch))
+    return failed + results
 
 
-def _in_slot_order(batches: Sequence[DrafterBatch]) -> list[Request]:
-    if len(batches) == 1:
-        return batches[0].requests
-    requests = (request for batch in batches for request in batch.requests)
+def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchResult:
+    """Let the drafter propose trees for the requests that are ready to decode.
+
+    Returns:
+        The drafts, or a result with the drafter's error.
+    """
+    limits = {
+        request: 0 if request.without_draft else limit
+        for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
+        if not request.fed_only and request.ends_prefill(chunk)
+    }
+    if not limits:
+        return Drafts(batch, [], [])
+    ready, max_nodes = list(limits), list(limits.values())
+    drafter = batch.drafter_state.drafter
+    before = drafter.forward_seconds
+    try:
+        with assert_tokens_unchanged(drafter, ready):
+            trees = drafter.propose(ready, max_nodes)
+        check_trees(drafter, ready, max_nodes, trees, model.vocab_size)
+        trees = list(map(model.limit_tree, trees, ready))
+    except Exception as error:
+        return BatchResult(batch, [], drafter.forward_seconds - before, error)
+    return Drafts(batch, ready, trees, drafter.forward_seconds - before)
+
+
+def _in_slot_order(drafts: Sequence[Drafts]) -> list[Request]:
+    if len(drafts) == 1:
+        return drafts[0].batch.requests
+    requests = (request for each in drafts for request in each.batch.requests)
     return sorted(requests, key=lambda request: request.slot)
 
 
-def _cut(
-    draft_budget: DraftBudget,
-    model: Target,
-    batches: Sequence[DrafterBatch],
-    requests: Sequence[Request],
-    chunk: int,
-) -> None:
+def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
+    """Return the rows of the forward pass without trees, padding included."""
     pending = [min(request.pending, chunk) for request in requests]
-    rows = sum(pending) if model.packs else len(requests) * max(pending)
-    draft_budget.cut(batches, len(requests), rows, model.packs)
+    return sum(pending) if model.packs else len(requests) * max(pending)
+
+
+def _trees_of(
+    drafts: Sequence[Drafts], requests: Sequence[Request]
+) -> tuple[list[DraftTree], list[int]]:
+    """Return the tree of each request, empty in prefill, and the rows of the ready requests."""
+    by_request = {
+        request: tree
+        for each in drafts
+        for request, tree in zip(each.ready, each.trees, strict=True)
+    }
+    ready = [row for row, request in enumerate(requests) if request in by_request]
+    return [by_request.get(request, EMPTY_TREE) for request in requests], ready
 
 
 def _forward(
     model: Target,
-    batches: Sequence[DrafterBatch],
+    drafts: Sequence[Drafts],
     requests: Sequence[Request],
     trees: Sequence[DraftTree],
     chunk: int,
@@ -168,7 +205,7 @@ def _forward(
         request.states is not None for request in requests
     )
     layers = recorded_layers(requests) if records_states else None
-    if records_states or any(batch.draft_head is not None for batch in batches):
+    if records_states or any(each.batch.draft_head is not None for each in drafts):
         logits = model.forward_with_states(
             requests, trees, layers or (), records_states, chunk, reduced_logits
         )
@@ -177,6 +214,34 @@ def _forward(
     if any(request.scoring for request in requests):
         logits = score_prompts(requests, logits, chunk)
     return logits, layers
+
+
+def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
+    """Return the drafts without requests that run again; their drafters observe nothing."""
+    for request in retries:
+        request.without_draft = True
+    return [each.without(set(retries)) for each in drafts]
+
+
+def _distribute(
+    outcomes: list[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
+) -> list[BatchResult]:
+    """Return the outcomes by drafter, with top tokens and drafts of the hidden-state head."""
+    rows = {outcome.request: row for row, outcome in enumerate(outcomes)} if len(drafts) > 1 else {}
+    results = []
+    for each in drafts:
+        indices = [rows[request] for request in each.ready] if rows else range(len(outcomes))
+        selected = [outcomes[row] for row in indices]
+        seconds, batch, top_k = each.draft_seconds, each.batch, each.state.drafter.top_k
+        own = logits.select(indices) if top_k or batch.draft_head is not None else logits
+        if top_k:
+            selected = with_top_tokens(selected, own, top_k)
+        if batch.draft_head is not None:
+            start = time.perf_counter()
+            selected = batch.draft_head.add_to(selected, own, batch.num_head_tokens)
+            seconds += time.perf_counter() - start
+        results.append(BatchResult(batch, selected, seconds))
+    return results
 
 
 def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
@@ -203,84 +268,27 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
         request.counters.accepted_tokens += len(outcome.accepted)
 
 
-def _end_scored(batches: Sequence[DrafterBatch]) -> None:
-    """End requests that only feed their prompt, once all of it is cached."""
-    for batch in batches:
-        for request in batch.requests:
-            if request.fed_only and not request.pending:
-                request.finish_reason = "length"
-                logprobs: list[dict[int, float]] | None = (
-                    None if request.params.logprobs is None else []
-                )
-                batch.outcomes.append(Outcome(request, EMPTY_TREE, [], [], [], logprobs=logprobs))
-
-
-def _propose(model: Target, batch: DrafterBatch, chunk: int) -> None:
-    """Let the drafter propose trees for the requests that are ready to decode."""
-    ready = [
-        (request, 0 if request.without_draft else limit)
-        for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
-        if not request.fed_only and request.ends_prefill(chunk)
-    ]
-    if not ready:
-        return
-    batch.ready, limits = [request for request, _ in ready], [limit for _, limit in ready]
-    drafter, before = batch.drafter_state.drafter, batch.drafter_state.drafter.forward_seconds
+def _observe(result: BatchResult) -> BatchResult:
+    """Show the outcomes to the drafter; return the result with the drafter's error, if any."""
+    if not result.outcomes:
+        return result
+    drafter = result.batch.drafter_state.drafter
     try:
-        with assert_tokens_unchanged(drafter, batch.ready):
-            trees = drafter.propose(batch.ready, limits)
-        check_trees(drafter, batch.ready, limits, trees, model.vocab_size)
-        batch.trees = list(map(model.limit_tree, trees, batch.ready))
+        with assert_tokens_unchanged(drafter, [outcome.request for outcome in result.outcomes]):
+            drafter.observe(result.outcomes)
     except Exception as error:
-        batch.error = error
-    batch.draft_seconds = drafter.forward_seconds - before
+        return replace(result, error=error)
+    return result
 
 
-def _drop_retries(retries: Container[Request], batches: Sequence[DrafterBatch]) -> None:
-    """Remove requests that run again without a draft tree from the batches.
-
-    The drafters observe no outcome of this step for them.
-    """
-    for batch in batches:
-        finished = [
-            (request, tree)
-            for request, tree in zip(batch.ready, batch.trees, strict=True)
-            if request not in retries
-        ]
-        for request in batch.ready:
-            if request in retries:
-                request.without_draft = True
-        batch.ready = [request for request, _ in finished]
-        batch.trees = [tree for _, tree in finished]
-        batch.flat, batch.cost = None, 0.0
-
-
-def _distribute(
-    outcomes: list[Outcome], batches: Sequence[DrafterBatch], logits: NodeLogits
-) -> None:
-    """Give every drafter batch its outcomes, with top tokens and head drafts."""
-    rows = (
-        {outcome.request.id: row for row, outcome in enumerate(outcomes)}
-        if len(batches) > 1
-        else {}
-    )
-    for batch in batches:
-        indices = [rows[request.id] for request in batch.ready] if rows else range(len(outcomes))
-        batch.outcomes = [outcomes[row] for row in indices]
-        top_k = batch.drafter_state.drafter.top_k
-        own = logits.select(indices) if top_k or batch.draft_head is not None else logits
-        if top_k:
-            batch.outcomes = with_top_tokens(batch.outcomes, own, top_k)
-        if batch.draft_head is not None:
-            start = time.perf_counter()
-            batch.outcomes = batch.draft_head.add_to(batch.outcomes, own, batch.num_head_tokens)
-            batch.draft_seconds += time.perf_counter() - start
-
-
-def _observe(batch: DrafterBatch) -> None:
-    if batch.outcomes:
-        try:
-            with assert_tokens_unchanged(batch.drafter_state.drafter, batch.ready):
-                batch.drafter_state.drafter.observe(batch.outcomes)
-        except Exception as error:
-            batch.error = error
+def _end_scored(batch: DrafterBatch) -> list[Outcome]:
+    """End requests that only compute their prompt, once all of it is cached."""
+    outcomes = []
+    for request in batch.requests:
+        if request.fed_only and not request.pending:
+            request.finish_reason = "length"
+            logprobs: list[dict[int, float]] | None = (
+                None if request.params.logprobs is None else []
+            )
+            outcomes.append(Outcome(request, EMPTY_TREE, [], [], [], logprobs=logprobs))
+    return outcomes

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.costs import Costs
-from paceline.draft_budget.settings import DraftBudgetSettings
+from paceline.draft_budget.prefill_chunking import PrefillChunkController
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.draft_head.find import DraftHeads
 from paceline.engine.parallel.model import ParallelLM
 from paceline.invariance.invariance import Invariance, resolve_batch_invariance
@@ -37,7 +39,7 @@ class TargetOptions:
         batch_invariant: True, False or "auto".
         ranks: Processes that share the work on every draft tree; None = this process alone.
         cost_curve: Cost of forward passes; None = measure.
-        draft_budget: Settings of the draft budget.
+        draft_budget: Settings of the draft budget; None = the defaults.
     """
 
     max_batch: int | None
@@ -46,7 +48,7 @@ class TargetOptions:
     batch_invariant: bool | Literal["auto"]
     ranks: Ranks | None
     cost_curve: CostCurve | None
-    draft_budget: DraftBudgetSettings
+    draft_budget: DraftBudgetSettings | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,18 @@ class TargetSetup:
         invariance: State of batch invariance.
         parallel: `model`, if processes share its work; else None.
         costs: Measured cost of its forward passes; None with ranks, whose measured times differ.
+        draft_budget: Draft budget that cuts draft trees; None with ranks.
+        chunking: Limits prefill chunks while streams are open; None with ranks.
         draft_heads: Hidden-state draft heads of the model; None with ranks.
     """
 
     model: CachedLM
     invariance: Invariance
     parallel: ParallelLM | None
-    costs: Costs | None
-    draft_heads: DraftHeads | None
+    costs: Costs | None = None
+    draft_budget: DraftBudget | None = None
+    chunking: PrefillChunkController | None = None
+    draft_heads: DraftHeads | None = None
 
 
 def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
@@ -85,9 +91,18 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
     invariance = resolve_batch_invariance(model, batch_invariant, options.max_batch or 1)
     model_options = invariance.model_options(options.prefill_chunk)
     checked = checked_model(model, model_options)
-    if ranks is None:
-        costs = Costs(checked, invariance.max_rows, options.cost_curve, options.draft_budget)
-        return TargetSetup(checked, invariance, None, costs, DraftHeads(checked))
-    build = partial(ParallelLM, chains=checked.chains)
-    parallel = build(model, ranks, drafter, options.max_nodes, **model_options)
-    return TargetSetup(parallel, invariance, parallel, None, None)
+    if ranks is not None:
+        build = partial(ParallelLM, chains=checked.chains)
+        parallel = build(model, ranks, drafter, options.max_nodes, **model_options)
+        return TargetSetup(parallel, invariance, parallel)
+    settings = options.draft_budget or DEFAULTS
+    costs = Costs(checked, invariance.max_rows, options.cost_curve, settings)
+    return TargetSetup(
+        checked,
+        invariance,
+        None,
+        costs,
+        DraftBudget(costs.curve, None if costs.given else costs.renew, settings),
+        PrefillChunkController(checked.prefill_chunk, settings),
+        DraftHeads(checked),
+    )

@@ -18,9 +18,11 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.draft_budget import decisions
 from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
 from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.cost_curve import CostCurve
-from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState, DrafterStats
+from paceline.draft_budget.drafter_stats import DrafterStats
 from paceline.draft_budget.drafting_backoff import DraftingBackoff
+from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.drafters import create
 from paceline.errors import ConfigError
 from tests.support.shared import Pair
@@ -39,7 +41,7 @@ class Alone:
             DrafterState(Drafter(), DrafterStats()),
             DraftBudget(lambda: curve),
         )
-        self._part = DrafterBatch(self._drafting, [], [])
+        self._cut: list[BudgetedDrafts] = []
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration:
@@ -51,13 +53,12 @@ class Alone:
     ) -> list[DraftTree]:
         request = Request([1] * (cached + 1), SamplingParams())
         request.cached = cached
-        self._part = DrafterBatch(self._drafting, [request], [], trees=trees)
-        self._spending.cut([self._part], sequences, sequences * pending, self._packed)
-        return self._part.trees
+        drafts = Drafts(DrafterBatch(self._drafting, [request], []), [], trees)
+        self._cut = self._spending.cut([drafts], sequences, sequences * pending, self._packed)
+        return list(self._cut[0].trees)
 
     def observe(self, outcomes: list[Outcome], seconds: float) -> None:
-        self._part.outcomes = outcomes
-        self._spending.observe([self._part], seconds)
+        self._spending.observe(self._cut, [outcomes], 0.0, seconds)
 
 
 def random_tree(chance: random.Random, nodes: int) -> DraftTree:
@@ -164,13 +165,13 @@ def test_packed_whole_trees_come_on_top() -> None:
     """A tree without confidence pays for its own rows, and makes those of others no cheaper."""
     likely = DraftTree.chain([5] * 3, confidence=[0.9] * 3)
     own, whole = (
-        DrafterBatch(DrafterState(Drafter(), DrafterStats()), [], [], trees=trees)
+        Drafts(DrafterBatch(DrafterState(Drafter(), DrafterStats()), [], []), [], trees)
         for trees in ([likely], [DraftTree.chain([1] * 4)])
     )
     linear = CostCurve((1, 101), (10.0, 60.0))
-    DraftBudget(lambda: linear).cut([own, whole], 2, 2, packed=True)
-    assert [len(own.trees[0]), len(whole.trees[0])] == [3, 4]
-    assert whole.cost == pytest.approx((1.03 * (10.5 + 3.5)) / (1.03 * (10.5 + 1.5)))
+    cut = DraftBudget(lambda: linear).cut([own, whole], 2, 2, packed=True)
+    assert [len(drafts.trees[0]) for drafts in cut] == [3, 4]
+    assert cut[1].cost == pytest.approx((1.03 * (10.5 + 3.5)) / (1.03 * (10.5 + 1.5)))
 
 
 def test_all_where_rows_are_free_and_nothing_where_they_are_dear() -> None:
@@ -358,17 +359,12 @@ def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(
     )
     request, chain = Request([1], SamplingParams()), DraftTree.chain([5] * 8)
     for lengths in ([9] + [1] * 7, [3] * 8):
-        part = DrafterBatch(
-            DrafterState(Drafter(), DrafterStats()),
-            [request] * 8,
-            [8] * 8,
-            trees=[chain] * 8,
-            cost=2.0,
-        )
-        part.outcomes = [
-            Outcome(request, chain, [], [5] * length, [5] * length) for length in lengths
-        ]
-        part.learn(sum(lengths))
+        state = DrafterState(Drafter(), DrafterStats())
+        batch = DrafterBatch(state, [request] * 8, [8] * 8)
+        drafts = BudgetedDrafts(Drafts(batch, [request] * 8, [chain] * 8))
+        drafts.cost = 2.0
+        outcomes = [Outcome(request, chain, [], [5] * length, [5] * length) for length in lengths]
+        drafts.learn(outcomes, sum(lengths))
     assert noted == [pytest.approx(8 / (7 + 1 / 9)), pytest.approx(3.0)]
 
 
@@ -464,24 +460,21 @@ def test_a_setting_reaches_the_budget(pair: Pair) -> None:
     assert engine._schedule._chunking is not None
     assert engine._schedule._chunking.chunk == 4
     assert engine.draft_budget is not None
-    engine.draft_budget.cut([batch_of(DraftTree([5], [-1], None, [0.4]))], 1, 1)
+    engine.draft_budget.cut([drafts_of(DraftTree([5], [-1], None, [0.4]))], 1, 1)
     assert engine.draft_budget.decisions == deque()
     strict, usual = (
         DraftBudget(lambda: CostCurve((1, 2), (1.0, 1.3)), settings=choice)
         for choice in (settings, DraftBudgetSettings())
     )
     for draft_budget, width in ((strict, 0), (usual, 1)):
-        batch = batch_of(DraftTree([5], [-1], None, [0.4]))
-        draft_budget.cut([batch], 1, 1)
-        assert batch.width == width
+        (drafts,) = draft_budget.cut([drafts_of(DraftTree([5], [-1], None, [0.4]))], 1, 1)
+        assert drafts.width == width
 
 
-def batch_of(*trees: DraftTree, limit: int = 9) -> DrafterBatch:
+def drafts_of(*trees: DraftTree, limit: int = 9) -> Drafts:
     requests = [Request([1], SamplingParams()) for _ in trees]
     state = DrafterState(Drafter(), DrafterStats())
-    return DrafterBatch(
-        state, requests, [limit] * len(trees), ready=list(requests), trees=list(trees)
-    )
+    return Drafts(DrafterBatch(state, requests, [limit] * len(trees)), requests, list(trees))
 
 
 @pytest.mark.parametrize(
@@ -510,16 +503,15 @@ def test_recorded_decisions_give_a_reason_for_every_node(packed: bool) -> None:
     curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
     settings = DraftBudgetSettings(recorded_steps=2)
     draft_budget = DraftBudget(lambda: curve, settings=settings)
-    cut, whole = batch_of(sure, unlikely), batch_of(DraftTree.chain([1]))
-    resting = batch_of(EMPTY_TREE, limit=0)
+    boasting, chain = drafts_of(sure, unlikely), drafts_of(DraftTree.chain([1]))
+    resting = drafts_of(EMPTY_TREE, limit=0)
     for _ in range(3):
-        cut.trees, whole.trees = [sure, unlikely], [DraftTree.chain([1])]
-        draft_budget.cut([cut, whole, resting], 4, 4, packed)
+        cut, whole, _ = draft_budget.cut([boasting, chain, resting], 4, 4, packed)
     assert len(draft_budget.decisions) == 2
     step = draft_budget.decisions[-1]
     assert step.num_requests == 4
     assert step.num_verified == sum(map(len, [*cut.trees, *whole.trees]))
-    ids = [request.id for request in cut.requests]
+    ids = [request.id for request in cut.ready]
     for row, tree in enumerate((sure, unlikely)):
         nodes = [node for node in step.nodes if node.request_id == ids[row]]
         assert [node.verified for node in nodes] == [

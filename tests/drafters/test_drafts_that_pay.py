@@ -15,7 +15,8 @@ from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import EMPTY_TREE
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
-from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState, DrafterStats
+from paceline.draft_budget.drafter_stats import DrafterStats
+from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.drafters.shared.trees import likeliest_first, outcome_of
 from paceline.engine.engine import Engine
 from tests.support.shared import COUNT, Pair
@@ -142,11 +143,10 @@ def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> No
         (DraftTree.chain([5], confidence=[0.0]), 50.0, 1.5),
         (DraftTree.chain([5, 6]), 50.0, 1.03 * 1.05 + 0.5),
     ):
-        part = DrafterBatch(
-            DrafterState(Asks(), DrafterStats()), [], [], trees=[tree], draft_seconds=seconds
-        )
-        DraftBudget(lambda: CURVES["knee"]).cut([part], 1, 1)
-        assert part.cost == pytest.approx(cost)
+        batch = DrafterBatch(DrafterState(Asks(), DrafterStats()), [], [])
+        drafts = Drafts(batch, [], [tree], seconds)
+        (cut,) = DraftBudget(lambda: CURVES["knee"]).cut([drafts], 1, 1)
+        assert cut.cost == pytest.approx(cost)
 
 
 def test_likeliest_paths_first() -> None:

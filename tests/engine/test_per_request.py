@@ -15,7 +15,8 @@ from paceline.bench.settings import BenchConfig
 from paceline.core.request import Request
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
-from paceline.draft_budget.drafter_state import DrafterBatch, DrafterState, DrafterStats
+from paceline.draft_budget.drafter_stats import DrafterStats
+from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.drafters import create
 from paceline.engine.drafter_pool import DrafterPool, refuse_others
 from paceline.engine.engine import Engine
@@ -314,7 +315,7 @@ def test_a_bounded_number_of_drafters() -> None:
         made.append(spec)
         return create("none")
 
-    roster = DrafterPool(make, lambda drafter: None, may_cut=True)
+    roster = DrafterPool(make, lambda drafter: None, new_stats=DrafterStats)
     roster.use(create("none"), "none")
     found = [roster.find(f"none:x={number}", set) for number in range(MAX_NAMED_DRAFTERS)]
     roster.find("none:x=0", set)
@@ -342,7 +343,7 @@ def test_what_was_learnt_of_a_drafter_stays_for_later_requests(pair: Pair) -> No
 
 
 def test_processes_of_a_parallel_run_have_one_drafter() -> None:
-    roster = DrafterPool(refuse_others, lambda drafter: None, may_cut=False)
+    roster = DrafterPool(refuse_others, lambda drafter: None, new_stats=None)
     roster.use(create("lookahead:window=4"), "lookahead:window=4")
     assert roster.find("lookahead:window=4", set) is roster.own
     with pytest.raises(
@@ -352,8 +353,8 @@ def test_processes_of_a_parallel_run_have_one_drafter() -> None:
         roster.find("sssd", set)
 
 
-def part(trees: list[DraftTree], stats: DrafterStats | None) -> DrafterBatch:
-    return DrafterBatch(DrafterState(Drafter(), stats), [], [], trees=trees)
+def drafts_of(trees: list[DraftTree], stats: DrafterStats | None) -> Drafts:
+    return Drafts(DrafterBatch(DrafterState(Drafter(), stats), [], []), [], trees)
 
 
 def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
@@ -367,48 +368,44 @@ def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
     )
     draft_budget = DraftBudget(lambda: CostCurve((1, 1000), (1.0, 1.001)))
     for _ in range(200):
-        parts = [part([chain], honest), part([chain], boastful)]
-        draft_budget.cut(parts, 2, 2)
-        for one, tokens in zip(parts, ([5, 6, 7], [9]), strict=True):
-            one.outcomes = [Outcome(Request([1], SamplingParams()), one.trees[0], [], tokens, [])]
-        draft_budget.observe(parts, 1.0)
+        cut = draft_budget.cut([drafts_of([chain], honest), drafts_of([chain], boastful)], 2, 2)
+        outcomes = [
+            [Outcome(Request([1], SamplingParams()), drafts.trees[0], [], tokens, [])]
+            for drafts, tokens in zip(cut, ([5, 6, 7], [9]), strict=True)
+        ]
+        draft_budget.observe(cut, outcomes, 0.0, 1.0)
     assert honest.acceptance_calibration.hits.sum() == 400
     assert boastful.acceptance_calibration.hits.sum() == 0
     steep = DraftBudget(lambda: CostCurve((1, 100), (1.0, 30.0)))
-    parts = [part([chain], honest), part([chain], boastful)]
-    steep.cut([parts[0]], 1, 1)
-    steep.cut([parts[1]], 1, 1)
-    assert [len(one.trees[0]) for one in parts] == [2, 0]
+    (kept,) = steep.cut([drafts_of([chain], honest)], 1, 1)
+    (dropped,) = steep.cut([drafts_of([chain], boastful)], 1, 1)
+    assert [len(kept.trees[0]), len(dropped.trees[0])] == [2, 0]
 
 
 def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
     unlikely = DraftTree.chain([5] * 6, confidence=[0.3] * 6)
     for whole in (
-        part([DraftTree.chain([1] * 4)], None),
-        part([DraftTree.chain([1] * 4)], DrafterStats()),
+        drafts_of([DraftTree.chain([1] * 4)], None),
+        drafts_of([DraftTree.chain([1] * 4)], DrafterStats()),
     ):
-        own = part([unlikely], DrafterStats())
-        DraftBudget(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 2)
-        assert len(own.trees[0]) == 4
-        assert len(whole.trees[0]) == 4
+        own = drafts_of([unlikely], DrafterStats())
+        cut = DraftBudget(lambda: CostCurve((1, 100), (1.0, 100.0))).cut([own, whole], 2, 2)
+        assert [len(drafts.trees[0]) for drafts in cut] == [4, 4]
 
 
 def test_each_whole_tree_pays_for_what_is_wider_than_the_next() -> None:
     linear = CostCurve((1, 101), (1.0, 101.0))
     narrow, wide, plain = (
-        part([DraftTree.chain([1] * length)], DrafterStats()) for length in (3, 7, 0)
+        drafts_of([DraftTree.chain([1] * length)], DrafterStats()) for length in (3, 7, 0)
     )
-    untold = part([DraftTree.chain([1] * 2)], None)
-    DraftBudget(lambda: linear).cut([wide, plain, narrow, untold], 1, 1)
-    assert [one.cost for one in (untold, narrow, wide, plain)] == pytest.approx(
-        [0, 4 / 3, 8 / 4, 0]
-    )
-    for one, count in ((wide, 2), (plain, 1), (narrow, 1), (untold, 3)):
-        one.outcomes = [Outcome(Request([1], SamplingParams()), one.trees[0], [], [4] * count, [])]
+    without_budget = drafts_of([DraftTree.chain([1] * 2)], None)
+    cut = DraftBudget(lambda: linear).cut([wide, plain, narrow, without_budget], 1, 1)
+    assert [drafts.cost for drafts in cut] == pytest.approx([8 / 4, 0, 4 / 3, 0])
     notes: list[tuple[float, float, int]] = []
-    assert wide.drafter_state.stats is not None
-    wide.drafter_state.stats.gate.note = lambda *seen: notes.append(seen)  # type: ignore[method-assign]
-    wide.learn(2 + 1 + 1 + 3)
+    assert wide.state.stats is not None
+    wide.state.stats.gate.note = lambda *seen: notes.append(seen)  # type: ignore[method-assign]
+    outcome = Outcome(Request([1], SamplingParams()), cut[0].trees[0], [], [4, 4], [])
+    cut[0].learn([outcome], 2 + 1 + 1 + 3)
     assert notes == [
         (7 / 6, 2.0, 1)
     ]  # seven tokens, of which six had come without it, in twice the time

@@ -21,7 +21,7 @@ from paceline.backend.products import Products
 from paceline.core.drafter import Drafter
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.draft_budget.drafter_state import DrafterState
+from paceline.draft_budget.drafts import DrafterState
 from paceline.engine.grouping import select_prompts
 from paceline.engine.request_handle import RequestHandle
 from paceline.errors import ConfigError

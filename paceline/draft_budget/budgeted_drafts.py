@@ -1,0 +1,95 @@
+"""Follow the drafts of one drafter through a step: the cut, their cost and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from paceline.core.drafter import Outcome
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.draft_budget.acceptance_calibration import FlatTrees, count, flatten_trees
+from paceline.draft_budget.drafts import DrafterState, Drafts
+
+
+class BudgetedDrafts:
+    """Drafts whose trees the budget may cut. `DraftBudget` creates, cuts and evaluates them.
+
+    Args:
+        drafts: The drafts as proposed.
+    Attributes:
+        drafts: The drafts as proposed.
+        trees: Draft trees that the target verifies, per ready request.
+        flat: The proposed trees as arrays, if the budget may cut them; else None.
+        cost: Time of the step with the trees, in steps without them; 0 = the back-off does not
+            need it. A drafter that cannot do without its draft model has a cost even if its trees
+            are cut, since the draft model has run already.
+    """
+
+    def __init__(self, drafts: Drafts) -> None:
+        self.drafts = drafts
+        self.trees: Sequence[DraftTree] = drafts.trees
+        self.cost = 0.0
+        can_be_cut = (
+            drafts.state.stats is not None
+            and self.width > 0
+            and all(
+                tree.probs is None and (tree.confidence is not None or not len(tree))
+                for tree in drafts.trees
+            )
+        )
+        self.flat: FlatTrees | None = flatten_trees(drafts.trees) if can_be_cut else None
+
+    @property
+    def state(self) -> DrafterState:
+        """Return the drafter and its statistics."""
+        return self.drafts.state
+
+    @property
+    def ready(self) -> Sequence[Request]:
+        """Return the requests that the trees belong to."""
+        return self.drafts.ready
+
+    @property
+    def width(self) -> int:
+        """Return the number of nodes of the largest tree."""
+        return max(map(len, self.trees), default=0)
+
+    def learn(self, outcomes: Sequence[Outcome], all_tokens: int) -> None:
+        """Update the statistics of the drafter with the outcomes of the step.
+
+        Args:
+            outcomes: Outcomes of the ready requests.
+            all_tokens: Number of new tokens in the step, over all drafters.
+        """
+        stats = self.state.stats
+        if stats is None or not outcomes:
+            return
+        emitted = [outcome.new_token_ids for outcome in outcomes]
+        if self.flat is not None:
+            ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
+            new_tokens = np.array(list(chain.from_iterable(emitted)), dtype=np.int64)
+            count(stats.acceptance_calibration, self.flat, new_tokens, ends)
+        if self.flat is not None and not self.state.drafter.needs_draft_model:
+            stats.gate.note_cut(self.width)
+        elif self.cost:
+            # Without these drafts, each of the requests would have got one token.
+            without = all_tokens - sum(map(len, emitted)) + len(outcomes)
+            num_drafted = sum(map(bool, map(len, self.trees)))
+            stats.gate.note(1 + _drafted_gain(outcomes) / without, self.cost, num_drafted)
+
+
+def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
+    """Return the tokens that drafts added, by the harmonic mean over the drafted requests.
+
+    A step takes little less time after some of its requests have ended. Drafts that speed up one
+    request and not the others shorten the batch little, and the harmonic mean counts them little.
+    """
+    drafted = [outcome for outcome in outcomes if len(outcome.tree)]
+    if not drafted:
+        return 0.0
+    return len(drafted) * (
+        len(drafted) / sum(1 / len(outcome.new_token_ids) for outcome in drafted) - 1
+    )
