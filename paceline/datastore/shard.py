@@ -164,10 +164,7 @@ def write_shard(
                 file.write(part.data)
             file.truncate(layout.sums)
             file.flush()
-            sums = np.zeros((layout.size - layout.sums) // 8, dtype=np.uint64)
-            for start in range(0, layout.sums, HASHED_BYTES):
-                pages = _map(target, layout.sums, start, min(HASHED_BYTES, layout.sums - start))
-                hash_pages(pages.ctypes.data, sums[start // PAGE : (start + pages.size) // PAGE])
+            sums = _page_sums(target, layout)
             file.seek(layout.sums)
             file.write(sums.data)
             file.flush()
@@ -176,6 +173,15 @@ def write_shard(
         target.unlink(missing_ok=True)
         raise
     return replace(info, sums=f"{xxh64(sums.ctypes.data, sums.nbytes):016x}")
+
+
+def _page_sums(path: Path, layout: ShardLayout) -> NDArray[np.uint64]:
+    """Return the table of checksums of a shard's pages, padded to whole pages."""
+    sums = np.zeros((layout.size - layout.sums) // 8, dtype=np.uint64)
+    for start in range(0, layout.sums, HASHED_BYTES):
+        pages = _map(path, layout.sums, start, min(HASHED_BYTES, layout.sums - start))
+        hash_pages(pages.ctypes.data, sums[start // PAGE : (start + pages.size) // PAGE])
+    return sums
 
 
 def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArray[np.uint32]:

@@ -24,11 +24,13 @@ from paceline.datastore.search import suffix_at
 from paceline.drafters import create
 from paceline.drafters.sssd.calibration import WEIGHTS_FILE, load_weights
 from paceline.drafters.sssd.drafter import Sssd
-from paceline.drafters.sssd.evidence import look_up, new_pool, sample
-from paceline.drafters.sssd.features import FEATURES, HIDDEN
+from paceline.drafters.sssd.features import FEATURES
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.paper import branch_length
-from paceline.drafters.sssd.request_index import LONGEST, RequestIndex
+from paceline.drafters.sssd.pool import new_pool, query_of
+from paceline.drafters.sssd.request_index import RequestIndex
+from paceline.drafters.sssd.settings import HIDDEN, LONGEST
+from paceline.drafters.sssd.store_matches import SuffixMatches, look_up, sample
 from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
 from paceline.verification.tree_rules import check_trees
@@ -63,7 +65,7 @@ def test_the_index_finds_every_earlier_occurrence(pieces: list[list[int]]) -> No
         text += piece
         assert len(index) == len(text)
         if text:
-            assert dict(index.find(most=ALL_LINKS)) == matches(text)
+            assert dict(index.find(max_links=ALL_LINKS)) == matches(text)
 
 
 def test_the_index_grows() -> None:
@@ -78,7 +80,7 @@ def test_the_index_grows() -> None:
 def test_the_latest_links_are_followed_only() -> None:
     index = RequestIndex()
     index.append([1, 2] * 50)
-    assert {place for place, _ in index.find(most=3)} == {
+    assert {place for place, _ in index.find(max_links=3)} == {
         98,
         96,
     }  # the first link leads to the newest token itself
@@ -190,9 +192,12 @@ def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
             for rank in range(*ranges[s].item())
         ]
         assert total == len(every) == sum(document.count(token) for document in documents)
+        matches = SuffixMatches(1, ranges, total)
         for most in (1, 7, 50):
-            count, _ = sample(snapshot.table, pool, ranges, 0, 1, 0, 1, LONGEST + 1, total, most)
-            assert pointers[["place", "shard"]][:count].tolist() == [
+            count, _ = sample(
+                snapshot.table, pool, 0, query_of(pool, 1, 0), matches, LONGEST + 1, most
+            )
+            assert pointers[["position", "shard"]][:count].tolist() == [
                 every[i * total // most] for i in range(most)
             ]
 

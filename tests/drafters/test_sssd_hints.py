@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.drafters.sssd.evidence import Pool, new_pool
-from paceline.drafters.sssd.hints import follow_copy
 from paceline.drafters.sssd.pointers import POINTER, REQUEST
-from paceline.drafters.sssd.request_index import LONGEST
+from paceline.drafters.sssd.pool import Pool, new_pool
+from paceline.drafters.sssd.settings import LONGEST
+from paceline.drafters.sssd.weak_matches import follow_copy
 from tests.support.sssd_inputs import offered_tokens
 from tests.support.stores import store
 

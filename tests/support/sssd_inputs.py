@@ -16,7 +16,8 @@ from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.features import FEATURES, describe_node, describe_token
 from paceline.drafters.sssd.history import note_step
 from paceline.drafters.sssd.options import SssdOptions
-from paceline.drafters.sssd.request_index import RequestIndex, extend, last_place, request_at
+from paceline.drafters.sssd.pool import PointerRange, Sources
+from paceline.drafters.sssd.request_index import RequestIndex, extend, last_position, request_at
 from paceline.drafters.sssd.search import grow, new_workspace
 from paceline.util.compiled import compiled
 
@@ -42,19 +43,24 @@ def _describe_offered(
     """Fill the offered tokens and their inputs; return the number of tokens."""
     request = request_at(address)
     note_step(request, text)
-    extended = extend(request, text)
+    sources = Sources(extend(request, text), table)
     workspace = new_workspace(1, len(table))
-    grow(extended, table, workspace, 1, 1, weights, request)
+    grow(sources, workspace, 1, 1, weights, request)
     counts, root = workspace.counts, workspace.tree[0]
     network = workspace.network
     count = count_tokens(
-        table, workspace.pool, root.begin, root.end, text.size, request.copy_place, counts
+        table,
+        workspace.pool,
+        PointerRange(root.begin, root.end),
+        text.size,
+        request.copy_position,
+        counts,
     )
     describe_node(network.inputs[0], counts, 0, 1.0, request)
     best = guess_of_request(counts, count)
     for which in range(count):
         tokens[which] = counts.tokens[which].token
-        seen = last_place(extended, tokens[which])
+        seen = last_position(sources.text, tokens[which])
         describe_token(network.inputs[0], counts, which, best, text.size, seen)
         rows[which] = network.columns
     return count

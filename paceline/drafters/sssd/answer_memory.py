@@ -16,34 +16,32 @@ from numpy.typing import NDArray
 
 from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
+from paceline.drafters.sssd.settings import GROWTH_SHARE, MIN_FINISHED_TOKENS, MIN_NEW_TOKENS
 
-_GROWTH = 4  # a shard is sorted again once it has grown by this part
-# tokens that are worth sorting, and worth sorting with all that is old
-_LEAST, _LEAST_OLD = (64, 1024)
 _WIDTH = 4  # bytes of a token
-_ANY_TOKEN = 256**_WIDTH - 1  # tokens are below it; it separates answers
+_ANY_TOKEN = 256**_WIDTH - 1  # all tokens are below this value, which separates the answers
 
 _Text = NDArray[np.uint32]
 
 
 class AnswerMemory:
-    """Cache answers in memory, with the interface of a datastore that is updated.
+    """Caches answers in memory, with the methods of `Datastore` for updates.
 
     Args:
-        most: Maximum number of tokens of finished answers, and of unfinished ones.
+        max_tokens: Maximum number of tokens of finished answers, and of unfinished answers.
     Attributes:
         shards: Searchable shards; a new tuple whenever they change.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._old: deque[_Text] = deque()  # answers in the first shard, the oldest first
-        self._ended: list[_Text] = []  # that are not in it yet
-        self._going = RunningOutputs(most)
+        self._finished: list[_Text] = []  # answers that are not in the first shard yet
+        self._unfinished = RunningOutputs(max_tokens)
         self._old_shard: tuple[Shard, ...] = ()
-        self._sorted = 0  # tokens in the other shard
+        self._sorted = 0  # tokens in the second shard
         self.shards: tuple[Shard, ...] = ()
-        # what sorts is compiled now: no request waits for that
+        # Sort once, so that the code is compiled before a request waits for it.
         _shard([np.zeros(2, dtype=np.uint32)])
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
@@ -53,32 +51,32 @@ class AnswerMemory:
             outputs: New tokens since the last call, by request id.
         """
         for output, token_ids in outputs.items():
-            self._going.extend(output, np.array(token_ids, dtype=np.uint32))
-        ended = _size(self._ended)
-        known = ended + self._going.tokens
-        if known < self._sorted:  # some have been forgotten
+            self._unfinished.extend(output, np.array(token_ids, dtype=np.uint32))
+        finished = _size(self._finished)
+        known = finished + self._unfinished.tokens
+        if known < self._sorted:  # some were dropped
             self._sorted = 0
-        if known - self._sorted < max(_LEAST, self._sorted // _GROWTH):
+        if known - self._sorted < max(MIN_NEW_TOKENS, self._sorted // GROWTH_SHARE):
             return
-        if ended >= max(_LEAST_OLD, _size(self._old) // _GROWTH):
+        if finished >= max(MIN_FINISHED_TOKENS, _size(self._old) // GROWTH_SHARE):
             self._age()
-        texts = [*self._ended, *self._going.documents()]
+        texts = [*self._finished, *self._unfinished.documents()]
         self._sorted = _size(texts)
         self.shards = self._old_shard + _shard(texts)
 
     def unfollow(self, output: int) -> None:
         """Drop an unfinished answer; once finished, it is appended."""
-        self._going.drop(output)
+        self._unfinished.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Add a finished answer; one of the next calls of `follow` sorts it."""
-        self._ended.append(np.array(token_ids, dtype=np.uint32))
+        self._finished.append(np.array(token_ids, dtype=np.uint32))
 
     def _age(self) -> None:
         """Move finished answers to the first shard, and evict the oldest."""
-        self._old.extend(self._ended)
-        self._ended.clear()
-        spare = _size(self._old) - self._most
+        self._old.extend(self._finished)
+        self._finished.clear()
+        spare = _size(self._old) - self._max_tokens
         while spare > 0:
             spare -= self._old.popleft().size
         self._old_shard = _shard(self._old)

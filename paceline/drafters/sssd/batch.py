@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.history import note_step
 from paceline.drafters.sssd.paper import merge_sources, new_merge
+from paceline.drafters.sssd.pool import Sources
 from paceline.drafters.sssd.request_index import extend, request_at
 from paceline.drafters.sssd.search import grow, new_workspace
 from paceline.drafters.sssd.tree import write_tree
@@ -17,14 +18,23 @@ from paceline.util.compiled import Records, compiled, record_dtype, take_number
 
 
 class DraftJob:
-    """Describe one request of a batch."""
+    """Describe one request of a batch.
 
-    address: int  # of its `Request`, which has room for the new tokens
-    begin: int  # its new tokens are new_tokens[begin:end]
+    Attributes:
+        address: Address of its `RequestState`, which has room for the new tokens.
+        begin: First new token in new_tokens.
+        end: End of its new tokens.
+        nodes: Maximum number of nodes in the tree.
+        levels: Maximum number of levels in the tree.
+        size: Number of nodes that were drafted, filled.
+    """
+
+    address: int
+    begin: int
     end: int
-    nodes: int  # most nodes of its tree
-    levels: int  # most levels of its tree
-    size: int  # filled: nodes that were drafted
+    nodes: int
+    levels: int
+    size: int
 
 
 JOB = record_dtype(DraftJob)
@@ -55,11 +65,11 @@ def draft_batch(
     Returns:
         -1, or the index of a damaged shard.
     """
-    most = drafted.shape[1]
+    max_nodes = drafted.shape[1]
     if merging is not None:
-        merge = new_merge(most, len(table))
+        merge = new_merge(max_nodes, len(table))
     if weights is not None:
-        workspace = new_workspace(most, len(table))
+        workspace = new_workspace(max_nodes, len(table))
     while True:
         index = take_number(taken.ctypes.data)
         if index >= len(jobs):
@@ -69,14 +79,14 @@ def draft_batch(
         job.size = 0
         if weights is not None:
             note_step(request, new_tokens[job.begin : job.end])
-        text = extend(request, new_tokens[job.begin : job.end])
+        sources = Sources(extend(request, new_tokens[job.begin : job.end]), table)
         if job.nodes <= 0 or job.levels <= 0:
             continue
         if merging is not None:
-            size = merge_sources(text, table, merge, job.nodes, job.levels)
+            size = merge_sources(sources, merge, job.nodes, job.levels)
             write_tree(merge.tree, size, drafted[index])
         if weights is not None:
-            size = grow(text, table, workspace, job.nodes, job.levels, weights, request)
+            size = grow(sources, workspace, job.nodes, job.levels, weights, request)
             write_tree(workspace.tree, size, drafted[index])
         if size < 0:
             return -1 - size

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.drafters.sssd.features import FEATURES, HIDDEN, WEIGHTS
+from paceline.drafters.sssd.features import FEATURES, WEIGHTS
+from paceline.drafters.sssd.settings import HIDDEN
 from paceline.errors import ConfigError
 from paceline.util.files import digest_of, parse_json
 

@@ -4,11 +4,12 @@ Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=pape
 and fixed weights. `fusion=calibrated` predicts the probability of each token from the match
 statistics of both sources (`features`), and searches recent answers of the engine too.
 
-    request_index   earlier positions of the newest tokens    network   inputs -> probability
-    evidence        match pointers of a node, both sources    search    the tree, best first
-    hints           weak matches                              paper     the tree of fusion=paper
-    counting        match statistics by token                 batch     all requests of a step
-    features        the 36 inputs of a small network          answer_memory   recent answers
+- `request_index`: earlier positions of the newest tokens in the request.
+- `request_matches`, `store_matches`, `weak_matches`: match pointers of a node, in a `pool`.
+- `counting`: match statistics by token.
+- `features`, `network`: inputs of a small network, and its probability.
+- `search`: the tree, best first. `paper`: the tree of `fusion=paper`.
+- `batch`: all requests of a step. `answer_memory`: recent answers.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ from paceline.datastore.store import Snapshot
 from paceline.drafters.sssd.answer_memory import AnswerMemory
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import load_weights
-from paceline.drafters.sssd.options import MAX_NODES, SssdOptions
+from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.request_index import RequestIndex
+from paceline.drafters.sssd.settings import (
+    BATCH_NODES,
+    JOINT,
+    MAX_NODES,
+    REQUESTS_PER_THREAD,
+    TREE_NODES,
+)
 from paceline.drafters.sssd.tree import DRAFT_NODE
 from paceline.util.machine import usable_cores
 from paceline.util.threads import Threads
-
-_SHARE = 4  # sequences of a batch that are worth a thread
-_JOINT = 3  # tokens of the prompt that an answer is kept with
-# of a tree (with the root 8 tokens, a number that products like), and of a batch
-_NODES, _BATCH_NODES = (7, 24)
 
 
 class Sssd(Drafter):
@@ -54,18 +57,21 @@ class Sssd(Drafter):
 
         self._options = options
         self.budget = options.budget
-        if options.max_nodes is None:  # section 3.2 of the paper: by the size of the batch
-            self.node_rule = WITH_BUDGET if options.budget else NodeRule(_NODES, batch=_BATCH_NODES)
+        if options.max_nodes is None:
+            # Section 3.2 of the paper: the size of the batch sets the size of the trees.
+            self.node_rule = (
+                WITH_BUDGET if options.budget else NodeRule(TREE_NODES, batch=BATCH_NODES)
+            )
         self._weights = load_weights()
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:
             self.ids_below = self._store.vocab_size
-        self._limit = 0  # ids of the target, where the store may have more
+        self._limit = 0  # vocabulary size of the target, if the store's is larger
         self._memory = AnswerMemory(options.memory_tokens) if options.memory_tokens else None
         self._learning = self._store if options.update_datastore else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         self._index: dict[int, RequestIndex] = {}
-        # what makes room for longer texts is compiled now: no request waits for that
+        # Append once, so that the code is compiled before a request waits for it.
         RequestIndex().append([])
         self._workers = usable_cores()
         self._threads = Threads(max(1, self._workers - 1), "paceline sssd")
@@ -115,17 +121,16 @@ class Sssd(Drafter):
         ):
             self._learning.unfollow(request.id)
             self._learning.append(
-                self._storable(request.token_ids[max(0, request.prompt_length - _JOINT) :])
+                self._storable(request.token_ids[max(0, request.prompt_length - JOINT) :])
             )
 
-    def _said_since(self, request: Request) -> list[int]:
+    def _new_output(self, request: Request) -> list[int]:
         """Return a request's output since its last draft, at first with the prompt's end."""
-        known, begins = len(self._index[request.id]), request.prompt_length
-        if len(request) <= begins:
+        known, prompt_length = len(self._index[request.id]), request.prompt_length
+        if len(request) <= prompt_length:
             return []
-        return self._storable(
-            request.token_ids[known if known > begins else max(0, begins - _JOINT) :]
-        )
+        begin = known if known > prompt_length else max(0, prompt_length - JOINT)
+        return self._storable(request.token_ids[begin:])
 
     def _storable(self, token_ids: list[int]) -> list[int]:
         """Return tokens up to the first id that the datastore does not have."""
@@ -135,20 +140,19 @@ class Sssd(Drafter):
             or max(token_ids, default=0) < self._store.vocab_size
         ):
             return token_ids
-        return token_ids[
-            : next(place for place, token in enumerate(token_ids) if token >= self.ids_below)
-        ]
+        end = next(index for index, token in enumerate(token_ids) if token >= self.ids_below)
+        return token_ids[:end]
 
     def _drafted(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         if self._learning is not None:
             self._learning.follow(
-                {request.id: fresh for request in requests if (fresh := self._said_since(request))}
+                {request.id: fresh for request in requests if (fresh := self._new_output(request))}
             )
-        most = self._options.max_nodes or MAX_NODES
+        max_tree = self._options.max_nodes or MAX_NODES
         batch = _SearchBatch(
             requests,
             [self._index[request.id] for request in requests],
-            [min(limit, most) for limit in max_nodes],
+            [min(limit, max_tree) for limit in max_nodes],
         )
         snapshot = self._searchable()  # kept alive until its shards have been checked
         fusion = (None, True) if self._options.fusion == "paper" else (self._weights, None)
@@ -166,7 +170,7 @@ class Sssd(Drafter):
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:
         """Search a batch with this thread and further ones, by the size of the batch."""
-        helpers = min(self._workers, count // _SHARE) - 1
+        helpers = min(self._workers, count // REQUESTS_PER_THREAD) - 1
         others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]
 

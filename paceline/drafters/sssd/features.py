@@ -2,13 +2,13 @@
 
 The fields up to `skips` belong to the token; the others belong to its node and are shared by all
 its tokens. Counts and lengths enter as log(1 + n), shares as log odds. In the example of
-`counting`, 7 was found once in the prompt, and 8 once in the output and once, after 5 tokens, in
-the datastore:
+`counting`, 7 was found once in the prompt. 8 was found once in the output and once, after 5 tokens,
+in the datastore.
 
-                            prompt    output    store                  prompt    output    store
-    8: longest_of_token     0         log 3     log 6      node: longest  log 3     log 3     log 6
-       top_share            0         4.6       4.6              tokens   log 2     log 2     log 2
-       count                0         log 2     log 2            pointers log 2     log 2     log 2
+    token 8          == prompt   output   store        node     == prompt   output   store
+    longest_of_token == 0        log 3    log 6        longest  == log 3    log 3    log 6
+    top_share        == 0        4.6      4.6          tokens   == log 2    log 2    log 2
+    count            == 0        log 2    log 2        pointers == log 2    log 2    log 2
 
 4.6 is the log odds of a share of 1, computed from 1.01 and 0.01.
 """
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from paceline.drafters.sssd.counting import BANDS, SOURCES, SuccessorCounts
 from paceline.drafters.sssd.request_index import RequestState
+from paceline.drafters.sssd.settings import ESCAPE, HIDDEN, NEVER, SHARE_FLOOR
 from paceline.util.compiled import kernel, record_dtype
 
 Number = Annotated[Any, np.float32]
@@ -32,34 +33,55 @@ OfSources = Annotated[NDArray[np.float32], np.float32, len(SOURCES)]
 
 
 class Inputs:
-    """List the inputs of the network in the order of its weights."""
+    """List the inputs of the network in the order of its weights.
 
-    # the share of the token, blended over lengths of match as PPM does: log odds; 0 = not offered
+    The names are part of calibration.json. Vectors have one value per source.
+
+    Attributes:
+        blend: Share of the token, blended over match lengths as in PPM; log odds, 0 if the source
+            does not offer it.
+        top_share: Share of the token among the longest matches of the node; log odds, 0 if the
+            source does not offer it.
+        longest_of_token: Longest match that the token follows; log(1 + tokens).
+        count: Matching pointers to the token; log(1 + n).
+        latest_of_longest: 1 for the guess of the request, which follows its longest match.
+        age: Tokens since the latest position after a match in the request; log(1 + n), or NEVER.
+        seen: Tokens since its latest position anywhere in the request; log(1 + n), or NEVER.
+        off_line: Tokens between the copied text and the token's position; log(1 + n).
+        vote_share: Votes of positions in the same relation over the matching pointers of the node.
+        skip_share: Share of the pointers that skip the newest token; log odds.
+        skips: Pointers to the token that skip the newest token; log(1 + n).
+        top_pointers: Pointers of the node in the band of its longest matches; log(1 + n).
+        pointers: Matching pointers of the node; log(1 + n).
+        longest: Longest match of the node; log(1 + tokens).
+        tokens: Different tokens that follow the node; log(1 + n).
+        depth: Depth of the node; log(1 + n).
+        recently_accepted: Running mean of the accepted draft tokens per step; log(1 + n).
+        request_hits: Running mean of the acceptance rate of the request's best token.
+        store_hits: Running mean of the acceptance rate of the datastore's best token.
+        chance_of_parent: Log of the confidence of the node.
+    """
+
     blend: OfSources
-    top_share: (
-        OfSources  # its share among the longest matches of the node: log odds; 0 = not offered
-    )
-    longest_of_token: OfSources  # the longest match it follows: log(1 + tokens)
-    count: OfSources  # its matching pointers: log(1 + n)
-    latest_of_longest: (
-        Number  # 1 = the guess of the request: the longest match in it, the latest on ties
-    )
-    age: Number  # tokens since its latest place behind a match in the request: log(1 + n); 8 = none
-    seen: Number  # tokens since it last stood anywhere in the request: log(1 + n); 8 = never
-    off_line: Number  # tokens between the copied text and its place in the request: log(1 + n)
-    # votes for it by places in the same relation, over the matching pointers of the node
+    top_share: OfSources
+    longest_of_token: OfSources
+    count: OfSources
+    latest_of_longest: Number
+    age: Number
+    seen: Number
+    off_line: Number
     vote_share: Number
-    skip_share: Number  # its share of the pointers that skip the newest token: log odds
-    skips: Number  # these pointers: log(1 + n)
-    top_pointers: OfSources  # pointers in the band of the longest matches of the node: log(1 + n)
-    pointers: OfSources  # matching pointers of the node: log(1 + n)
-    longest: OfSources  # the longest match of the node: log(1 + tokens)
-    tokens: OfSources  # different tokens that follow it: log(1 + n)
-    depth: Number  # of the node: log(1 + n)
-    recently_accepted: Number  # draft tokens accepted in a step, a running mean: log(1 + n)
-    request_hits: Number  # acceptance rate of the request's best token, a running mean
-    store_hits: Number  # acceptance rate of the datastore's best token
-    chance_of_parent: Number  # the confidence of the node: log
+    skip_share: Number
+    skips: Number
+    top_pointers: OfSources
+    pointers: OfSources
+    longest: OfSources
+    tokens: OfSources
+    depth: Number
+    recently_accepted: Number
+    request_hits: Number
+    store_hits: Number
+    chance_of_parent: Number
 
 
 INPUTS = record_dtype(Inputs)
@@ -74,13 +96,11 @@ def _names() -> Iterator[str]:
 
 
 FEATURES = tuple(_names())
-HIDDEN = 16  # units of the network
-WEIGHTS = (len(FEATURES) + 2) * HIDDEN + 1  # first layer with its bias, second layer with its bias
-_LOGS = np.log1p(np.arange(1024)).astype(np.float32)
-_ESCAPE = np.float32(0.7)  # weight of shorter matches relative to counts of longer ones
-_FLOOR = np.float32(0.01)  # of a share, before its log odds
-_NOTHING = math.log(0.01 / 1.01)  # log odds of no share
-_NEVER = 8.0  # the age of a token that the request does not offer
+WEIGHTS = (len(FEATURES) + 2) * HIDDEN + 1  # both layers with their biases
+_MAX_LOG = 1023  # larger counts enter as this one
+_LOGS = np.log1p(np.arange(_MAX_LOG + 1)).astype(np.float32)
+_ESCAPE, _FLOOR = np.float32(ESCAPE), np.float32(SHARE_FLOOR)
+_NOTHING = math.log(SHARE_FLOOR / (1 + SHARE_FLOOR))  # log odds of no share
 
 
 @kernel
@@ -99,14 +119,14 @@ def describe_node(
             total += node.by_band[source, band]
             top = node.by_band[source, band] if node.by_band[source, band] > 0 else top
         inputs.pointers[source], inputs.top_pointers[source] = (
-            _LOGS[min(total, 1023)],
-            _LOGS[min(top, 1023)],
+            _LOGS[min(total, _MAX_LOG)],
+            _LOGS[min(top, _MAX_LOG)],
         )
         inputs.longest[source], inputs.tokens[source] = (
             _LOGS[node.longest[source]],
             _LOGS[node.tokens[source]],
         )
-    inputs.depth = _LOGS[min(depth, 1023)]
+    inputs.depth = _LOGS[min(depth, _MAX_LOG)]
     inputs.recently_accepted = math.log1p(request.accepted)
     inputs.request_hits, inputs.store_hits = request.request_hits, request.store_hits
     inputs.chance_of_parent = math.log(parent_confidence)
@@ -116,7 +136,7 @@ def describe_node(
 def describe_token(
     inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int
 ) -> None:
-    """Fill the inputs of a token.
+    """Fill the inputs that belong to a token.
 
     Args:
         inputs: Inputs to fill.
@@ -126,29 +146,29 @@ def describe_token(
         end: Text position after the node.
         seen: Latest position of the token in the request, or -1.
     """
-    one, node = counts.tokens[which], counts.node[0]
+    token, node = counts.tokens[which], counts.node[0]
     for source in range(len(SOURCES)):
-        longest = one.longest[source]
+        longest = token.longest[source]
         inputs.longest_of_token[source] = _LOGS[longest]
         if longest == 0:
             inputs.blend[source], inputs.top_share[source], inputs.count[source] = 0.0, 0.0, 0.0
             continue
-        blend, share, count = _blend(node.by_band[source], one.by_band[source])
+        blend, share, count = _blend(node.by_band[source], token.by_band[source])
         inputs.blend[source] = math.log((blend + _FLOOR) / (1 - blend + _FLOOR))
         inputs.top_share[source] = (
             math.log((share + _FLOOR) / (1 - share + _FLOOR)) if share > 0 else _NOTHING
         )
-        inputs.count[source] = _LOGS[min(count, 1023)]
+        inputs.count[source] = _LOGS[min(count, _MAX_LOG)]
     inputs.latest_of_longest = 1.0 if which == best else 0.0
-    inputs.age = _NEVER if one.nearest < 0 else math.log1p(float(max(0, end - one.nearest)))
-    inputs.seen = _NEVER if seen < 0 else math.log1p(float(max(0, end - seen)))
-    inputs.off_line = _LOGS[one.off]
-    inputs.vote_share = one.votes / np.float32(max(1, node.matches))
-    skipped = one.skips / np.float32(max(1, node.skips))
+    inputs.age = NEVER if token.nearest < 0 else math.log1p(float(max(0, end - token.nearest)))
+    inputs.seen = NEVER if seen < 0 else math.log1p(float(max(0, end - seen)))
+    inputs.off_line = _LOGS[token.off]
+    inputs.vote_share = token.votes / np.float32(max(1, node.matches))
+    skipped = token.skips / np.float32(max(1, node.skips))
     inputs.skip_share = (
         math.log((skipped + _FLOOR) / (1 - skipped + _FLOOR)) if skipped > 0 else _NOTHING
     )
-    inputs.skips = _LOGS[min(one.skips, 1023)]
+    inputs.skips = _LOGS[min(token.skips, _MAX_LOG)]
 
 
 @kernel

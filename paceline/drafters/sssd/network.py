@@ -1,8 +1,7 @@
 """Score a token with the small network of `fusion=calibrated`.
 
-    inputs of the token [19] --\
-                                first layer -> 16 ReLU units -> second layer -> logistic
-    inputs of the node  [17] --/
+    inputs of the token [19] and of the node [17] -> first layer -> 16 ReLU units -> second layer
+    -> logistic unit
 
 The node's part of the first layer is computed once for all its tokens.
 """
@@ -18,13 +17,12 @@ from numpy.typing import NDArray
 from paceline.drafters.sssd.counting import STORE, SuccessorCounts
 from paceline.drafters.sssd.features import (
     FEATURES,
-    HIDDEN,
     INPUTS,
     TOKEN_INPUTS,
     Inputs,
     describe_token,
 )
-from paceline.drafters.sssd.request_index import LONGEST
+from paceline.drafters.sssd.settings import HIDDEN, LONGEST
 from paceline.util.compiled import Records, compiled, kernel
 
 
@@ -96,9 +94,9 @@ def confidence_of(
     Tokens that are not in the request and that the datastore has once have the same inputs if their
     match length is the same, so their confidence is computed once.
     """
-    one = counts.tokens[which]
-    match = one.longest[STORE]
-    single = one.pointers == 1 and seen < 0 and one.nearest < 0 and one.votes == 0
+    token = counts.tokens[which]
+    match = token.longest[STORE]
+    single = token.pointers == 1 and seen < 0 and token.nearest < 0 and token.votes == 0
     if single and network.alike[match] >= 0:
         return float(network.alike[match])
     describe_token(network.inputs[0], counts, which, best, end, seen)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline import demo
+from paceline.drafters.sssd.settings import CACHE_TOKENS, MAX_CACHE_TOKENS, MAX_NODES
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
 
 FUSIONS = ("calibrated", "paper")
-MAX_NODES = 512
-_CACHE_TOKENS, _MAX_CACHE_TOKENS = 1 << 18, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class SssdOptions:
         if self.max_nodes is not None:
             require_range("sssd", "max_nodes", self.max_nodes, 1, MAX_NODES)
         if tokens is not None:
-            require_range("sssd", "answer_cache_tokens", tokens, 0, _MAX_CACHE_TOKENS)
+            require_range("sssd", "answer_cache_tokens", tokens, 0, MAX_CACHE_TOKENS)
         if self.fusion not in FUSIONS:
             raise ConfigError(
                 f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}."
@@ -68,4 +67,4 @@ class SssdOptions:
         """Maximum number of answer tokens that are cached in memory; 0 disables the cache."""
         if self.answer_cache_tokens is not None:
             return self.answer_cache_tokens
-        return 0 if self.update_datastore or self.fusion == "paper" else _CACHE_TOKENS
+        return 0 if self.update_datastore or self.fusion == "paper" else CACHE_TOKENS

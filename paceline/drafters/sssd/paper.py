@@ -7,11 +7,11 @@ share at first, and 0.6 + 0.1 m times share and parent below. A child of the dat
 times its parent. One heap merges them; a token of two sources keeps the larger value. As in the
 public code, output is searched once a whole window of 8 tokens is known.
 
-After 1 2, with "1 2 3" twice and "1 2 4" once in the request, and "1 2 4" in 9 of 10 places in the
+After 1 2, with "1 2 3" twice and "1 2 4" once in the request, and "1 2 4" in 9 of 10 matches in the
 datastore:
 
-    waiting    4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
-    taken      4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share), then 3 again: known
+    waiting == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
+    taken   == 4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share), then 3 again: known
 """
 
 from __future__ import annotations
@@ -20,42 +20,61 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.datastore.rows import ShardRow
 from paceline.drafters.sssd.counting import ORIGINS, OUTPUT, PROMPT, STORE
-from paceline.drafters.sssd.evidence import (
-    Pool,
-    advance,
-    copy_newest,
-    look_up,
-    new_pool,
-    put,
-    sample,
+from paceline.drafters.sssd.paper_settings import (
+    BORDER,
+    BRANCH_LENGTHS,
+    CHAIN_OF_MATCH,
+    DAMPENING,
+    DAMPENING_PER_MATCH,
+    DEPTH_BONUS,
+    ENOUGH_CONTINUATIONS,
+    MAX_BRANCH,
+    MAX_LINKS,
+    PREFIX,
+    REQUEST_SCALE,
+    SHORT_TREE,
+    STORE_ENTRIES,
+    WINDOW,
 )
 from paceline.drafters.sssd.pointers import REQUEST
-from paceline.drafters.sssd.request_index import LONGEST, RequestText, occurrences
+from paceline.drafters.sssd.pool import (
+    PointerRange,
+    Pool,
+    Sources,
+    copy_newest,
+    new_pool,
+    put,
+    query_of,
+)
+from paceline.drafters.sssd.request_index import RequestText, occurrences
+from paceline.drafters.sssd.request_matches import advance
+from paceline.drafters.sssd.settings import LONGEST
+from paceline.drafters.sssd.store_matches import SuffixMatches, look_up, sample
 from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
-PREFIX = 4  # tokens of the query
-_ENTRIES, _CONTINUATIONS = 100, 50
-_WINDOW = 8  # tokens of the request that are kept together, the match among them
-_BORDER = 3  # last tokens of the prompt that go into the windows of the output
-_SCALE, _DAMPENING, _PER_MATCH = 0.6, 0.6, 0.1
-_SIZE_INDEX = (0, 1, 1, 2)  # of NGRAM_SIZES: the chain in which matches of 1 to 4 tokens are found
-_LINKS = 1024  # of a chain that are followed
-_DEEP = 1e-9  # per level: ties go to the deeper one
-
 
 class Candidate:
-    """Describe a token of one source that waits to enter the tree."""
+    """Describe a token of one source that waits to enter the tree.
+
+    Attributes:
+        token: The token.
+        parent: Node of the tree; 0 for the root.
+        depth: Depth of the token.
+        begin: First pointer after which it was counted.
+        end: End of these pointers.
+        source: 0 for the datastore, m for matches of m tokens in the request.
+        path_confidence: Probability of the whole path.
+    """
 
     token: int
-    parent: int  # node of the tree, 0 = root
+    parent: int
     depth: int
-    begin: int  # pointers above it: [begin, end)
+    begin: int
     end: int
-    source: int  # 0 = datastore, m = matches of m tokens in the request
-    path_confidence: float  # of the whole path
+    source: int
+    path_confidence: float
 
 
 CANDIDATE = record_dtype(Candidate)
@@ -76,90 +95,115 @@ class Merge(NamedTuple):
 
 
 @compiled
-def new_merge(most: int, shards: int) -> Merge:
-    """Return scratch arrays for trees of up to `most` nodes, one at a time."""
-    room = 4 * _LINKS + PREFIX * _ENTRIES
-    pool = new_pool(4 * room, _LINKS, most + 1, shards)
-    return Merge(pool, np.empty(room, dtype=CANDIDATE), np.empty(1 + most, dtype=TREE_NODE))
+def new_merge(max_nodes: int, shards: int) -> Merge:
+    """Return scratch arrays for trees of up to `max_nodes` nodes, one at a time."""
+    room = 4 * MAX_LINKS + PREFIX * STORE_ENTRIES
+    pool = new_pool(4 * room, MAX_LINKS, max_nodes + 1, shards)
+    return Merge(pool, np.empty(room, dtype=CANDIDATE), np.empty(1 + max_nodes, dtype=TREE_NODE))
 
 
 @kernel
 def branch_length(nodes: int) -> int:
     """Return the maximum branch length from the datastore, by the size of the tree."""
-    if nodes <= 5:
+    if nodes <= SHORT_TREE:
         return max(1, nodes - 1)
-    return 5 if nodes <= 8 else 6 if nodes <= 32 else 8 if nodes <= 48 else 10
+    for max_nodes, length in BRANCH_LENGTHS:
+        if nodes <= max_nodes:
+            return length
+    return MAX_BRANCH
 
 
 @kernel
-def merge_sources(
-    text: RequestText, table: Records[ShardRow], merge: Merge, nodes: int, levels: int
-) -> int:
-    """Merge the sources into one tree of up to `nodes` nodes and `levels` levels.
+def merge_sources(sources: Sources, merge: Merge, nodes: int, levels: int) -> int:
+    """Merge the sources into one tree.
 
+    Args:
+        sources: Request and datastore.
+        merge: Scratch arrays.
+        nodes: Maximum number of nodes.
+        levels: Maximum number of levels.
     Returns:
-        Its size, or -1 - the index of a damaged shard.
+        The size of the tree, or -1 - the index of a damaged shard.
     """
     pool, tree, waiting = merge.pool, merge.tree, merge.waiting
-    context = copy_newest(text, pool)
-    tree[0].depth, tree[0].path_confidence = 0, 1.0
-    used, count = 0, 0
-    for source in range(PREFIX + 1):
-        begin = used
-        used = (
-            _from_store(table, pool, used, context)
-            if source == 0
-            else _from_request(text, pool, used, context, source)
-        )
-        if used < 0:
-            return used
-        count = _push(merge, count, begin, used, source, 0, 1.0 if source == 0 else _SCALE)
+    used, count = _first_candidates(sources, merge)
+    if used < 0:
+        return used
     size = 0
     while size < nodes and count > 0:
         best = highest(waiting, count)
         taken = waiting[best]
-        token, source, depth, first, last = (
-            taken.token,
-            taken.source,
-            taken.depth,
-            taken.begin,
-            taken.end,
-        )
-        path = taken.path_confidence - _DEEP * depth
+        token, source, depth = taken.token, taken.source, taken.depth
+        pointers = PointerRange(taken.begin, taken.end)
+        path = taken.path_confidence - DEPTH_BONUS * depth
         before = size
         node, size = _insert(tree, size, taken, path)
         if size > before:
-            tree[node].origin = _origin(text, pool, source, first, last, token)
+            tree[node].origin = _origin(sources.text, pool, source, pointers, token)
         count -= 1
         waiting[best] = waiting[count]
-        longest = branch_length(nodes) if source == 0 else _WINDOW - source
+        longest = branch_length(nodes) if source == 0 else WINDOW - source
         if depth >= min(longest, levels):
             continue
         above = node
         for level in range(depth - 1, -1, -1):
             pool.tail[LONGEST + level], above = tree[above].token, tree[above].parent
         begin = used
-        used, shard = advance(table, text, pool, first, last, token, used, last - first, depth)
+        used, shard = advance(
+            sources, pool, pointers, token, used, pointers.end - pointers.begin, depth
+        )
         if used < 0:
             return -1 - shard
-        factor = path if source == 0 else path * (_DAMPENING + _PER_MATCH * source)
-        count = _push(merge, count, begin, used, source, node, factor)
+        factor = path if source == 0 else path * (DAMPENING + DAMPENING_PER_MATCH * source)
+        count = _push(merge, count, PointerRange(begin, used), source, node, factor)
     return size
 
 
 @kernel
-def _from_store(table: Records[ShardRow], pool: Pool, used: int, context: int) -> int:
+def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
+    """Add the tokens that follow the newest tokens in each source.
+
+    Returns:
+        The number of pointers and of candidates; or (-1 - damaged shard, 0).
+    """
+    pool = merge.pool
+    context = copy_newest(sources.text, pool)
+    merge.tree[0].depth, merge.tree[0].path_confidence = 0, 1.0
+    used, count = 0, 0
+    for source in range(PREFIX + 1):
+        begin = used
+        used = (
+            _from_store(sources, pool, used, context)
+            if source == 0
+            else _from_request(sources.text, pool, used, context, source)
+        )
+        if used < 0:
+            return used, 0
+        factor = 1.0 if source == 0 else REQUEST_SCALE
+        count = _push(merge, count, PointerRange(begin, used), source, 0, factor)
+    return used, count
+
+
+@kernel
+def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
     """Add pointers of all suffixes; return their number or -1 - damaged shard."""
-    begin, ranges = used, pool.ranges[0]
+    table, begin, ranges = sources.table, used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
-        total, shard = look_up(table, pool.tail, LONGEST - size, LONGEST, ranges)
-        if total > 0:  # how much further a match goes does not count: nothing before it is read
+        query = query_of(pool, size, 0)
+        total, shard = look_up(table, pool.tail, query.begin, query.end, ranges)
+        if total > 0:  # the query is the suffix, so nothing before it is read
             used, shard = sample(
-                table, pool, ranges, used, size, 0, size, LONGEST + 1, total, _ENTRIES
+                table,
+                pool,
+                used,
+                query,
+                SuffixMatches(size, ranges, total),
+                LONGEST + 1,
+                STORE_ENTRIES,
             )
         if total < 0 or used < 0:
             return -1 - shard
-        if used - begin >= _CONTINUATIONS:
+        if used - begin >= ENOUGH_CONTINUATIONS:
             break
     return used
 
@@ -167,32 +211,24 @@ def _from_store(table: Records[ShardRow], pool: Pool, used: int, context: int) -
 @kernel
 def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: int) -> int:
     """Add pointers after all earlier occurrences of the last `size` tokens."""
-    found = occurrences(
-        text,
-        _SIZE_INDEX[size - 1],
-        pool.tail,
-        LONGEST - context,
-        LONGEST,
-        LONGEST + 1,
-        pool.found,
-        0,
-        _LINKS,
-    )
-    for index in range(found):
-        place = pool.found[index].place
-        first = place - size
-        if pool.found[index].match >= size and (
-            first + _WINDOW <= text.length or first < text.prompt_length - _BORDER
+    query, chain = query_of(pool, context, 0), CHAIN_OF_MATCH[size - 1]
+    matches = occurrences(text, chain, query, LONGEST + 1, pool.scratch, 0, MAX_LINKS)
+    for index in range(matches):
+        position = pool.scratch[index].position
+        first = position - size
+        if pool.scratch[index].match >= size and (
+            first + WINDOW <= text.length or first < text.prompt_length - BORDER
         ):
-            used = put(pool, used, place, REQUEST, size, text.ids[place])
+            used = put(pool, used, position, REQUEST, size, text.ids[position])
     return used
 
 
 @kernel
 def _push(
-    merge: Merge, count: int, begin: int, end: int, source: int, parent: int, factor: float
+    merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Add the tokens after the pointers [begin, end) to the heap; return its size."""
+    """Add the tokens after some pointers to the heap; return its size."""
+    begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1
     for index in range(begin, end):
@@ -208,21 +244,21 @@ def _push(
             new = waiting[entry]
             new.token, new.parent, new.depth = token, parent, depth
             new.begin, new.end, new.source = begin, end, source
-            new.path_confidence = _DEEP * depth
+            new.path_confidence = DEPTH_BONUS * depth
             count += 1
         waiting[entry].path_confidence += factor / total
     return count
 
 
 @kernel
-def _origin(text: RequestText, pool: Pool, source: int, begin: int, end: int, token: int) -> Any:
-    """Return the origin of a candidate: where most of its positions are."""
+def _origin(text: RequestText, pool: Pool, source: int, pointers: PointerRange, token: int) -> Any:
+    """Return the origin of a candidate: the source of most of its positions."""
     if source == 0:
         return ORIGINS[STORE]
     balance = 0
-    for index in range(begin, end):
+    for index in range(pointers.begin, pointers.end):
         if pool.pointers[index].token == token:
-            balance += 1 if pool.pointers[index].place >= text.prompt_length else -1
+            balance += 1 if pool.pointers[index].position >= text.prompt_length else -1
     return ORIGINS[OUTPUT if balance > 0 else PROMPT]
 
 

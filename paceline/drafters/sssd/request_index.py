@@ -3,9 +3,9 @@
 For each n of `NGRAM_SIZES`, a position is linked to the previous one whose n-gram falls into the
 same bucket, as in a chained hash table. For n = 2 and the request 5 1 2 7 1 2 8 1 2:
 
-    place      0  1  2  3  4  5  6  7  8
-    token      5  1  2  7  1  2  8  1  2
-    previous   -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] = 8, the newest position
+    position == 0  1  2  3  4  5  6  7  8
+    token    == 5  1  2  7  1  2  8  1  2
+    previous == -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] is 8, the newest position
 
 From the head, the links lead to all positions of "1 2": 8, 5, 2. A token costs constant time and
 can be found at once. Memory is linear: 56 bytes per token of room. Chains may contain other n-grams
@@ -23,32 +23,44 @@ import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
 
+from paceline.datastore.rows import Query
 from paceline.drafters.sssd.pointers import POINTER, Pointer
+from paceline.drafters.sssd.settings import BUCKETS_PER_TOKEN, LONGEST, MIN_ROOM, NGRAM_SIZES
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
-
-NGRAM_SIZES = (1, 2, 4, 8)  # n-grams that are linked
-LONGEST = 32  # the most tokens of a match that are distinguished
-_LEAST = 512
-_BUCKETS = 2  # per token of room; a power of two, as the room is
 
 
 class RequestState:
-    """Hold the array addresses of one request and its drafting history."""
+    """Hold the array addresses of one request and its drafting history.
 
-    ids: int  # address of the tokens [room]
-    previous: int  # address of the links [len(NGRAM_SIZES), room]
-    heads: int  # address of the newest place of each bucket [len(NGRAM_SIZES), _BUCKETS * room]
-    room: int  # tokens that fit
-    length: int  # tokens there are
-    prompt_length: int  # of these, the prompt
-    started: int  # 1: a first tree was drafted
-    accepted: float  # draft tokens accepted in a step, a running mean
-    request_hits: float  # acceptance rate of the request's best token, a running mean
-    store_hits: float  # acceptance rate of the datastore's best token
-    request_guess: int  # the guess of the request for the next token, or -1
-    store_guess: int  # the guess of the datastore, or -1
-    # request position where the copied text continues; below 0 = nothing is copied
-    copy_place: int
+    Attributes:
+        ids: Address of the tokens [room].
+        previous: Address of the links [len(NGRAM_SIZES), room].
+        heads: Address of the newest position per bucket [len(NGRAM_SIZES), buckets].
+        room: Number of tokens that fit.
+        length: Number of tokens.
+        prompt_length: Number of tokens in the prompt.
+        started: 1 once a first tree was drafted.
+        accepted: Running mean of the accepted draft tokens per step.
+        request_hits: Running mean of the acceptance rate of the request's best token.
+        store_hits: Running mean of the acceptance rate of the datastore's best token.
+        request_guess: The request's best token for the next position, or -1.
+        store_guess: The datastore's best token for the next position, or -1.
+        copy_position: Request position where the copied text continues; below 0 for no copy.
+    """
+
+    ids: int
+    previous: int
+    heads: int
+    room: int
+    length: int
+    prompt_length: int
+    started: int
+    accepted: float
+    request_hits: float
+    store_hits: float
+    request_guess: int
+    store_guess: int
+    copy_position: int
 
 
 REQUEST_ROW = record_dtype(RequestState)
@@ -96,7 +108,9 @@ def text_of(request: RequestState) -> RequestText:
     room = request.room
     ids = numba.carray(_pointer(request.ids), (room,), np.int64)
     previous = numba.carray(_pointer(request.previous), (len(NGRAM_SIZES), room), np.int32)
-    heads = numba.carray(_pointer(request.heads), (len(NGRAM_SIZES), _BUCKETS * room), np.int32)
+    heads = numba.carray(
+        _pointer(request.heads), (len(NGRAM_SIZES), BUCKETS_PER_TOKEN * room), np.int32
+    )
     return RequestText(ids, previous, heads, request.length, request.prompt_length)
 
 
@@ -121,26 +135,25 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 
 @kernel
-def last_place(text: RequestText, token: int) -> int:
+def last_position(text: RequestText, token: int) -> int:
     """Return the latest position of a token; -1 if it is missing or replaced."""
-    place = int(
-        text.heads[0, _bucket_of(_mixed(np.uint64(NGRAM_SIZES[0]), token), text.heads.shape[1])]
-    )
-    return place if place >= 0 and text.ids[place] == token else -1
+    mixed = _mixed(np.uint64(NGRAM_SIZES[0]), token)
+    position = int(text.heads[0, _bucket_of(mixed, text.heads.shape[1])])
+    return position if position >= 0 and text.ids[position] == token else -1
 
 
 @kernel
 def link(text: RequestText, begin: int, end: int) -> None:
     """Add the tokens of positions [begin, end) to the chains."""
     buckets = text.heads.shape[1]
-    for place in range(begin, end):
+    for position in range(begin, end):
         for size_index in range(len(NGRAM_SIZES)):
-            if place + 1 < NGRAM_SIZES[size_index]:
-                text.previous[size_index, place] = -1
+            if position + 1 < NGRAM_SIZES[size_index]:
+                text.previous[size_index, position] = -1
                 continue
-            at = bucket(text.ids, place + 1, NGRAM_SIZES[size_index], buckets)
-            text.previous[size_index, place] = text.heads[size_index, at]
-            text.heads[size_index, at] = place
+            slot = bucket(text.ids, position + 1, NGRAM_SIZES[size_index], buckets)
+            text.previous[size_index, position] = text.heads[size_index, slot]
+            text.heads[size_index, slot] = position
 
 
 @compiled
@@ -161,11 +174,11 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 
 @kernel
-def matched(text: RequestText, place: int, tail: NDArray[np.int64], begin: int, end: int) -> int:
-    """Count the tokens up to `place` that equal the last ones of tail[begin:end]."""
-    most = min(end - begin, place + 1, LONGEST)
+def match_length(text: RequestText, position: int, query: Query) -> int:
+    """Count the tokens up to `position` that equal the last ones of the query."""
+    longest = min(query.end - query.begin, position + 1, LONGEST)
     length = 0
-    while length < most and text.ids[place - length] == tail[end - 1 - length]:
+    while length < longest and text.ids[position - length] == query.ids[query.end - 1 - length]:
         length += 1
     return length
 
@@ -174,47 +187,44 @@ def matched(text: RequestText, place: int, tail: NDArray[np.int64], begin: int, 
 def occurrences(
     text: RequestText,
     size_index: int,
-    tail: NDArray[np.int64],
-    begin: int,
-    end: int,
+    query: Query,
     below: int,
-    found: Records[Pointer],
+    out: Records[Pointer],
     count: int,
-    most: int,
+    max_links: int,
 ) -> int:
-    """Find earlier positions of the last tokens of tail[begin:end], the latest first.
+    """Find earlier positions of the last tokens of a query, the latest first.
 
     Args:
         text: The request.
         size_index: Index of the n-gram size in NGRAM_SIZES.
-        tail: Text to match.
-        begin: First token of the tail.
-        end: End of the tail.
+        query: Text to match.
         below: Match length from which on positions are left out.
-        found: [room] filled from `count` on with the position after the match and its length.
+        out: [room] filled from `count` on with the position after the match and its length.
         count: Number of filled entries so far.
-        most: Maximum number of links to follow.
+        max_links: Maximum number of links to follow.
     Returns:
         The number of filled entries.
     """
     size = NGRAM_SIZES[size_index]
-    if end - begin < size:
+    if query.end - query.begin < size:
         return count
-    place = int(text.heads[size_index, bucket(tail, end, size, text.heads.shape[1])])
-    for _ in range(most):
-        if place < 0 or count >= len(found):
+    head = bucket(query.ids, query.end, size, text.heads.shape[1])
+    position = int(text.heads[size_index, head])
+    for _ in range(max_links):
+        if position < 0 or count >= len(out):
             break
-        if place < text.length - 1:
-            length = matched(text, place, tail, begin, end)
+        if position < text.length - 1:
+            length = match_length(text, position, query)
             if size <= length < below:
-                found[count].place, found[count].match = place + 1, length
+                out[count].position, out[count].match = position + 1, length
                 count += 1
-        place = int(text.previous[size_index, place])
+        position = int(text.previous[size_index, position])
     return count
 
 
 class RequestIndex:
-    """Own the arrays of one request, which compiled code reads via `RequestState`.
+    """Owns the arrays of one request, which compiled code reads via `RequestState`.
 
     Args:
         prompt_length: Number of tokens in the prompt.
@@ -228,13 +238,13 @@ class RequestIndex:
         self.request["prompt_length"] = prompt_length
         self.address = int(self.request.ctypes.data)
         self._length = self.request["length"]
-        self._allocate(_LEAST)
+        self._allocate(MIN_ROOM)
 
     def __len__(self) -> int:
         return int(self._length[0])
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` tokens in all."""
+        """Grow the arrays until `length` tokens fit."""
         if length <= self._ids.size:
             return
         old, count = self._ids, len(self)
@@ -247,22 +257,21 @@ class RequestIndex:
         self.reserve(len(self) + len(token_ids))
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
-    def find(self, *, most: int = 64) -> list[tuple[int, int]]:
+    def find(self, *, max_links: int = 64) -> list[tuple[int, int]]:
         """Return (position after the match, its length) of earlier occurrences, each once.
 
         Args:
-            most: Maximum number of links to follow per n-gram size.
+            max_links: Maximum number of links to follow per n-gram size.
         """
-        found: NDArray[np.void] = np.empty(most * len(NGRAM_SIZES), dtype=POINTER)
-        count = _find_at(self.address, found, most)
-        return list(
-            zip(found["place"][:count].tolist(), found["match"][:count].tolist(), strict=True)
-        )
+        matches: NDArray[np.void] = np.empty(max_links * len(NGRAM_SIZES), dtype=POINTER)
+        count = _find_at(self.address, matches, max_links)
+        positions, lengths = matches["position"][:count], matches["match"][:count]
+        return list(zip(positions.tolist(), lengths.tolist(), strict=True))
 
     def _allocate(self, room: int) -> None:
         self._ids = np.empty(room, dtype=np.int64)
         self._previous = np.empty((len(NGRAM_SIZES), room), dtype=np.int32)
-        self._heads = np.full((len(NGRAM_SIZES), _BUCKETS * room), -1, dtype=np.int32)
+        self._heads = np.full((len(NGRAM_SIZES), BUCKETS_PER_TOKEN * room), -1, dtype=np.int32)
         self.request["room"] = room
         for name, array in (
             ("ids", self._ids),
@@ -273,12 +282,14 @@ class RequestIndex:
 
 
 @compiled
-def _find_at(address: int, found: Records[Pointer], most: int) -> int:
-    """Fill `found` with earlier occurrences of the newest tokens; return their number."""
+def _find_at(address: int, out: Records[Pointer], max_links: int) -> int:
+    """Fill `out` with earlier occurrences of the newest tokens; return their number."""
     text = text_of(request_at(address))
     tail = text.ids[max(0, text.length - LONGEST) : text.length]
     count, below = 0, LONGEST + 1
     for size_index in range(len(NGRAM_SIZES) - 1, -1, -1):
-        count = occurrences(text, size_index, tail, 0, tail.size, below, found, count, most)
+        count = occurrences(
+            text, size_index, Query(tail, 0, tail.size), below, out, count, max_links
+        )
         below = NGRAM_SIZES[size_index]
     return count

@@ -2,12 +2,12 @@
 
 After the newest tokens "1 2", with 7 and 8 as candidates and 4 after 7:
 
-    node                0 (root)    1     2     3
-    token               -           7     4     8
-    parent              -           0     1     0
-    depth               0           1     2     1
-    confidence          1           0.6   0.9   0.3      given the parent
-    path_confidence     1           0.6   0.54  0.3      of the whole path, in growing order
+    node            == 0 (root)    1     2     3
+    token           == -           7     4     8
+    parent          == -           0     1     0
+    depth           == 0           1     2     1
+    confidence      == 1           0.6   0.9   0.3      given the parent
+    path_confidence == 1           0.6   0.54  0.3      of the whole path
 """
 
 from __future__ import annotations
@@ -20,26 +20,48 @@ from paceline.util.compiled import Records, kernel, record_dtype
 
 
 class TreeNode:
-    """Describe a tree node; the fields from `begin` on belong to `fusion=calibrated`."""
+    """Describe a tree node.
+
+    The fields from `begin` on belong to `fusion=calibrated`.
+
+    Attributes:
+        token: The token.
+        parent: Index of the parent; 0 for the root.
+        depth: Depth of the node; 0 for the root.
+        confidence: Probability given the parent.
+        path_confidence: Probability of the whole path.
+        origin: Value of `Origin`.
+        begin: First pointer in the pool.
+        end: End of its pointers.
+        request_size: Length down to which matches in the request were looked for.
+        store_size: Length down to which matches in the datastore were looked for.
+    """
 
     token: int
-    parent: int  # 0 = the root
+    parent: int
     depth: int
-    confidence: float  # given the parent
-    path_confidence: float  # of the whole path
-    origin: int  # of `Origin`
-    begin: int  # its pointers in the pool are [begin, end)
+    confidence: float
+    path_confidence: float
+    origin: int
+    begin: int
     end: int
-    request_size: int  # matches in the request were looked for down to this length
-    store_size: int  # matches in the datastore were
+    request_size: int
+    store_size: int
 
 
 class DraftNode:
-    """Describe a node of the result, numbered without the root."""
+    """Describe a node of the result, numbered without the root.
+
+    Attributes:
+        token: The token.
+        parent: Index of the parent; -1 for the root.
+        origin: Value of `Origin`.
+        confidence: Probability given the parent.
+    """
 
     token: int
-    parent: Annotated[int, np.int32]  # -1 = the root
-    origin: Annotated[int, np.int32]  # of `Origin`
+    parent: Annotated[int, np.int32]
+    origin: Annotated[int, np.int32]
     confidence: float
 
 
