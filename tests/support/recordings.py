@@ -23,9 +23,7 @@ def quick(out: Path, **options: Any) -> Recording:
 
 
 def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
-    """A recording whose labels are known: sigmoid(2 * first hidden value + log-probability + 1),
-    drawn or as they are.
-    """
+    """Return a recording with labels from sigmoid(2 * hidden[0] + log-prob + 1)."""
     fingerprint, hidden_size = model_identity(pair.draft)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(count * each, hidden_size, generator=generator).bfloat16()

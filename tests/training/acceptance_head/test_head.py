@@ -50,49 +50,50 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_trained_head_predicts_and_is_calibrated(
     pair: Pair, tmp_path: Path, depth: int, reject_weight: float
 ) -> None:
-    made = made_up(tmp_path, pair, 60, 200)
+    recording = made_up(tmp_path, pair, 60, 200)
     head = train(
-        [made], TrainConfig(depth=depth, reject_weight=reject_weight, epochs=3, lr=3e-3, batch=128)
+        [recording],
+        TrainConfig(depth=depth, reject_weight=reject_weight, epochs=3, lr=3e-3, batch=128),
     )
-    quality = evaluate(head, [made]).qualities
-    truth = torch.sigmoid(2 * made.hidden[:, 0].float() + made.log_probs + 1)
-    assert quality[HEAD].roc_area > roc_area(truth, made.labels) - 0.08
+    quality = evaluate(head, [recording]).qualities
+    truth = torch.sigmoid(2 * recording.hidden[:, 0].float() + recording.log_probs + 1)
+    assert quality[HEAD].roc_area > roc_area(truth, recording.labels) - 0.08
     assert quality[HEAD].calibration_error < 0.06  # of 1,200 draws
     assert quality[HEAD].log_loss < quality["draft's top-1 probability"].log_loss
     if reject_weight > 1:
         assert head.card.shift > 0.5  # the raw head is biased towards rejections
-    first = head.early_confidences(made.log_probs, made.entropies)
-    assert float(first.mean()) == pytest.approx(float(made.labels.mean()), abs=0.02)
-    assert roc_area(first, made.labels) > 0.5
+    first = head.early_confidences(recording.log_probs, recording.entropies)
+    assert float(first.mean()) == pytest.approx(float(recording.labels.mean()), abs=0.02)
+    assert roc_area(first, recording.labels) > 0.5
 
 
 def test_a_rate_that_trains_nothing_is_refused(pair: Pair, tmp_path: Path) -> None:
-    made = made_up(tmp_path, pair, count=20, each=10)
+    recording = made_up(tmp_path, pair, count=20, each=10)
     with pytest.raises(ConfigError, match=r"lr: got .*not finite"):
-        train([made], TrainConfig(epochs=1, lr=1e30))
+        train([recording], TrainConfig(epochs=1, lr=1e30))
 
 
 def test_training_is_reproducible_and_the_card_says_how(pair: Pair, tmp_path: Path) -> None:
-    made = made_up(tmp_path, pair, count=20, each=10)
+    recording = made_up(tmp_path, pair, count=20, each=10)
     config = TrainConfig(depth=2, epochs=2)
-    one, two, other = (
-        train([made], config),
-        train([made], config),
-        train([made], dataclasses.replace(config, seed=1)),
+    first, second, other = (
+        train([recording], config),
+        train([recording], config),
+        train([recording], dataclasses.replace(config, seed=1)),
     )
-    assert all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
-    assert one.card == two.card
-    assert not torch.equal(one.tensors["last.weight"], other.tensors["last.weight"])
-    assert not torch.equal(one.tensors["blocks.0.weight"], one.tensors["blocks.1.weight"])
-    assert (one.card.depth, one.card.inputs, one.card.recipe["train"]["reject_weight"]) == (
+    assert all(torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
+    assert first.card == second.card
+    assert not torch.equal(first.tensors["last.weight"], other.tensors["last.weight"])
+    assert not torch.equal(first.tensors["blocks.0.weight"], first.tensors["blocks.1.weight"])
+    assert (first.card.depth, first.card.inputs, first.card.recipe["train"]["reject_weight"]) == (
         2,
         INPUTS[1],
         6.0,
     )
-    assert one.card.recipe["positions"] == 200
-    assert 0 <= one.card.metrics["held_out"][HEAD]["calibration_error"] <= 1
-    one.save(tmp_path / "head")
-    assert AcceptanceHead.load(tmp_path / "head", pair.draft).card == one.card
+    assert first.card.recipe["positions"] == 200
+    assert 0 <= first.card.metrics["held_out"][HEAD]["calibration_error"] <= 1
+    first.save(tmp_path / "head")
+    assert AcceptanceHead.load(tmp_path / "head", pair.draft).card == first.card
 
 
 def test_no_prompt_is_on_two_sides(pair: Pair, tmp_path: Path) -> None:
@@ -112,14 +113,14 @@ def test_no_prompt_is_on_two_sides(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_training_and_judging_what_does_not_go_together(pair: Pair, tmp_path: Path) -> None:
-    made, other = made_up(tmp_path / "a", pair, 30, 5), quick(tmp_path / "b", limit=2)
+    recording, other = made_up(tmp_path / "a", pair, 30, 5), quick(tmp_path / "b", limit=2)
     with pytest.raises(ConfigError, match="got recordings of different draft models"):
-        train([made, other])
+        train([recording, other])
     with pytest.raises(ConfigError, match="got 2 prompts, which cannot be split"):
         train([other])
     with pytest.raises(ConfigError, match="no recording"):
         train([])
-    head = train([made], TrainConfig(depth=0, epochs=1))
+    head = train([recording], TrainConfig(depth=0, epochs=1))
     with pytest.raises(ConfigError, match="got a recording of draft"):
         evaluate(head, [read_recording(tmp_path / "b")])
     for options in (
@@ -147,7 +148,7 @@ def test_the_metrics_by_hand_and_by_brute_force() -> None:
         torch.tensor([0.05, 0.05, 0.62, 0.62, 0.99]),
         torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
     )
-    assert [one.count for one in reliability_bins(chances, labels)] == [2, 2, 1]
+    assert [entry.count for entry in reliability_bins(chances, labels)] == [2, 2, 1]
     assert calibration_error(chances, labels) == pytest.approx(
         (2 * 0.45 + 2 * 0.12 + 0.01) / 5, abs=1e-6
     )
@@ -158,15 +159,15 @@ def test_the_metrics_by_hand_and_by_brute_force() -> None:
         pairs = list(itertools.product(zip(scores, soft, strict=True), repeat=2))
         wins = sum(a * (1 - b) * ((x > y) + 0.5 * (x == y)) for (x, a), (y, b) in pairs)
         assert roc_area(torch.tensor(scores), torch.tensor(soft)) == pytest.approx(
-            wins / (sum(soft) * sum(1 - one for one in soft)), abs=1e-5
+            wins / (sum(soft) * sum(1 - entry for entry in soft)), abs=1e-5
         )
     assert roc_area(torch.tensor([0.1, 0.2]), torch.ones(2)) == 0.5
 
 
 def test_a_judgement_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    made = made_up(tmp_path / "a", pair, 30, 5)
-    judgement = evaluate(train([made], TrainConfig(depth=0, epochs=1)), [made])
+    recording = made_up(tmp_path / "a", pair, 30, 5)
+    judgement = evaluate(train([recording], TrainConfig(depth=0, epochs=1)), [recording])
     draw_judgement(judgement, tmp_path / "plot.png")
     write_judgement(judgement, tmp_path / "result.json")
     assert (tmp_path / "plot.png").read_bytes()[1:4] == b"PNG"
@@ -174,11 +175,11 @@ def test_a_judgement_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_the_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path) -> None:
-    made = made_up(tmp_path, pair, 20, 20)
-    head = train([made], TrainConfig(depth=0, epochs=2))
+    recording = made_up(tmp_path, pair, 20, 20)
+    head = train([recording], TrainConfig(depth=0, epochs=2))
     with pytest.raises(ConfigError, match="no curve; expected"):
         head.threshold(1.0, 0.1)
-    curved = calibrate(head, [made], pair.target, pair.draft, thresholds=(0.1, 0.5, 0.95))
+    curved = calibrate(head, [recording], pair.target, pair.draft, thresholds=(0.1, 0.5, 0.95))
     curve = curved.card.curve
     assert [point.threshold for point in curve] == [0.1, 0.5, 0.95]
     assert curve[0].verification_rate >= curve[-1].verification_rate
@@ -189,7 +190,7 @@ def test_the_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path
     assert curved.threshold(1.0, 0.1) in (0.1, 0.5, 0.95)
     with pytest.raises(ConfigError, match="got no development prompts of this head"):
         calibrate(
-            head, [dataclasses.replace(made, names=["00000000"] * 20)], pair.target, pair.draft
+            head, [dataclasses.replace(recording, names=["00000000"] * 20)], pair.target, pair.draft
         )
 
 
@@ -236,8 +237,10 @@ def test_the_shipped_head_goes_with_the_embedded_draft() -> None:
 
 
 def test_the_shipped_head_predicts_on_the_embedded_prompts(tmp_path: Path) -> None:
-    made = quick(tmp_path, limit=0, keep=0.5, max_new_tokens=48, batch=8)
-    qualities = evaluate(AcceptanceHead.load(demo.HEAD, load_model(demo.DRAFT)), [made]).qualities
+    recording = quick(tmp_path, limit=0, keep=0.5, max_new_tokens=48, batch=8)
+    qualities = evaluate(
+        AcceptanceHead.load(demo.HEAD, load_model(demo.DRAFT)), [recording]
+    ).qualities
     assert qualities[HEAD].roc_area >= 0.75
     assert qualities[HEAD].calibration_error <= 0.08  # of some hundred tokens
     assert qualities[HEAD].log_loss < qualities["draft's top-1 probability"].log_loss

@@ -28,9 +28,7 @@ from tests.support.shared import Pair, reference
 
 
 def next_scores(model: Any, prefix: list[int], params: SamplingParams) -> Tensor:
-    """Log-probabilities [vocab] after `prefix`, by one plain forward and the definition of the
-    warping.
-    """
+    """Return log-probabilities after `prefix` by a plain forward pass, [vocab]."""
     with torch.inference_mode():
         logits = model(torch.tensor([prefix])).logits[0, -1].double()
     if params.greedy:
@@ -38,9 +36,9 @@ def next_scores(model: Any, prefix: list[int], params: SamplingParams) -> Tensor
     probs = (logits / params.temperature).softmax(-1)
     order = probs.argsort(descending=True)
     before = probs[order].cumsum(0) - probs[order]
-    kept = torch.zeros_like(probs)
-    kept[order[before < params.top_p]] = 1
-    return torch.log(probs * kept / (probs * kept).sum())
+    mask = torch.zeros_like(probs)
+    mask[order[before < params.top_p]] = 1
+    return torch.log(probs * mask / (probs * mask).sum())
 
 
 @pytest.mark.parametrize(
@@ -83,7 +81,7 @@ def test_what_is_recorded_is_what_plain_forwards_say(
     at = 0
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         mixed = texts[-1][row]
-        mask = [int(place) == row for place in got["prompts"]]
+        mask = [int(number) == row for number in got["prompts"]]
         assert sum(mask) <= len(answer)
         for i in range(len(answer)):
             prefix = prompt + answer[:i]
@@ -138,12 +136,12 @@ def test_the_drafted_tokens_follow_the_drafts_distribution(pair: Pair) -> None:
 
 
 def test_the_mixture_keeps_that_share_and_one_prompt_has_one_name(tmp_path: Path) -> None:
-    made = quick(tmp_path / "half", keep=0.5, mixtures=4)
-    whole = quick(tmp_path / "none", keep=0.0)
-    assert len(made) == pytest.approx(2 * len(whole), rel=0.2)
-    assert made.names == whole.names == [prompt_name(ids) for ids in made.prompt_ids]
-    assert made.hidden.dtype == torch.bfloat16
-    assert set(made.labels.tolist()) <= {0.0, 1.0}
+    recording = quick(tmp_path / "half", keep=0.5, mixtures=4)
+    complete = quick(tmp_path / "none", keep=0.0)
+    assert len(recording) == pytest.approx(2 * len(complete), rel=0.2)
+    assert recording.names == complete.names == [prompt_name(ids) for ids in recording.prompt_ids]
+    assert recording.hidden.dtype == torch.bfloat16
+    assert set(recording.labels.tolist()) <= {0.0, 1.0}
     sampled = quick(tmp_path / "sampled", temperature=1.0, keep=0.0)
     assert bool(((sampled.labels > 0) & (sampled.labels < 1)).any())
 
@@ -153,8 +151,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    quick(whole, limit=10, temperature=0.7, seed=4)
+    complete = tmp_path / "whole"
+    quick(complete, limit=10, temperature=0.7, seed=4)
     killed = tmp_path / "killed"
     words = ["paceline", "head", "record", "--out", str(killed), "--limit", "10", "-n", "12",
              "--batch", "2", "-t", "0.7", "--seed", "4", "--dtype", "float32"]  # fmt: skip
@@ -171,9 +169,11 @@ def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
                 break
             time.sleep(0.002)
         process.join()
-        found = contents(killed)
+        written = contents(killed)
         assert all(
-            found[name] == content for name, content in contents(whole).items() if name in found
+            written[name] == content
+            for name, content in contents(complete).items()
+            if name in written
         )
     assert kills
     (killed / "shard-00000.safetensorsabc.tmp").write_bytes(b"half")
@@ -181,7 +181,7 @@ def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="of its 5 shards; expected all"):
             read_recording(killed)
     quick(killed, limit=10, temperature=0.7, seed=4)
-    assert contents(killed) == contents(whole)
+    assert contents(killed) == contents(complete)
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_prompts_that_are_cut_are_counted(
     assert (
         "2 prompts were too long for the context with an answer, and cut" in capfd.readouterr().err
     )
-    made = read_recording(tmp_path / "made")
-    assert made.settings["cut"] == 2
-    assert sorted(map(len, made.prompt_ids))[1:] == [demo_context() - 2] * 2
+    recording = read_recording(tmp_path / "made")
+    assert recording.settings["cut"] == 2
+    assert sorted(map(len, recording.prompt_ids))[1:] == [demo_context() - 2] * 2
     assert call("head", "record", "--out", tmp_path / "whole", *words, "--limit", "1")[0] == 0
     assert "too long" not in capfd.readouterr().err
     assert "cut" not in read_recording(tmp_path / "whole").settings

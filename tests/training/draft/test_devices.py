@@ -1,6 +1,4 @@
-"""Training of drafts and heads where the models are on another device: nothing of the CPU meets
-their tensors.
-"""
+"""Test that training on another device mixes no CPU tensors in."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ KEPT = np.arange(256)
 
 @pytest.fixture(autouse=True)
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernel of ours reads what is on the device, so that its tensors may pass for plain
-    ones.
-    """
+    """Let tensors of the device pass for plain ones; no compiled kernel reads them."""
     monkeypatch.setattr("paceline.model.eagle.modules.is_plain", lambda tensor: True)
 
 
@@ -51,7 +47,9 @@ def stretches(pair: Pair) -> list[TextChunk]:
         TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
     ]
     states = read_states(CachedLM(pair.target), texts, (1,))
-    return [dataclasses.replace(text, states=one) for text, one in zip(texts, states, strict=True)]
+    return [
+        dataclasses.replace(text, states=state) for text, state in zip(texts, states, strict=True)
+    ]
 
 
 def test_the_device_refuses_to_meet_the_cpu() -> None:
@@ -62,8 +60,8 @@ def test_the_device_refuses_to_meet_the_cpu() -> None:
         assert (there[torch.tensor([0, 2])] + 1).cpu().tolist() == [2.0, 2.0]
 
 
-def learnt(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
-    """The losses of a few steps, and what the draft is worth then."""
+def losses_of(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
+    """Return the losses of a few steps, and the agreement afterwards."""
     (muon, _), losses = model_optimisers(student.model, 1e-2, 1e-2), []
     for number in range(3):
         loss = student.loss(stretches, number)
@@ -74,12 +72,12 @@ def learnt(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
 
 
 def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[TextChunk]) -> None:
-    here = learnt(EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches), stretches)
+    here = losses_of(EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches), stretches)
     target = moved(copy.deepcopy(pair.target))
     with other_device():
         student = EagleStudent(target, "pair", CONFIG, KEPT, stretches)
         assert student.model.device == OTHER
-        there = learnt(student, stretches)
+        there = losses_of(student, stretches)
     assert there == pytest.approx(here, rel=1e-3)
 
 
@@ -87,7 +85,7 @@ def test_a_draft_with_an_embedding_of_its_own_learns_there(
     pair: Pair, stretches: list[TextChunk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(CONFIG, uses_target_states=False)
-    here = learnt(IndependentStudent(pair.target, config, KEPT), stretches)
+    here = losses_of(IndependentStudent(pair.target, config, KEPT), stretches)
     target, first = moved(copy.deepcopy(pair.target)), first_model(pair.target, config)
     # `.to` keeps ties where both devices are real.
     monkeypatch.setattr(
@@ -95,7 +93,7 @@ def test_a_draft_with_an_embedding_of_its_own_learns_there(
         lambda target, config: moved(first),
     )
     with other_device():
-        there = learnt(IndependentStudent(target, config, KEPT), stretches)
+        there = losses_of(IndependentStudent(target, config, KEPT), stretches)
     assert there == pytest.approx(here, rel=1e-3)
 
 
@@ -103,9 +101,7 @@ def test_a_draft_with_an_embedding_of_its_own_learns_there(
 def test_a_head_is_recorded_there(
     pair: Pair, stretches: list[TextChunk], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States are handed in: their reading goes through the whole engine, which the GPU tests
-    have.
-    """
+    """The target's states are passed in; GPU tests cover how they are read."""
     draft = EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches).model
     states = stretches[0].states
     monkeypatch.setattr(along, "read_states", lambda target, texts, layers: iter([states]))
@@ -113,14 +109,14 @@ def test_a_head_is_recorded_there(
     def recorded(target: Any, drafting: Any) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)
 
-        def label(own: Tensor, said: Tensor) -> list[Tensor]:
-            return draft_and_label(own, said, temperature == 0, generator)
+        def label(draft_scores: Tensor, target_choice: Tensor) -> list[Tensor]:
+            return draft_and_label(draft_scores, target_choice, temperature == 0, generator)
 
         model = CachedLM(target)
         params = SamplingParams(8, temperature=temperature)
         return [
-            one.cpu()
-            for one in draft_along(
+            column.cpu()
+            for column in draft_along(
                 model, drafting, pair.prompts[0], pair.answers[0], params, 2, label
             )
         ]

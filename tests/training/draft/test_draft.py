@@ -1,6 +1,4 @@
-"""Training drafts, and judging them: what chains are worth, what is learnt, what continues, what
-is refused.
-"""
+"""Test training and evaluation of draft models, checkpoints and refused inputs."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ def answers_file(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("recorded") / "answers.jsonl"
     llm = LLM(pair.target, tokenizer=tokenizer)
     questions = [
-        RecordingPrompt(str(place), "even" if place % 2 else "odd", prompt)
-        for place, prompt in enumerate(pair.prompts)
+        RecordingPrompt(str(number), "even" if number % 2 else "odd", prompt)
+        for number, prompt in enumerate(pair.prompts)
     ]
     record_answers(path, llm, questions, SamplingParams(max_new_tokens=COUNT), RecordOptions(top=4))
     return path
@@ -67,29 +65,29 @@ def answers(answers_file: Path, pair: Pair) -> list[TextChunk]:
 
 
 def simulated(hits: list[bool], length: int) -> list[int]:
-    """How much of each chain is accepted where chains are drafted one after the other."""
-    found, at = [], 1
-    while at < len(hits):
-        kept = len(list(itertools.takewhile(bool, hits[at : at + length])))
-        found.append(kept)
-        at += kept + 1
-    return found
+    """Return the accepted tokens of each chain, drafted one after the other."""
+    accepted, token = [], 1
+    while token < len(hits):
+        count = len(list(itertools.takewhile(bool, hits[token : token + length])))
+        accepted.append(count)
+        token += count + 1
+    return accepted
 
 
 @pytest.mark.parametrize("length", [1, 4])
 def test_chains_of_greedy_answers_are_those_of_decoding(length: int) -> None:
     random = np.random.default_rng(0)
     answers = [random.random(count) < 0.7 for count in (0, 1, 2, 9, 40)]
-    found = expected_chains([one.astype(float) for one in answers], length)
-    accepted = [kept for one in answers for kept in simulated(one.tolist(), length)]
-    assert found.chains == len(accepted)
-    assert found.per_chain == pytest.approx(np.mean(accepted))
-    assert found.accepted == tuple(
-        sum(kept > place for kept in accepted) for place in range(length)
+    chains = expected_chains([answer.astype(float) for answer in answers], length)
+    accepted = [count for answer in answers for count in simulated(answer.tolist(), length)]
+    assert chains.chains == len(accepted)
+    assert chains.per_chain == pytest.approx(np.mean(accepted))
+    assert chains.accepted == tuple(
+        sum(count > position for count in accepted) for position in range(length)
     )
 
 
-def test_chains_of_sampled_answers_are_the_mean_over_what_may_happen() -> None:
+def test_chains_of_sampled_answers_are_the_mean_over_all_outcomes() -> None:
     chances = [1.0, 0.3, 0.9, 0.5, 0.2]
     expected, chains = 0.0, 0.0
     for hits in itertools.product([False, True], repeat=len(chances)):
@@ -98,15 +96,15 @@ def test_chains_of_sampled_answers_are_the_mean_over_what_may_happen() -> None:
                 [chance if hit else 1 - chance for chance, hit in zip(chances, hits, strict=True)]
             )
         )
-        kept = simulated(list(hits), 2)
-        expected, chains = expected + share * sum(kept), chains + share * len(kept)
-    found = expected_chains([chances], 2)
-    assert found.chains == pytest.approx(chains)
-    assert sum(found.accepted) == pytest.approx(expected)
+        accepted = simulated(list(hits), 2)
+        expected, chains = expected + share * sum(accepted), chains + share * len(accepted)
+    result = expected_chains([chances], 2)
+    assert result.chains == pytest.approx(chains)
+    assert sum(result.accepted) == pytest.approx(expected)
 
 
 def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[TextChunk]) -> None:
-    """The prediction without decoding beside decoding itself."""
+    """The evaluation without decoding agrees with decoding."""
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", pair.draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
@@ -124,9 +122,11 @@ def test_the_loss_and_its_gradients_are_autograds() -> None:
     loss = distillation_loss(hidden, weight, targets, probs)
     expected = -(probs * (hidden @ weight.T).log_softmax(-1).gather(1, targets)).sum(1).mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    mine, theirs = (torch.autograd.grad(3 * one, (hidden, weight)) for one in (loss, expected))
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    gradients, expected_gradients = (
+        torch.autograd.grad(3 * value, (hidden, weight)) for value in (loss, expected)
+    )
+    for value, other_weights in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(value, other_weights, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 32), (3, 32, 8), (1, 16, 16)])
@@ -147,46 +147,46 @@ def test_muon_steps_along_orthogonal_matrices(shape: tuple[int, ...]) -> None:
 
 def test_the_first_embedding_is_the_targets_in_fewer_dimensions(pair: Pair) -> None:
     rows = pair.target.get_input_embeddings().weight.detach()
-    found = principal(rows, 16)
+    projected = principal(rows, 16)
     best = torch.linalg.svdvals(rows)[:16]
-    torch.testing.assert_close(torch.linalg.svdvals(found), best, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(torch.linalg.svdvals(projected), best, rtol=1e-3, atol=1e-3)
     model = first_model(pair.target, DraftTraining(uses_target_states=False, hidden=64, layers=2))
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert model.config.vocab_size == pair.target.config.vocab_size
 
 
-def test_batches_hold_every_stretch_once_an_epoch_and_continue_where_they_were(
+def test_batches_hold_every_chunk_once_an_epoch_and_resume(
     answers: list[TextChunk],
 ) -> None:
     batches = Batches(answers, 200, 3)
-    whole = list(itertools.islice(batches.after(0), 40))
+    batches_used = list(itertools.islice(batches.after(0), 40))
     again = list(itertools.islice(batches.after(25), 15))
     assert all(
-        one is other
-        for pair in zip(whole[25:], again, strict=True)
-        for one, other in zip(*pair, strict=True)
+        chunk is other_weights
+        for pair in zip(batches_used[25:], again, strict=True)
+        for chunk, other_weights in zip(*pair, strict=True)
     )
-    assert len(answers) in np.cumsum([len(batch) for batch in whole])
+    assert len(answers) in np.cumsum([len(batch) for batch in batches_used])
 
 
-def test_a_batch_says_what_the_target_said(answers: list[TextChunk]) -> None:
-    places = np.full(256, -1)
-    kept = np.unique(np.concatenate([one.token_ids[one.first :] for one in answers]))
-    places[kept] = np.arange(len(kept))
-    batch = collated(answers[:3], places)
-    at = 0
-    for row, stretch in enumerate(answers[:3]):
-        for place in range(stretch.first, len(stretch)):
-            assert int(batch.positions[at]) == row * batch.token_ids.shape[1] + place - 1
-            best = int(batch.probs[at].argmax())
+def test_a_batch_holds_the_target_distribution(answers: list[TextChunk]) -> None:
+    vocabulary_index = np.full(256, -1)
+    token_ids = np.unique(np.concatenate([answer.token_ids[answer.first :] for answer in answers]))
+    vocabulary_index[token_ids] = np.arange(len(token_ids))
+    batch = collated(answers[:3], vocabulary_index)
+    entry = 0
+    for row, chunk in enumerate(answers[:3]):
+        for position in range(chunk.first, len(chunk)):
+            assert int(batch.positions[entry]) == row * batch.token_ids.shape[1] + position - 1
+            best = int(batch.probs[entry].argmax())
             assert (
-                kept[int(batch.targets[at, best])] == stretch.token_ids[place]
-            )  # greedy: the likeliest was said
-            at += 1
-    torch.testing.assert_close(batch.probs.sum(1), torch.ones(at))
+                token_ids[int(batch.targets[entry, best])] == chunk.token_ids[position]
+            )  # greedy: the target chose the likeliest
+            entry += 1
+    torch.testing.assert_close(batch.probs.sum(1), torch.ones(entry))
 
 
-def test_a_long_stretch_loses_its_beginning_first(answers: list[TextChunk]) -> None:
+def test_a_long_chunk_loses_its_beginning_first(answers: list[TextChunk]) -> None:
     longest = max(answers, key=len)
     cut = shortened(longest, len(longest) - 2)
     assert cut.token_ids.tolist() == longest.token_ids.tolist()[2:]
@@ -196,15 +196,17 @@ def test_a_long_stretch_loses_its_beginning_first(answers: list[TextChunk]) -> N
     assert len(tiny.top.token_ids) == 7
 
 
-def test_kept_tokens_are_the_fewest_that_cover(answers: list[TextChunk]) -> None:
-    material = DraftData.split(answers, [], QUICK)
-    kept = reduced_vocabulary(material, 256, 0.8)
-    said = np.concatenate([one.token_ids[one.first :] for one in material.answers])
-    assert np.isin(said, kept).mean() >= 0.8
-    assert len(kept) % WIDTH == 0
-    fewer = np.argsort(-np.bincount(said, minlength=256), kind="stable")[: len(kept) - WIDTH]
-    assert np.isin(said, fewer).mean() < 0.8
-    assert reduced_vocabulary(material, 256, 1.0).tolist() == list(range(256))
+def test_the_reduced_vocabulary_is_the_smallest_that_covers(answers: list[TextChunk]) -> None:
+    data = DraftData.split(answers, [], QUICK)
+    token_ids = reduced_vocabulary(data, 256, 0.8)
+    predicted = np.concatenate([answer.token_ids[answer.first :] for answer in data.answers])
+    assert np.isin(predicted, token_ids).mean() >= 0.8
+    assert len(token_ids) % WIDTH == 0
+    fewer = np.argsort(-np.bincount(predicted, minlength=256), kind="stable")[
+        : len(token_ids) - WIDTH
+    ]
+    assert np.isin(predicted, fewer).mean() < 0.8
+    assert reduced_vocabulary(data, 256, 1.0).tolist() == list(range(256))
 
 
 def trained(pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraining) -> DraftFolder:
@@ -218,14 +220,14 @@ def trained(pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraini
 
 
 def counting(count: int) -> list[TextChunk]:
-    """Texts in which every token says the next one."""
+    """Return texts in which every token determines the next."""
     starts = np.random.default_rng(1).integers(3, 203, count)
     return [
         TextChunk(((start + 7 * np.arange(30)) % 200 + 3).astype(np.int32), 4) for start in starts
     ]
 
 
-def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) -> None:
+def test_a_trained_draft_improves_and_is_lossless(pair: Pair, tmp_path: Path) -> None:
     config = DraftTraining(
         uses_target_states=False,
         hidden=64,
@@ -237,12 +239,12 @@ def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) 
         lr=0.02,
         coverage=0.95,
     )
-    made = trained(pair, counting(80), tmp_path, config).finish()
-    assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
+    record = trained(pair, counting(80), tmp_path, config).finish()
+    assert record.curve[-1].losses["answers"] < record.curve[0].losses["answers"]
     assert expected_chains(
         agreements(load_draft(tmp_path), counting(100)[80:]), 4
-    ).agreement == pytest.approx(made.best.agreement, abs=0.15)
-    assert made.best.agreement > 0.7  # 0.005 by chance
+    ).agreement == pytest.approx(record.best.agreement, abs=0.15)
+    assert record.best.agreement > 0.7  # 0.005 by chance
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", tmp_path).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
@@ -250,27 +252,29 @@ def test_a_trained_draft_has_learnt_and_is_lossless(pair: Pair, tmp_path: Path) 
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
-def test_an_interrupted_training_goes_on(
+def test_an_interrupted_training_resumes(
     pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     folder = DraftFolder(tmp_path, {"seed": 0}, {})
-    material = DraftData.split(answers, [], QUICK)
+    data = DraftData.split(answers, [], QUICK)
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
 
-    first = DraftTrainer(pair.target, material, QUICK, folder)
+    first = DraftTrainer(pair.target, data, QUICK, folder)
     with pytest.raises(KeyboardInterrupt):
         first.run(TrainingReport(interrupt))
     assert (tmp_path / STATE).exists()
     assert not folder.finished
-    second = DraftTrainer(pair.target, material, QUICK, DraftFolder(tmp_path, {"seed": 0}, {}))
+    second = DraftTrainer(pair.target, data, QUICK, DraftFolder(tmp_path, {"seed": 0}, {}))
     assert (second.progress.steps, second.progress.batches) == (
         first.progress.steps,
         first.progress.batches,
     )
-    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for first_weights, other_weights in zip(
+        first.model.parameters(), second.model.parameters(), strict=True
+    ):
+        assert torch.equal(first_weights, other_weights)
     second.run()
     assert second.progress.steps > first.progress.steps
     folder.finish()
@@ -301,25 +305,29 @@ def test_ctrl_c_completes_the_step_and_stores_the_state(
     )
     assert resumed.progress == trainer.progress
     assert resumed.progress.steps == 3
-    for one, other in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for first_weights, other_weights in zip(
+        trainer.model.parameters(), resumed.model.parameters(), strict=True
+    ):
+        assert torch.equal(first_weights, other_weights)
     for steps in (trainer, resumed):
         steps.progress.seconds = 0.0
         steps.step()
-    for one, other in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for first_weights, other_weights in zip(
+        trainer.model.parameters(), resumed.model.parameters(), strict=True
+    ):
+        assert torch.equal(first_weights, other_weights)
 
 
 def test_steps_are_reproducible(pair: Pair, answers: list[TextChunk], tmp_path: Path) -> None:
-    material = DraftData.split(answers, [], QUICK)
+    data = DraftData.split(answers, [], QUICK)
     models = []
     for name in ("one", "other"):
-        trainer = DraftTrainer(pair.target, material, QUICK, DraftFolder(tmp_path / name, {}, {}))
+        trainer = DraftTrainer(pair.target, data, QUICK, DraftFolder(tmp_path / name, {}, {}))
         for _ in range(3):
             trainer.step()
         models.append(trainer.model)
-    for one, other in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(one, other)
+    for first_weights, other_weights in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(first_weights, other_weights)
 
 
 def test_a_damaged_checkpoint_is_refused(
@@ -332,7 +340,7 @@ def test_a_damaged_checkpoint_is_refused(
         DraftFolder(tmp_path, {"hidden": QUICK.hidden, "length": QUICK.length}, {})
 
 
-def test_a_rate_that_trains_nothing_is_refused(
+def test_a_rate_that_diverges_is_refused(
     pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     config = dataclasses.replace(QUICK, minutes=0.3, lr=1e30)
@@ -340,17 +348,17 @@ def test_a_rate_that_trains_nothing_is_refused(
         trained(pair, answers, tmp_path, config)
 
 
-def test_a_judgement_says_what_drafting_would_gain(pair: Pair, answers: list[TextChunk]) -> None:
-    found = evaluate(draft_lm(CachedLM(pair.draft)), CachedLM(pair.target), answers, 4)
-    assert set(found.chains) == {"even", "odd", "all"}
-    assert found.chains["all"].places == sum(
-        one.places for name, one in found.chains.items() if name != "all"
+def test_an_evaluation_computes_the_gain_of_drafting(pair: Pair, answers: list[TextChunk]) -> None:
+    judgement = evaluate(draft_lm(CachedLM(pair.draft)), CachedLM(pair.target), answers, 4)
+    assert set(judgement.chains) == {"even", "odd", "all"}
+    assert judgement.chains["all"].places == sum(
+        entry.places for name, entry in judgement.chains.items() if name != "all"
     )
-    gain = found.gains[3]
-    step = found.target_seconds[4] + 4 * found.draft_seconds
-    assert gain.speed == pytest.approx((1 + gain.accepted) * found.target_seconds[0] / step)
-    assert gain.accepted == pytest.approx(found.chains["all"].per_chain)
-    assert found.best.speed == max(one.speed for one in found.gains)
+    gain = judgement.gains[3]
+    step = judgement.target_seconds[4] + 4 * judgement.draft_seconds
+    assert gain.speed == pytest.approx((1 + gain.accepted) * judgement.target_seconds[0] / step)
+    assert gain.accepted == pytest.approx(judgement.chains["all"].per_chain)
+    assert judgement.best.speed == max(entry.speed for entry in judgement.gains)
 
 
 def test_answers_of_another_model_are_refused(pair: Pair, answers_file: Path) -> None:

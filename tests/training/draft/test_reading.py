@@ -1,6 +1,4 @@
-"""Drafts that read the target's hidden states: trained, judged, and in every drafter that takes
-a draft.
-"""
+"""Test drafts that read target states: training, evaluation and use."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ SPECS = [
 
 @pytest.fixture(scope="module")
 def answers(pair: Pair) -> list[TextChunk]:
-    """What the target says, as it is recorded."""
+    """Return the target's answers as training chunks."""
     both = zip(pair.prompts, pair.answers, strict=True)
     return [
         TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
@@ -74,17 +72,15 @@ def trained(
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
     # seconds: every step takes as long, whatever else the machine does
     ticks = itertools.count(0.0, 0.25)
-    material = DraftData.split(answers, [], config).with_states(
-        CachedLM(pair.target), config.reads_at
-    )
-    trainer = DraftTrainer(pair.target, material, config, folder, lambda: next(ticks))
+    data = DraftData.split(answers, [], config).with_states(CachedLM(pair.target), config.reads_at)
+    trainer = DraftTrainer(pair.target, data, config, folder, lambda: next(ticks))
     trainer.run()
     return trainer
 
 
 @pytest.fixture(scope="module")
 def folder(pair: Pair, answers: list[TextChunk], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft that has learnt the answers themselves."""
+    """Train a draft on the very answers of the tests."""
     path = tmp_path_factory.mktemp("draft")
     trained(pair, [*answers * 2], path)
     return path
@@ -93,16 +89,16 @@ def folder(pair: Pair, answers: list[TextChunk], tmp_path_factory: pytest.TempPa
 def test_training_lowers_the_loss_and_continues(
     pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
-    made = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
-    assert made.curve[-1].losses["answers"] < made.curve[0].losses["answers"]
+    record = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
+    assert record.curve[-1].losses["answers"] < record.curve[0].losses["answers"]
     assert (folder / STATE).exists()
-    material = DraftData.split(answers * 2, [], CONFIG).with_states(
+    data = DraftData.split(answers * 2, [], CONFIG).with_states(
         CachedLM(pair.target), CONFIG.reads_at
     )
     again = DraftTrainer(
-        pair.target, material, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"})
+        pair.target, data, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"})
     )
-    assert again.progress.steps == made.curve[-1].steps
+    assert again.progress.steps == record.curve[-1].steps
 
 
 def test_several_texts_are_read_at_once(pair: Pair, answers: list[TextChunk]) -> None:
@@ -111,17 +107,18 @@ def test_several_texts_are_read_at_once(pair: Pair, answers: list[TextChunk]) ->
     torch.set_num_threads(2)
     try:
         together = read_states(target, answers)
-        found = [next(together)]
+        parallel = [next(together)]
         assert torch.get_num_threads() == 2  # here, whatever the readers have
-        found += together
+        parallel += together
         interrupted = read_states(target, answers * 100)
         next(interrupted)
         del interrupted
     finally:
         torch.set_num_threads(1)
-    assert [len(one) for one in found] == [len(one) for one in answers]
+    assert [len(states) for states in parallel] == [len(states) for states in answers]
     assert all(
-        torch.allclose(one, other, atol=1e-5) for one, other in zip(found, alone, strict=True)
+        torch.allclose(states, other, atol=1e-5)
+        for states, other in zip(parallel, alone, strict=True)
     )
 
 
@@ -131,11 +128,9 @@ def test_a_draft_begins_as_another_one(
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
     config = shaped_as_start(config)
     assert (config.hidden, config.layers) == (CONFIG.hidden, CONFIG.layers)
-    material = DraftData.split(answers, [], config).with_states(
-        CachedLM(pair.target), config.reads_at
-    )
+    data = DraftData.split(answers, [], config).with_states(CachedLM(pair.target), config.reads_at)
     trainer = DraftTrainer(
-        pair.target, material, config, DraftFolder(tmp_path, {}, {"target": "the pair's"})
+        pair.target, data, config, DraftFolder(tmp_path, {}, {"target": "the pair's"})
     )
     begun = dict(load_draft(folder, "float32").named_parameters())
     assert all(
@@ -146,13 +141,13 @@ def test_a_draft_begins_as_another_one(
 def test_a_draft_that_reads_no_layer_in_the_middle(
     pair: Pair, answers: list[TextChunk], folder: Path, tmp_path: Path
 ) -> None:
-    """As those before there was such a choice: their configuration names none."""
+    """Older configurations name no layer; they load as drafts without one."""
     path = tmp_path / "draft"
     trained(pair, answers, path, dataclasses.replace(CONFIG, reads_at=0))
-    told = json.loads((path / "config.json").read_text())
-    assert told[READS].pop("layers") == []
-    del told[READS]["depth"]
-    (path / "config.json").write_text(json.dumps(told))
+    config = json.loads((path / "config.json").read_text())
+    assert config[READS].pop("layers") == []
+    del config[READS]["depth"]
+    (path / "config.json").write_text(json.dumps(config))
     draft = load_draft(path, "float32")
     assert layers_read(draft) == ()
     assert shaped_as_start(dataclasses.replace(CONFIG, start=str(path))).reads_at == 0
@@ -172,13 +167,13 @@ def test_sequences_that_keep_states_of_different_layers_share_a_step(
     llm = LLM(pair.target)
     layers = [(0,), (), (1, 0)]
     requests = [Request(prompt, Params(max_new_tokens=COUNT)) for prompt in pair.prompts[:3]]
-    for request, one in zip(requests, layers, strict=True):
-        request.states = HiddenStateLog(one)
+    for request, read in zip(requests, layers, strict=True):
+        request.states = HiddenStateLog(read)
     llm._engine.finish(llm._engine.submit(requests))
-    for request, one, stretch in zip(requests, layers, answers, strict=False):
+    for request, read, chunk in zip(requests, layers, answers, strict=False):
         assert request.states is not None
         first, known = request.states.known(0, len(request))
-        expected = next(read_states(target, [stretch], one))
+        expected = next(read_states(target, [chunk], read))
         torch.testing.assert_close(
             known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3
         )
@@ -245,63 +240,63 @@ def test_prompts_in_chunks_and_prefixes_in_the_cache_are_read(pair: Pair, folder
         assert [out.token_ids for out in outs] == pair.answers
 
 
-def test_what_is_judged_is_what_the_drafter_gets(
+def test_an_evaluation_agrees_with_decoding(
     pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
-    """The prediction without decoding beside decoding itself: the same states are read at the
-    same places.
-    """
+    """The evaluation without decoding agrees with decoding."""
     # in bfloat16 a near tie is decided by which rows are in a product
     draft = load_draft(folder, "float32")
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
     # the last token never is
-    drafted = [dataclasses.replace(one, token_ids=one.token_ids[:-1]) for one in answers]
-    found = evaluate(CachedLM(draft), CachedLM(pair.target), drafted, 4).chains["all"]
-    assert found.per_chain > 0.2
-    assert sum(found.accepted) == pytest.approx(
+    drafted = [dataclasses.replace(answer, token_ids=answer.token_ids[:-1]) for answer in answers]
+    chains = evaluate(CachedLM(draft), CachedLM(pair.target), drafted, 4).chains["all"]
+    assert chains.per_chain > 0.2
+    assert sum(chains.accepted) == pytest.approx(
         sum(out.stats.accepted_tokens for out in outs), rel=0.02
     )
 
 
-def test_a_place_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> None:
+def test_a_position_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> None:
     draft = load_draft(folder, "float32")
     attach(draft, pair.target)
     tokens, states = torch.arange(9), torch.randn(9, *states_shape(draft))
     rows = Rows.for_evaluation(9, 3, 2)
     embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
-    whole = hidden_of_rows(embedding, decoder, tokens[None], states[None], rows)[0]
-    for row, (place, guessed) in enumerate(
+    hidden = hidden_of_rows(embedding, decoder, tokens[None], states[None], rows)[0]
+    for row, (position, guessed) in enumerate(
         zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True)
     ):
-        root = place - guessed
+        root = position - guessed
         at = torch.stack((torch.zeros(root, dtype=torch.long), torch.arange(1, root + 1)))
         with torch.no_grad():
-            rows_in = embedding(tokens[None, : place + 1], TargetStates(at, states[1 : root + 1]))
+            rows_in = embedding(
+                tokens[None, : position + 1], TargetStates(at, states[1 : root + 1])
+            )
             alone = decoder(inputs_embeds=rows_in).last_hidden_state[0, -1]
-        torch.testing.assert_close(whole[row].detach(), alone, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(hidden[row].detach(), alone, rtol=1e-3, atol=1e-3)
 
 
-def test_guesses_are_learnt_in_whole_chains_behind_a_prompt() -> None:
+def test_guesses_are_trained_in_complete_chains_after_a_prompt() -> None:
     for offset in range(4):
         rows = Rows.for_training(20, 4, offset, first=7)
         assert rows.positions[:20].tolist() == list(range(20))
         assert not rows.guessed[:20].any()
         roots = rows.positions[20:] - rows.guessed[20:]
-        assert roots.min() >= 6  # the last token of the prompt is one that the target has said
-        for place, guessed in zip(
+        assert roots.min() >= 6  # guesses start after the prompt
+        for position, guessed in zip(
             rows.positions[20:].tolist(), rows.guessed[20:].tolist(), strict=True
         ):
-            assert guessed == 1 or (place - 1, guessed - 1) in zip(
+            assert guessed == 1 or (position - 1, guessed - 1) in zip(
                 rows.positions.tolist(), rows.guessed.tolist(), strict=True
             )
 
 
-def test_without_its_states_a_draft_says_something_else(pair: Pair, folder: Path) -> None:
+def test_without_states_a_draft_returns_other_logits(pair: Pair, folder: Path) -> None:
     draft = CachedLM(load_draft(folder, "float32"))
     attach(draft.model, pair.target)
-    said = []
+    logits = []
     for log in (None, HiddenStateLog(layers_read(draft.model))):
         request = Request(list(range(5, 12)), Params())
         request.states = log
@@ -313,9 +308,9 @@ def test_without_its_states_a_draft_says_something_else(pair: Pair, folder: Path
                 ),
             )
         draft.open(request)
-        said.append(draft.forward([request], [DraftTree.chain([3, 4])]))
+        logits.append(draft.forward([request], [DraftTree.chain([3, 4])]))
         draft.close(request)
-    assert not torch.allclose(said[0], said[1])
+    assert not torch.allclose(logits[0], logits[1])
 
 
 def test_states_are_kept_as_they_come() -> None:
@@ -334,14 +329,16 @@ def test_states_are_kept_as_they_come() -> None:
 
 def test_the_loss_of_states_and_its_gradient_are_autograds() -> None:
     torch.manual_seed(0)
-    made, states = torch.randn(300, 8, requires_grad=True), torch.randn(300, 8)
+    hidden, states = torch.randn(300, 8, requires_grad=True), torch.randn(300, 8)
     weight, bias, shares = torch.randn(20, 8), torch.randn(20), torch.rand(300)
-    logits, said = made @ weight.T + bias, (states @ weight.T + bias).softmax(-1)
-    expected = -((said * logits.log_softmax(-1)).sum(-1) * shares).sum()
-    loss = states_loss(made, states, weight, bias, shares)
+    logits, probs = hidden @ weight.T + bias, (states @ weight.T + bias).softmax(-1)
+    expected = -((probs * logits.log_softmax(-1)).sum(-1) * shares).sum()
+    loss = states_loss(hidden, states, weight, bias, shares)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(
-        *(torch.autograd.grad(2 * one, made)[0] for one in (loss, expected)), rtol=1e-4, atol=1e-4
+        *(torch.autograd.grad(2 * value, hidden)[0] for value in (loss, expected)),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -395,7 +392,7 @@ def test_a_folder_in_another_dtype(pair: Pair, folder: Path) -> None:
 def test_a_head_learns_what_a_chain_does(
     pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
-    """States and labels beside those of a chain that is drafted token by token."""
+    """States and labels equal those of a chain drafted token by token."""
     draft, target = load_draft(folder, "float32"), CachedLM(pair.target)
     prompt, answer = pair.prompts[0], pair.answers[0]
     answered = AnsweredPrompts([prompt], [answer], SamplingParams())
@@ -404,30 +401,30 @@ def test_a_head_learns_what_a_chain_does(
     model = CachedLM(draft)
     row = 0
     for guessed in range(1, 4):
-        for place in range(len(prompt) + guessed, len(prompt) + len(answer)):
-            root = place - guessed
+        for position in range(len(prompt) + guessed, len(prompt) + len(answer)):
+            root = position - guessed
             request = Request([*prompt, *answer][: root + 1], Params())
             request.states = HiddenStateLog(layers_read(draft))
             request.states.write(0, states[:root])
             model.open(request)
-            chain = [*prompt, *answer][root + 1 : place]
+            chain = [*prompt, *answer][root + 1 : position]
             logits = model.forward([request], [DraftTree.chain(chain)])[0, -1]
-            said = int(logits.argmax())
-            hidden = model.forward_with_hidden([request], [DraftTree.chain([*chain, said])])[1][
+            token = int(logits.argmax())
+            hidden = model.forward_with_hidden([request], [DraftTree.chain([*chain, token])])[1][
                 0, -1
             ]
             model.close(request)
             torch.testing.assert_close(columns["hidden"][row], hidden, rtol=1e-3, atol=1e-3)
-            assert bool(columns["labels"][row]) == (said == [*prompt, *answer][place])
+            assert bool(columns["labels"][row]) == (token == [*prompt, *answer][position])
             row += 1
     assert row == len(columns["labels"])
 
 
 def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
     """The states are the same numbers, with zeros behind."""
-    asked, params = pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
+    prompts, params = pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
     outs = [
-        LLM(target, "draft_model:max_draft_tokens=4", folder).generate(asked, params)
+        LLM(target, "draft_model:max_draft_tokens=4", folder).generate(prompts, params)
         for target in (pair.target, enlarge(pair.target, 4 * pair.target.config.hidden_size, 6))
     ]
     assert [out.token_ids for out in outs[0]] == [out.token_ids for out in outs[1]]
@@ -439,9 +436,7 @@ def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
 def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(
     pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
-    """Ouroboros runs the draft through the one step, too: what that reads is what the target
-    said.
-    """
+    """Ouroboros also steps the draft; the request keeps the states of its target."""
     llm = LLM(pair.target, "ouroboros:gamma=4,budget=false", folder)
     request = Request(pair.prompts[0], Params(max_new_tokens=COUNT))
     (handle,) = llm._engine.submit([request])

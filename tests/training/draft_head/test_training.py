@@ -1,6 +1,4 @@
-"""Draft heads that are trained: better than the map it begins as, kept whole, refused where it does
-not belong, lossless in use.
-"""
+"""Test training, storage and use of hidden-state draft heads."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def answers_of(pair: Pair) -> list[TextChunk]:
 
 
 def data_of(model: CachedLM, states: States) -> DraftHeadData:
-    """The same states for training and validation."""
+    """Return training data that is its own validation data."""
     return DraftHeadData(model, states, states, Card("pair", "", model.vocab_size))
 
 
@@ -68,61 +66,61 @@ def file(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]], tmp_path: P
 
 
 def test_it_learns(trained: tuple[Weights, list[DraftHeadReport]]) -> None:
-    """More of the tokens it was taught with are its first guess than of the linear map's, one
-    place on and two.
-    """
+    """The first guess is right more often than that of the linear map, at both levels."""
     judged = trained[1]
     assert len(judged) == 1 + SETTINGS.epochs
     assert judged[-1].first[0] > judged[0].first[0]
     assert judged[-1].first[1] > judged[0].first[1]
-    assert all(one <= eight for one, eight in zip(judged[-1].first, judged[-1].among, strict=True))
+    assert all(
+        first <= eight for first, eight in zip(judged[-1].first, judged[-1].among, strict=True)
+    )
 
 
-def test_places_and_answers_are_those_with_two_tokens_behind(pair: Pair) -> None:
-    found = states_of(
+def test_positions_are_followed_by_two_tokens_of_their_chunk(pair: Pair) -> None:
+    states = states_of(
         CachedLM(pair.target), [TextChunk(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2
     )
-    assert found.positions.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
-    assert found.answers.tolist() == [2, 3, 8, 9]
-    assert len(found.states) == len(found.token_ids) == 12
+    assert states.positions.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert states.answers.tolist() == [2, 3, 8, 9]
+    assert len(states.states) == len(states.token_ids) == 12
 
 
-def test_a_seed_is_the_same_weights(pair: Pair) -> None:
+def test_a_seed_determines_the_weights(pair: Pair) -> None:
     model = CachedLM(pair.target)
     answers = states_of(model, answers_of(pair)[:4])
-    made = []
+    weights = []
     for _ in range(2):
         trainer = DraftHeadTrainer(data_of(model, answers), replace(SETTINGS, epochs=1, batch=8))
         trainer.run()
-        made.append(trainer.weights())
-    assert torch.equal(made[0].first, made[1].first)
-    assert torch.equal(made[0].outer, made[1].outer)
+        weights.append(trainer.weights())
+    assert torch.equal(weights[0].first, weights[1].first)
+    assert torch.equal(weights[0].outer, weights[1].outer)
 
 
 def test_a_tree_of_several_levels(
     pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]
 ) -> None:
-    """Each level is what the layer makes of its own states before, behind the likeliest paths;
-    many sequences go less far.
-    """
+    """Each level predicts from the states of the level before, fewer in a batch."""
     model = CachedLM(pair.target)
-    found = DraftHead(model, trained[0])
+    draft_head = DraftHead(model, trained[0])
     states = torch.randn(
         9, pair.target.config.hidden_size, generator=torch.Generator().manual_seed(0)
     )
-    (tree,) = found.predict(states[:1], [5])
+    (tree,) = draft_head.predict(states[:1], [5])
     assert len(tree) == 16 + 4 * 8 + 4 * 8
     assert set(tree.token_ids) <= set(trained[0].token_ids.tolist())
     with torch.inference_mode():
-        first = found.next_states(states[:1], torch.tensor([5]))
-        second = found.next_states(first, torch.tensor(tree.token_ids[:1]))
-        expected = found.guess(second, 8)
+        first = draft_head.next_states(states[:1], torch.tensor([5]))
+        second = draft_head.next_states(first, torch.tensor(tree.token_ids[:1]))
+        expected = draft_head.guess(second, 8)
     children = [node for node, parent in enumerate(tree.parents) if parent == 0]
     assert [tree.token_ids[node] for node in children] == expected[0][0].tolist()
     assert [tree.confidence[node] for node in children] == pytest.approx(expected[1][0].tolist())  # type: ignore[index]
     assert all(parent < node for node, parent in enumerate(tree.parents))
-    assert [len(one) for one in found.predict(states[:3], [5, 6, 7])] == [16 + 2 * 8 + 2 * 8] * 3
-    assert [len(one) for one in found.predict(states, [5] * 9)] == [16] * 9
+    assert [len(draft) for draft in draft_head.predict(states[:3], [5, 6, 7])] == [
+        16 + 2 * 8 + 2 * 8
+    ] * 3
+    assert [len(draft) for draft in draft_head.predict(states, [5] * 9)] == [16] * 9
 
 
 def test_a_file_is_what_was_saved(
@@ -147,10 +145,10 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
         content = bytearray(b"no weights at all")
     else:
         tensors = safetensors.torch.load(bytes(content))
-        told = (
+        header = (
             {"kind": "paceline draft head", "version": "9"} if damage == "another version" else {}
         )
-        content = bytearray(safetensors.torch.save(tensors, told))
+        content = bytearray(safetensors.torch.save(tensors, header))
     file.write_bytes(bytes(content))
     with pytest.raises(ConfigError, match="draft-head train"):
         read(file)
@@ -185,7 +183,7 @@ def test_an_enlarged_model_has_that_of_its_original(
 
 def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None:
     params = SamplingParams(max_new_tokens=COUNT)
-    told = []
+    forwards = []
     for draft_head in ("false", str(file)):
         llm = LLM(
             pair.target, f"auto:max_nodes=8,budget=false,draft_head={draft_head}", max_batch=3
@@ -194,8 +192,8 @@ def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None
         assert [answer.token_ids for answer in answers] == [
             expected[:COUNT] for expected in pair.answers
         ]
-        told.append(sum(answer.stats.target_forwards for answer in answers))
-    assert told[1] < told[0]
+        forwards.append(sum(answer.stats.target_forwards for answer in answers))
+    assert forwards[1] < forwards[0]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,9 +224,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "4",
     ]
     assert call(*train, "--epochs", "2", "--dtype", "float32", "--out", str(out))[0] == 0
-    said = capsys.readouterr().err
-    assert "min, step 0: " in said
-    assert f"wrote {out}" in said
+    output = capsys.readouterr().err
+    assert "min, step 0: " in output
+    assert f"wrote {out}" in output
     card = read(out)[1]
     assert card.about["recordings"] == ["answers.jsonl"]
     assert card.judged["epoch"] in (1, 2)
