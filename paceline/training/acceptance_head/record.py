@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -58,15 +57,8 @@ def record(
     starts = range(0, len(answers.prompts), config.batch)
     settings = _settings(config, answers, target, draft, len(starts))
     folder = RecordingFolder(config.out, settings, answers.prompts)
-    columns = (
-        TextColumn("recording"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("batches"),
-        TimeRemainingColumn(),
-    )
-    with progress_bar(*columns, shown=progress) as bar:
-        for batch, start in enumerate(bar.track(starts)):
+    with progress_bar(shown=progress) as bar:
+        for batch, start in enumerate(bar.track(starts, description="recording")):
             if not folder.has(batch):
                 group = range(start, min(start + config.batch, len(answers.prompts)))
                 folder.write(batch, _record_batch(config, answers, target, draft, group))

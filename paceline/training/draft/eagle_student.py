@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, PreTrainedModel
 
 from paceline.model.eagle.checkpoint import build
@@ -73,7 +74,7 @@ class EagleStudent:
         first = min(chunk.first for chunk in chunks)
         rows = Rows.for_training(width, chain, int(random.integers(chain)), first)
         unread = int(random.integers(width)) if random.random() < settings.UNREAD_SHARE else 0
-        token_ids, states = (tensor.to(device) for tensor in _padded(chunks, width))
+        token_ids, states = (tensor.to(device) for tensor in _padded(chunks))
         embedding = self._in_product_dtype(self.model.get_input_embeddings())
         decoder = self._in_product_dtype(self.model.get_decoder())
         hidden = hidden_of_rows(embedding, decoder, token_ids, shifted(states), rows, unread)
@@ -182,15 +183,11 @@ def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
     return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()
 
 
-def _padded(chunks: Sequence[TextChunk], width: int) -> tuple[Tensor, Tensor]:
+def _padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
     """Return token ids [b, width] and states [b, width, 1 + layers, hidden]."""
-    first = _states(chunks[0])
-    ids = torch.zeros(len(chunks), width, dtype=torch.long)
-    states = first.new_zeros(len(chunks), width, *first.shape[1:])
-    for row, chunk in enumerate(chunks):
-        ids[row, : len(chunk)] = torch.from_numpy(chunk.token_ids)
-        states[row, : len(chunk)] = _states(chunk)
-    return ids, states
+    ids = [torch.from_numpy(chunk.token_ids).long() for chunk in chunks]
+    states = [_states(chunk) for chunk in chunks]
+    return pad_sequence(ids, batch_first=True), pad_sequence(states, batch_first=True)
 
 
 def _pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:

@@ -125,8 +125,8 @@ def test_the_loss_and_its_gradients_are_autograds() -> None:
     gradients, expected_gradients = (
         torch.autograd.grad(3 * value, (hidden, weight)) for value in (loss, expected)
     )
-    for value, other_weights in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(value, other_weights, rtol=1e-4, atol=1e-6)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 32), (3, 32, 8), (1, 16, 16)])
@@ -162,9 +162,9 @@ def test_batches_hold_every_chunk_once_an_epoch_and_resume(
     batches_used = list(itertools.islice(batches.after(0), 40))
     again = list(itertools.islice(batches.after(25), 15))
     assert all(
-        chunk is other_weights
+        chunk is other
         for pair in zip(batches_used[25:], again, strict=True)
-        for chunk, other_weights in zip(*pair, strict=True)
+        for chunk, other in zip(*pair, strict=True)
     )
     assert len(answers) in np.cumsum([len(batch) for batch in batches_used])
 
