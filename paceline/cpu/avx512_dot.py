@@ -138,9 +138,20 @@ def multiply_blocks(
     def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:
         for count in counts:
             with builder.if_then(builder.icmp_signed("==", num_blocks, _constant(count))):
-                _multiply(builder, count, outputs, kind, *operands)
+                _multiply(builder, count, outputs, kind, _Operands(*operands))
 
     return operation(types.void, (types.int64,) * 7, where_available(emit, kind=kind))
+
+
+class _Operands(NamedTuple):
+    """Hold the arguments of `multiply_blocks` after the number of blocks."""
+
+    blocks: Any
+    weight: Any
+    row_bytes: Any
+    sums: Any
+    ahead: Any
+    parts: Any
 
 
 def _multiply(
@@ -148,13 +159,9 @@ def _multiply(
     num_blocks: int,
     outputs: int,
     kind: _Numbers,
-    blocks: Any,
-    weight: Any,
-    row_bytes: Any,
-    out: Any,
-    ahead: Any,
-    parts: Any,
+    operands: _Operands,
 ) -> None:
+    blocks, weight, row_bytes, out, ahead, parts = operands
     zeros = ir.Constant(kind.sums, [0] * kind.sums.count)
     sums = [
         [cgutils.alloca_once_value(builder, zeros) for _ in range(outputs)]

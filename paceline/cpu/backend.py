@@ -83,7 +83,7 @@ class CpuBackend(TorchBackend):
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
         """Return attention by position, batch-invariant."""
-        return attention_by_position(query, key, value, mask, metadata, *options)
+        return attention_by_position(query, key, value, mask, metadata, options)
 
     argmax = staticmethod(argmax)
 

@@ -7,7 +7,7 @@ variants here use this order, so the number of rows does not change a result's b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -43,23 +43,30 @@ def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
     def emit(builder: Any, num_rows: Any, *operands: Any) -> None:
         for count in range(1, max_rows + 1):
             with builder.if_then(builder.icmp_signed("==", num_rows, ir.Constant(_INDEX, count))):
-                _multiply(builder, count, kind, *operands)
+                _multiply(builder, count, kind, _Operands(*operands))
 
     return operation(types.void, (types.int64,) * 8, emit)
+
+
+class _Operands(NamedTuple):
+    """Hold the arguments of `multiply_rows` after the number of rows."""
+
+    rows: Any
+    row_bytes: Any
+    weight: Any
+    stride: Any
+    out: Any
+    out_stride: Any
+    ahead: Any
 
 
 def _multiply(
     builder: Any,
     num_rows: int,
     kind: int,
-    rows: Any,
-    row_bytes: Any,
-    weight: Any,
-    stride: Any,
-    out: Any,
-    out_stride: Any,
-    ahead: Any,
+    operands: _Operands,
 ) -> None:
+    rows, row_bytes, weight, stride, out, out_stride, ahead = operands
     load_weight = emit_load_bfloat16 if kind == BFLOAT16 else emit_load
     step = VECTOR_BYTES // FLOAT_BYTES * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)
     sums = [

@@ -7,7 +7,7 @@ many sums are computed together.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -86,9 +86,20 @@ def add_weighted(vectors: int) -> Any:
                     for value, expected in ((queries, number), (halves, int(is_half)))
                 ]
                 with builder.if_then(builder.and_(*matches)):
-                    _add_rows(builder, number, vectors, is_half, *operands)
+                    _add_rows(builder, number, vectors, is_half, _Operands(*operands))
 
     return operation(types.void, (types.int64,) * 8, emit)
+
+
+class _Operands(NamedTuple):
+    """Hold the arguments of `add_weighted` after the number format."""
+
+    weights: Any
+    rows: Any
+    stride: Any
+    count: Any
+    sums: Any
+    size: Any
 
 
 def _add_rows(
@@ -96,13 +107,9 @@ def _add_rows(
     queries: int,
     vectors: int,
     halves: bool,
-    weights: Any,
-    rows: Any,
-    stride: Any,
-    count: Any,
-    sums: Any,
-    size: Any,
+    operands: _Operands,
 ) -> None:
+    weights, rows, stride, count, sums, size = operands
     weight_rows = [
         _load(builder, builder.add(weights, _constant(8 * query)), _INDEX)
         for query in range(queries)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from paceline.attention import AttentionMetadata
+from paceline.backend.interface import ScoreOptions
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.cpu.attention import invariant
@@ -170,9 +171,7 @@ def test_values_are_those_of_the_reference(shape: Any, dtype: torch.dtype) -> No
             columns.value,
             columns.mask(window),
             columns.order,
-            0.3,
-            softcap,
-            sink,
+            ScoreOptions(0.3, softcap, sink),
         )
         assert ours.dtype == dtype
         for row, column, head in itertools.product(
@@ -206,7 +205,7 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
     mask[0, 0, 1, 2] = True
     for sinks in (None, torch.ones(2)):
         out = attention_by_position(
-            query, query, query, mask, AttentionMetadata.of_places(1, 3), sinks=sinks
+            query, query, query, mask, AttentionMetadata.of_places(1, 3), ScoreOptions(sinks=sinks)
         )
         assert not out[:, [0, 2]].any()
         assert out[:, 1].all()

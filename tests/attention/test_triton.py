@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.attention import AttentionMetadata, registered
+from paceline.backend.interface import ScoreOptions
 from paceline.core.attention_metadata import address_of, mark
 from paceline.cpu.attention.invariant import attention_by_position as on_cpu
 from paceline.invariance.row_classes import bits
@@ -84,8 +85,9 @@ def test_values_are_those_of_the_kernel_for_the_cpu(
 ) -> None:
     columns = Columns(lay(RAGGED), shape, dtype)
     states = columns.query, columns.key, columns.value, columns.mask(window), columns.order
-    options = 0.3, softcap, torch.linspace(-2, 2, shape[0]) if with_sinks else None
-    ours, expected = attention_by_position(*states, *options), on_cpu(*states, *options)
+    sinks = torch.linspace(-2, 2, shape[0]) if with_sinks else None
+    options = ScoreOptions(0.3, softcap, sinks)
+    ours, expected = attention_by_position(*states, *options), on_cpu(*states, options)
     real = ~torch.from_numpy(columns.layout.padding)
     assert (ours.shape, ours.dtype) == (expected.shape, dtype)
     assert torch.allclose(

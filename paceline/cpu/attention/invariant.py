@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from paceline.backend.interface import ScoreOptions
 from paceline.core.attention_metadata import AttentionMetadata
 from paceline.cpu.attention.kernel import attend
 from paceline.cpu.attention.tiled import attend_tiled, queries_per_block, suits
@@ -27,10 +28,8 @@ def attention_by_position(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    order: AttentionMetadata,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    metadata: AttentionMetadata,
+    options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
     """Return attention whose bits depend only on a query and the keys it sees.
 
@@ -41,58 +40,47 @@ def attention_by_position(
             dim]. The dtype is float32, bfloat16 or float16.
         key: Tensor [rows, key heads, cache positions, dim].
         value: Tensor [rows, key heads, cache positions, value dim].
-        mask: Bool tensor [rows or 1, 1, columns, cache positions]. None (default): a single query
-            sees all keys of its row; of several, query i sees the keys with ordinals up to i.
-        order: Keys of the rows by text position.
-        scaling: Factor of the scores. Default: 1 / sqrt(dim).
-        softcap: Bound of the scores, by softcap * tanh(score / softcap). Default: none.
-        sinks: Tensor [heads] of scores that take part in the softmax without a value. Default:
-            none.
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. None: a single query sees all
+            keys of its row; of several, query i sees the keys with ordinals up to i.
+        metadata: Keys of the rows by text position.
+        options: Scaling, soft cap and sinks of the scores. Default: scaling by 1 / sqrt(dim) alone.
 
     Returns:
         Tensor [rows, columns, heads, value dim] of the query's dtype, with its rows and columns.
     """
     batch, heads, columns, dim = query.shape
-    key_heads, value_dim = value.shape[1], value.shape[3]
-    groups, keys = heads // key_heads, order.keys
-    visible = order.visible(mask, columns)
+    value_dim, keys = value.shape[3], metadata.keys
+    groups = heads // value.shape[1]
+    visible = metadata.visible(mask, columns)
     query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
     out_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
     out = torch.empty(batch, columns, heads, value.shape[3], dtype=out_dtype)
+    sinks = options.sinks
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    kind, tile = (
-        KINDS[query.dtype],
-        min(
-            max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys)),
-            visible.columns * groups,
-        ),
-    )
+    kind = KINDS[query.dtype]
     tiled = suits(kind, query.shape[3], value.shape[3])
-    if tiled:
-        unit = max(queries_per_block(groups), groups)
-        tile = -(-tile // unit) * unit
     values = (
         *_address_and_strides(query),
         *_address_and_strides(key),
         *_address_and_strides(value),
         out.data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
-        len(order.cached),
-        key_heads,
+        len(metadata.cached),
+        value.shape[1],
         groups,
         visible.columns,
         visible.packed,
         query.shape[3],
         value.shape[3],
         kind,
-        tile,
+        _queries_per_tile(keys, groups, visible.columns, tiled),
         keys,
-        1 / math.sqrt(dim) if scaling is None else scaling,
-        softcap or 0.0,
+        1 / math.sqrt(dim) if options.scaling is None else options.scaling,
+        options.softcap or 0.0,
         *visible.places,
-        *order.places,
+        *metadata.places,
         len(visible.runs),
-        order.tail.shape[1],
+        metadata.tail.shape[1],
         0,
     )
     helpers, multiply_adds = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
@@ -104,6 +92,14 @@ def attention_by_position(
     if value_dim % WIDTH:
         out = out[..., :value_dim]
     return out if query.dtype == out_dtype else out.to(query.dtype)
+
+
+def _queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
+    """Return the maximum queries of a tile; for AMX, whole blocks and columns."""
+    in_cache = max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys))
+    queries = min(in_cache, columns * groups)
+    unit = max(queries_per_block(groups), groups) if tiled else 1
+    return -(-queries // unit) * unit
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
