@@ -53,7 +53,7 @@ CHECK_PREFILL_CHUNK = 8
 # Tokens of the text after which forward passes are timed, if the model takes as many.
 CONTEXT_TOKENS = 512
 
-# Rounds in which forward passes are timed: at least and at most.
+# Minimum and maximum number of rounds in which forward passes are timed.
 MIN_ROUNDS = 3
 MAX_ROUNDS = 16
 

@@ -20,7 +20,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Ends of texts that the next token may change: unfinished characters, and "@@", after which the
 # next token continues a word.
 _OPEN = re.compile(rf"(?:{REPLACEMENT}+|@@)$")
-# The same, and beginnings of the patterns that `clean_up_tokenization` replaces, such as " n't".
+# Also beginnings of the patterns that `clean_up_tokenization` replaces, such as " n't".
 _OPEN_SPACES = re.compile(rf"(?:{REPLACEMENT}+|@@|(?:[ ']|(?<=[ '])[nvr])+)$")
 
 

@@ -104,9 +104,7 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
     if not all(map(lt, parents, range(count))) or min(parents) < -1:
         return f"gave {{request}} parents {parents}; each must be -1 (the root) or an earlier node."
     if min(tokens) < 0 or max(tokens) >= vocab:
-        return (
-            f"guessed a token outside 0..{vocab - 1} for {{request}}: {min(tokens)}..{max(tokens)}."
-        )
+        return f"proposed a token outside 0..{vocab - 1} for {{request}}: {min(tokens)}..{max(tokens)}."
     if not 0 <= tree.probes <= count:
         return (
             f"gave {{request}} {count} nodes of which {tree.probes} are probes; expected 0 to"
@@ -130,13 +128,16 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
 
 
 def _broken_draw_rule(tree: DraftTree, probs: Sequence[object], vocab: int) -> str | None:
-    guessed: set[int] = set()
+    deterministic: set[int] = set()
     for node, parent in enumerate(tree.parents):
         dist = probs[node]
         if dist is None:
-            guessed.add(parent)
-        elif parent in guessed:
-            return "gave {request} a drawn node after a guessed sibling; drawn siblings come first."
+            deterministic.add(parent)
+        elif parent in deterministic:
+            return (
+                "gave {request} a sampled node after a deterministic sibling; put sampled nodes"
+                " first."
+            )
         elif tuple(getattr(dist, "shape", ())) != (vocab,):
             return (
                 f"gave {{request}} probs of shape {tuple(getattr(dist, 'shape', ()))},"

@@ -96,7 +96,7 @@ BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
     ),
     "a guess before a draw": (
         one_each([3, 4], [-1, -1], [None, EVEN]),
-        "drawn siblings come first",
+        "put sampled nodes first",
     ),
     "probs of another vocabulary": (one_each([3], [-1], [torch.ones(5)]), r"probs of shape \(5,\)"),
     "probs for some nodes only": (one_each([3, 4], [-1, 0], [EVEN]), "1 probs for 2 nodes"),
