@@ -103,8 +103,9 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
         )
     if not all(map(lt, parents, range(count))) or min(parents) < -1:
         return f"gave {{request}} parents {parents}; each must be -1 (the root) or an earlier node."
-    if min(tokens) < 0 or max(tokens) >= vocab:
-        return f"proposed a token outside 0..{vocab - 1} for {{request}}: {min(tokens)}..{max(tokens)}."
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= vocab:
+        return f"proposed a token outside 0..{vocab - 1} for {{request}}: {low}..{high}."
     if not 0 <= tree.probes <= count:
         return (
             f"gave {{request}} {count} nodes of which {tree.probes} are probes; expected 0 to"
