@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from paceline.core.drafter import Drafter
 from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request, SamplingParams
-from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
-from paceline.draft_budget.cost_curve import CostCurve
-from paceline.draft_budget.costs import Costs
-from paceline.draft_budget.decisions import StepDecision
-from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.core.settings import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import Maker, create, entry
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.completion import Chunk, Completion
 from paceline.engine.delivery import Chunks, completions_of
 from paceline.engine.engine import Engine, OnDrafterError
 from paceline.engine.input_processor import InputProcessor
-from paceline.engine.parallel.model import check_columns
-from paceline.engine.parallel.ranks import Ranks, local_device
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
-from paceline.invariance.invariance import Invariance
-from paceline.model.cached_lm import CachedLM
-from paceline.model.loading import eos_token_ids, load_model
-from paceline.model.tokenizer_loading import load_tokenizer
-from paceline.text.conversations import chat_ids
 from paceline.util.config import parse_spec, require_count
-from paceline.util.options import BATCH_INVARIANT, BatchInvariant
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+    from paceline.draft_budget.cost_curve import CostCurve
+    from paceline.draft_budget.costs import Costs
+    from paceline.draft_budget.decisions import StepDecision
+    from paceline.draft_budget.settings import DraftBudgetSettings
+    from paceline.engine.parallel.ranks import Ranks
+    from paceline.invariance.invariance import Invariance
+    from paceline.model.cached_lm import CachedLM
 
 __all__ = ["LLM", "Chunk", "Completion"]
 
@@ -118,18 +117,17 @@ class LLM:
                 f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object."
                 " Plain decoding is 'none'."
             )
-        if not isinstance(lookahead_parallel, bool | Ranks):
-            raise ConfigError(
-                f"lookahead_parallel: got {lookahead_parallel!r}; expected True, False or the"
-                " Ranks that were joined."
-            )
-        ranks = Ranks.join(device) if lookahead_parallel is True else lookahead_parallel or None
+        ranks = None if lookahead_parallel is False else _ranks_of(lookahead_parallel, device)
         spec = drafter if isinstance(drafter, str) else None
         if isinstance(drafter, str) and not _built_with_draft(drafter, draft_model):
             drafter = create(drafter)  # before the model loads: report mistakes early
-        if ranks is not None and isinstance(drafter, Drafter):
-            check_columns(drafter, ranks.size)
-        loaded = load_model(model, dtype, device if ranks is None else local_device(device))
+        if ranks is not None:
+            device = _check_ranks(ranks, drafter, device)
+        # Imported here: model code takes seconds to import.
+        from paceline.model.loading import eos_token_ids, load_model
+        from paceline.model.tokenizer_loading import load_tokenizer
+
+        loaded = load_model(model, dtype, device)
         self.tokenizer, self._source = load_tokenizer(tokenizer, model), model
         make = Maker(draft_model, dtype, str(loaded.device))
         if isinstance(drafter, str):
@@ -148,7 +146,7 @@ class LLM:
             keep_prefixes=keep_prefixes,
             on_drafter_error=on_drafter_error,
             cost_curve=cost_curve,
-            draft_budget=draft_budget or DEFAULTS,
+            draft_budget=draft_budget,
         )
         self._waiters = AsyncEngine(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
@@ -341,6 +339,8 @@ class LLM:
             ConfigError: messages cannot be used, there is no tokenizer, the tokenizer has no chat
                 template, or the template rejects the conversation.
         """
+        from paceline.text.conversations import chat_ids
+
         return chat_ids(
             self.tokenizer,
             messages,
@@ -365,6 +365,33 @@ class LLM:
         return InputProcessor(
             self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
         )
+
+
+def _ranks_of(lookahead_parallel: object, device: str) -> Ranks:
+    """Return the processes of a lookahead-parallel run.
+
+    Raises:
+        ConfigError: the argument is neither True nor `Ranks`, or the processes cannot be joined.
+    """
+    from paceline.engine.parallel.ranks import Ranks
+
+    if lookahead_parallel is True:
+        return Ranks.join(device)
+    if not isinstance(lookahead_parallel, Ranks):
+        raise ConfigError(
+            f"lookahead_parallel: got {lookahead_parallel!r}; expected True, False or the"
+            " Ranks that were joined."
+        )
+    return lookahead_parallel
+
+
+def _check_ranks(ranks: Ranks, drafter: str | Drafter, device: str) -> str:
+    """Check that ranks can share the drafter's trees; return the device of this process."""
+    from paceline.engine.parallel.ranks import check_columns, local_device
+
+    if isinstance(drafter, Drafter):
+        check_columns(drafter, ranks.size)
+    return local_device(device)
 
 
 def _built_with_draft(spec: str, draft_model: object) -> bool:

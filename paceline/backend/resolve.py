@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from transformers import PreTrainedModel
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
-from paceline.backend.interface import Backend
-from paceline.backend.products import Products
-from paceline.backend.torch_backend import TORCH
-from paceline.core.tree import IntArray
+    from paceline.backend.interface import Backend
+    from paceline.backend.products import Products
+    from paceline.core.tree import IntArray
 
 
 @cache
@@ -25,9 +26,16 @@ def cpu_backend() -> Backend:
     return backend
 
 
+@cache
+def torch_backend() -> Backend:
+    """Return the backend that runs torch's operations, on any device."""
+    backend: Backend = import_module("paceline.backend.torch_backend").TORCH
+    return backend
+
+
 def backend_of(device: torch.device) -> Backend:
     """Return the backend for tensors on a device."""
-    return cpu_backend() if device.type == "cpu" else TORCH
+    return cpu_backend() if device.type == "cpu" else torch_backend()
 
 
 def argmax_tokens(logits: Tensor) -> Tensor:
@@ -48,7 +56,8 @@ def logit_entropies(logits: Tensor) -> Tensor:
 def fastest_products(model: PreTrainedModel) -> Products:
     """Return the products with which forward passes of a model take the least time."""
     if model.device.type != "cpu":
-        return Products()
+        plain: Products = import_module("paceline.backend.products").Products()
+        return plain
     products: Products = import_module("paceline.cpu.product_choice").fastest(model)
     return products
 

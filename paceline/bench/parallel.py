@@ -9,8 +9,7 @@ from paceline.bench.methods import MethodAnswer
 from paceline.bench.settings import BenchConfig
 from paceline.bench.timed_calls import TimedCall
 from paceline.drafters import create, entry
-from paceline.engine.parallel.model import check_columns
-from paceline.engine.parallel.ranks import Ranks
+from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.errors import ConfigError
 from paceline.util.config import parse_spec
 

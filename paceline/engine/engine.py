@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.core.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
 from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
-from paceline.core.settings import PREFILL_CHUNK
+from paceline.core.settings import BATCH_INVARIANT, PREFILL_CHUNK, BatchInvariant
 from paceline.draft_budget.drafts import DrafterBatch
 from paceline.engine.batch_result import BatchResult
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
@@ -30,7 +30,6 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import Verifier, run_step
 from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
-from paceline.util.options import BATCH_INVARIANT, BatchInvariant
 from paceline.verification.verify import verify as verify_batch
 
 if TYPE_CHECKING:

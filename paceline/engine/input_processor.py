@@ -14,7 +14,6 @@ import torch
 
 from paceline.core.request import Request, SamplingParams
 from paceline.errors import CapacityError, ConfigError
-from paceline.model.tokenizer_loading import tokenizer_error
 from paceline.text.stop_strings import StopStrings
 from paceline.text.tokens import text_ids, word_ids
 
@@ -157,6 +156,8 @@ class InputProcessor:
     def _token_ids(self, place: int, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
+                from paceline.model.tokenizer_loading import tokenizer_error
+
                 raise ConfigError(
                     f"prompt {place}: got text and no tokenizer; expected token ids, or"
                     f" tokenizer=... to LLM.{tokenizer_error(self.source)}"

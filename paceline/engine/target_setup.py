@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from paceline.core.settings import BatchInvariant
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.costs import Costs
@@ -45,7 +46,7 @@ class TargetOptions:
     max_batch: int | None
     max_nodes: int
     prefill_chunk: int
-    batch_invariant: bool | Literal["auto"]
+    batch_invariant: BatchInvariant
     ranks: Ranks | None
     cost_curve: CostCurve | None
     draft_budget: DraftBudgetSettings | None

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from paceline.attention import why_not_by_position
 from paceline.backend.products import Products, plain_products
+from paceline.core.settings import BatchInvariant
 from paceline.errors import ConfigError
 from paceline.invariance.probe_report import ProbeReport
 from paceline.invariance.probing import load_report, worst_conditions
@@ -22,7 +23,6 @@ from paceline.invariance.settings import FIXED_ROWS, MAX_COST
 from paceline.model.architecture import Architecture
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
-from paceline.util.options import BatchInvariant
 from paceline.util.stopwatch import Conditions
 
 if TYPE_CHECKING:

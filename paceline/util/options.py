@@ -11,11 +11,12 @@ from paceline.util.config import require_range
 from paceline.util.util_settings import MAX_THREADS
 
 T = TypeVar("T")
-BatchInvariant = bool | Literal["auto"]
 InvarianceWord = Literal["auto", "on", "off"]  # on a command line
-INVARIANCE_WORDS: dict[InvarianceWord, BatchInvariant] = {"auto": "auto", "on": True, "off": False}
-_DEFAULT_WORD: InvarianceWord = "auto"
-BATCH_INVARIANT = INVARIANCE_WORDS[_DEFAULT_WORD]
+INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
+    "auto": "auto",
+    "on": True,
+    "off": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,10 @@ class ModelOptions:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
-    batch_invariant: InvarianceWord = _DEFAULT_WORD
+    batch_invariant: InvarianceWord = "auto"
 
     @property
-    def invariance(self) -> BatchInvariant:
+    def invariance(self) -> bool | Literal["auto"]:
         """The option in the form that `LLM` expects."""
         return INVARIANCE_WORDS[self.batch_invariant]
 

@@ -21,8 +21,8 @@ from paceline import LLM, Completion, Drafter, DraftTree, SamplingParams
 from paceline.core.request import Request
 from paceline.core.tree import node_depths
 from paceline.drafters import create
-from paceline.engine.parallel.model import check_columns, weight_sums
-from paceline.engine.parallel.ranks import Ranks
+from paceline.engine.parallel.model import weight_sums
+from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.engine.parallel.split import share
 from paceline.errors import ConfigError, DrafterError
 from tests.support.processes import Group

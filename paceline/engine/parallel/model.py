@@ -25,7 +25,7 @@ from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import DraftTree, IntArray
-from paceline.engine.parallel.ranks import Ranks
+from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.engine.parallel.split import Share, share
 from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import CachedLM
@@ -212,33 +212,6 @@ class ParallelLM(CachedLM):
             "prompts or sampling parameters",
             (asked, max_batch),
             "Make the same call in every process.",
-        )
-
-
-def check_columns(drafter: Drafter, size: int) -> None:
-    """Hold the number of ranks against the branches of the drafter's trees; once, when an engine is
-    built.
-
-    Raises:
-        ConfigError: a drafter whose trees cannot be split, or more ranks than branches.
-    """
-    if drafter.columns < 2:
-        raise ConfigError(
-            f"lookahead parallelism: got drafter {drafter.name!r}, which drafts nothing that"
-            " processes could compute apart; expected one with a window of columns, such as"
-            " 'lookahead:window=15'. Choose one, or run in one process."
-        )
-    if drafter.top_k:
-        raise ConfigError(
-            f"lookahead parallelism: got drafter {drafter.name!r}, which asks for the target's"
-            f" {drafter.top_k} most likely tokens after every node; expected one that needs the"
-            " chosen token alone. Run it in one process."
-        )
-    if size > drafter.columns:
-        raise ConfigError(
-            f"lookahead parallelism: got {size} ranks for drafter {drafter.name!r}, whose window"
-            f" has {drafter.columns} columns; expected 1 to {drafter.columns} ranks. Reduce"
-            " --nproc-per-node, or raise window."
         )
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.core.drafter import Drafter
 from paceline.errors import ConfigError, ParallelError
 
 _LEAST = torch.iinfo(torch.int64).min  # loses against every value
@@ -166,6 +167,33 @@ class Ranks:
         # not
         except RuntimeError:
             return isinstance(error, ParallelError)
+
+
+def check_columns(drafter: Drafter, size: int) -> None:
+    """Hold the number of ranks against the branches of the drafter's trees; once, when an engine is
+    built.
+
+    Raises:
+        ConfigError: a drafter whose trees cannot be split, or more ranks than branches.
+    """
+    if drafter.columns < 2:
+        raise ConfigError(
+            f"lookahead parallelism: got drafter {drafter.name!r}, which drafts nothing that"
+            " processes could compute apart; expected one with a window of columns, such as"
+            " 'lookahead:window=15'. Choose one, or run in one process."
+        )
+    if drafter.top_k:
+        raise ConfigError(
+            f"lookahead parallelism: got drafter {drafter.name!r}, which asks for the target's"
+            f" {drafter.top_k} most likely tokens after every node; expected one that needs the"
+            " chosen token alone. Run it in one process."
+        )
+    if size > drafter.columns:
+        raise ConfigError(
+            f"lookahead parallelism: got {size} ranks for drafter {drafter.name!r}, whose window"
+            f" has {drafter.columns} columns; expected 1 to {drafter.columns} ranks. Reduce"
+            " --nproc-per-node, or raise window."
+        )
 
 
 def local_device(device: str) -> str:

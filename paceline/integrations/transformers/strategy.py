@@ -25,6 +25,7 @@ from transformers.generation import (
 
 from paceline.core.drafter import Drafter, require_drafter
 from paceline.core.metrics import Stats
+from paceline.core.settings import BATCH_INVARIANT, BatchInvariant
 from paceline.drafters import create
 from paceline.engine.engine import Engine
 from paceline.engine.turn import Turn
@@ -39,7 +40,6 @@ from paceline.integrations.transformers.refusals import refuse_synced_gpus
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.model.architecture import Architecture
 from paceline.model.loading import load_draft
-from paceline.util.options import BATCH_INVARIANT, BatchInvariant
 
 _Held = tuple[Architecture, torch.device, Engine]
 
