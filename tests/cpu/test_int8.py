@@ -1,6 +1,4 @@
-"""Products with weights of integers: by their formula, each row by itself, and never for what
-answers are made of.
-"""
+"""Check int8 products: formula, independence of rows, use in drafts only."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 def by_the_formula(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    scales = [one.float().abs().amax(-1, keepdim=True) / 127 for one in (rows, weight)]
+    scales = [tensor.float().abs().amax(-1, keepdim=True) / 127 for tensor in (rows, weight)]
     integers = (rows.float() * (1 / scales[0]) + 0.5).floor(), (weight.float() / scales[1]).round()
     sums = integers[0].double() @ integers[1].double().T
     return sums * scales[0] * scales[1].T + (0 if bias is None else bias.double())
@@ -45,7 +43,7 @@ def by_the_formula(
 @needs_int8
 @pytest.mark.parametrize(("outer", "inner"), [(8, 64), (72, 128), (136, 576), (1024, 1728)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_formula_and_rows_that_do_not_see_each_other(
+def test_results_follow_the_formula_and_depend_on_their_row_only(
     outer: int, inner: int, biased: bool
 ) -> None:
     rows, weight = numbers(150, inner), numbers(outer, inner, seed=1) / inner**0.5
@@ -64,7 +62,7 @@ def test_the_formula_and_rows_that_do_not_see_each_other(
 
 
 @needs_int8
-def test_it_is_near_the_product_it_stands_for() -> None:
+def test_results_are_near_the_exact_product() -> None:
     rows, weight = torch.randn(12, 576).bfloat16(), torch.randn(512, 576).bfloat16()
     exact = rows.double() @ weight.double().T
     error = (Int8Weight.of(weight, None).product(rows).double() - exact).norm() / exact.norm()
@@ -72,15 +70,15 @@ def test_it_is_near_the_product_it_stands_for() -> None:
 
 
 @needs_int8
-def test_rows_of_zeros_and_of_no_numbers_disturb_nobody() -> None:
+def test_rows_of_zeros_or_nan_do_not_change_other_rows() -> None:
     rows, weight = numbers(6, 128), numbers(64, 128, seed=1)
     integers = Int8Weight.of(torch.cat((weight[:63], torch.zeros_like(weight[:1]))), None)
     alone = integers.product(rows)
     rows[1], rows[2, 5], rows[3, 7] = 0.0, float("nan"), float("inf")
-    found = integers.product(rows)
-    assert torch.equal(found[[0, 4, 5]], alone[[0, 4, 5]])
-    assert not found[1].any()
-    assert not found[:2, 63].any()
+    result = integers.product(rows)
+    assert torch.equal(result[[0, 4, 5]], alone[[0, 4, 5]])
+    assert not result[1].any()
+    assert not result[:2, 63].any()
 
 
 @needs_int8
@@ -94,7 +92,7 @@ def test_threads_share_the_outputs() -> None:
         torch.set_num_threads(1)
 
 
-def test_where_weights_can_be_integers() -> None:
+def test_which_weights_can_be_quantised() -> None:
     weight = numbers(16, 128)
     assert suits(weight) == avx512_dot.available(avx512_dot.INT8)
     assert not suits(weight.float())
@@ -103,13 +101,15 @@ def test_where_weights_can_be_integers() -> None:
 
 
 @needs_int8
-def test_up_to_so_many_rows_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_quantised_once_and_used_up_to_a_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(backend, "Int8Weight", Counting)
-    Counting.made = 0
+    Counting.num_made = 0
     products = CpuBackend(max_int8_rows=4)
     weight, rows = numbers(64, 128), numbers(5, 128, seed=1)
     few = [products.linear(rows[:4], weight, None) for _ in range(3)]
-    assert Counting.made == 1
+    assert Counting.num_made == 1
     assert torch.equal(few[0], few[2])
     assert torch.equal(few[0], Int8Weight.of(weight, None).product(rows[:4]))
     assert torch.equal(products.linear(rows, weight, None), dispatch.product(rows, weight, None))
@@ -124,15 +124,15 @@ def max_int8_rows(products: Products) -> int:
 
 
 class Counting(Int8Weight):
-    made = 0
+    num_made = 0
 
     @staticmethod
     def of(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
-        Counting.made += 1
+        Counting.num_made += 1
         return Int8Weight.of(weight, bias)
 
 
-def test_answers_are_never_made_of_integers() -> None:
+def test_targets_never_use_int8_weights() -> None:
     model = copy.deepcopy(make("llama", "sdpa")).bfloat16()
     chosen = [
         Products(),
@@ -141,11 +141,11 @@ def test_answers_are_never_made_of_integers() -> None:
         everywhere(model),
         resolve_batch_invariance(model, True).products,
     ]
-    assert all(one is None or max_int8_rows(one) == 0 for one in chosen)
+    assert all(tensor is None or max_int8_rows(tensor) == 0 for tensor in chosen)
     assert max_int8_rows(draft_products(model)) == (16 if amx.available() else MAX_ROWS)
 
 
-def test_the_draft_that_comes_with_the_package_guesses_with_them() -> None:
+def test_the_embedded_draft_model_uses_int8_weights() -> None:
     draft = draft_lm(load_draft(demo.SMOLLM2_DRAFT))
     by_ours = amx.available() or avx512_dot.available()
     assert max_int8_rows(draft.products) == (

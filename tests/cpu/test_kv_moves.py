@@ -1,4 +1,4 @@
-"""Accepted nodes move to the front of a cache: compiled, and layer by layer, to the same bits."""
+"""Check that compiled moves of accepted nodes have the same result as torch's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLOTS, CAPACITY = 3, 40
 
 
 def filled(dims: list[tuple[int, int]], dtype: torch.dtype) -> SlotCache:
-    """A cache of random bits; per layer so many heads of so many numbers."""
+    """Return a cache of random bits with the given heads and dims per layer."""
     cache = SlotCache(len(dims))
     cache.reserve(SLOTS, CAPACITY)
     random = torch.Generator().manual_seed(1)
@@ -30,26 +30,26 @@ def filled(dims: list[tuple[int, int]], dtype: torch.dtype) -> SlotCache:
 def test_rows_move_as_torch_moves_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(3)
     dims = [(2, 64), (1, 32), (3, 16)]
-    ours, torchs = filled(dims, dtype), filled(dims, dtype)
+    moved, torchs = filled(dims, dtype), filled(dims, dtype)
     with monkeypatch.context() as patch:
         patch.setattr(CacheTensors, "of", lambda tensors: None)
         torchs.move(np.array([[0]]), np.array([[0]]), np.array([[0]]))  # it is found out once
     for number in range(50):
         if number == 25:
-            ours.reserve(SLOTS + 2, CAPACITY + 8)  # there are other stores then
+            moved.reserve(SLOTS + 2, CAPACITY + 8)  # there are other stores then
         slots = np.sort(random.choice(SLOTS, 2, replace=False))[:, None]
         base = random.integers(0, 20, (2, 1))
         path = np.sort(np.stack([random.choice(16, 5, replace=False) for _ in range(2)]))
         source, target = base + path, base + np.broadcast_to(np.arange(5), (2, 5))
-        ours.move(slots, source, target)
+        moved.move(slots, source, target)
         torchs.window.indices.clear()
         torchs.move(slots, source, target)
-    for one, other in zip(ours.layers, torchs.layers, strict=True):
-        assert torch.equal(one.keys[:SLOTS, :, :CAPACITY], other.keys)
-        assert torch.equal(one.values[:SLOTS, :, :CAPACITY], other.values)
+    for column, other in zip(moved.layers, torchs.layers, strict=True):
+        assert torch.equal(column.keys[:SLOTS, :, :CAPACITY], other.keys)
+        assert torch.equal(column.values[:SLOTS, :, :CAPACITY], other.values)
 
 
-def test_rows_of_odd_sizes_are_left_to_torch() -> None:
+def test_torch_moves_rows_of_other_sizes() -> None:
     cache = filled([(2, 12)], torch.bfloat16)
     assert CacheTensors.of([cache.layers[0].keys]) is None
     before = cache.layers[0].keys.clone()

@@ -1,4 +1,4 @@
-"""Norms of ours in the place of torch's."""
+"""Check compiled RMS norms and the search for modules that they can replace."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def norm_module(kind: type[nn.Module], size: int, dtype: torch.dtype) -> nn.Modu
     module: Any = kind(size, eps=_EPS)
     with torch.no_grad():
         module.weight.copy_(numbers(size, dtype=torch.float32, seed=1))
-    made: nn.Module = module.to(dtype).eval()
-    return made
+    result: nn.Module = module.to(dtype).eval()
+    return result
 
 
 class _Holder(nn.Module):
-    """A model as far as norms are looked for."""
+    """Model with the attributes that the search for norms reads."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def found(*modules: nn.Module) -> tuple[nn.Module, ...]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [8, 72, 576])
-def test_the_numbers_are_those_of_transformers(dtype: torch.dtype, size: int) -> None:
+def test_results_agree_with_transformers(dtype: torch.dtype, size: int) -> None:
     module: Any = norm_module(LlamaRMSNorm, size, dtype)
     rows = torch.cat(
         (
@@ -61,16 +61,16 @@ def test_the_numbers_are_those_of_transformers(dtype: torch.dtype, size: int) ->
         )
     )
     with torch.inference_mode():
-        theirs, mine = module(rows), rms_norm(rows, module.weight, _EPS)
-    assert mine.dtype == dtype
+        expected, result = module(rows), rms_norm(rows, module.weight, _EPS)
+    assert result.dtype == dtype
     assert torch.allclose(
-        mine.float(), theirs.float(), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=0
+        result.float(), expected.float(), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=0
     )
-    assert float((mine != theirs).float().mean()) < (1.0 if dtype == torch.float32 else 0.01)
+    assert float((result != expected).float().mean()) < (1.0 if dtype == torch.float32 else 0.01)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
+def test_the_bits_of_a_row_depend_on_that_row_only(dtype: torch.dtype) -> None:
     rows, weight = numbers(33, 96, dtype=dtype), numbers(96, dtype=dtype, seed=1)
     together = rms_norm(rows, weight, _EPS)
     for count in (1, 2, 7, 32):
@@ -81,18 +81,18 @@ def test_the_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
     )
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_stays_nan() -> None:
     rows = numbers(3, 16, dtype=torch.bfloat16)
     rows[1, 3] = torch.nan
     rows[2, 5] = torch.inf
-    made = rms_norm(rows, torch.ones(16, dtype=torch.bfloat16), _EPS)
-    assert made[0].isfinite().all()
-    assert made[1].isnan().all()
-    assert made[2, 5].isnan()
+    result = rms_norm(rows, torch.ones(16, dtype=torch.bfloat16), _EPS)
+    assert result[0].isfinite().all()
+    assert result[1].isnan().all()
+    assert result[2, 5].isnan()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_those_that_compute_the_same_are_found(dtype: torch.dtype) -> None:
+def test_norms_with_the_same_formula_are_found(dtype: torch.dtype) -> None:
     same = [norm_module(kind, 64, dtype) for kind in (LlamaRMSNorm, Qwen3RMSNorm)]
     others = [
         norm_module(GemmaRMSNorm, 64, dtype),
@@ -104,7 +104,7 @@ def test_those_that_compute_the_same_are_found(dtype: torch.dtype) -> None:
 
 
 class _Other(nn.Module):
-    """A norm of the same name and parameters that computes something else."""
+    """Norm of the same name and parameters with another formula."""
 
     def __init__(self, how: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def _same(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("how", "ours"),
+    ("formula", "is_found"),
     [
         (_same, True),
         (lambda rows, weight: _same(rows - rows.mean(-1, keepdim=True), weight), False),
@@ -136,17 +136,17 @@ def _same(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         (lambda rows, weight, gate: _same(rows, weight) * gate, False),
     ],
 )
-def test_those_that_compute_something_else_are_left_alone(
-    how: Callable[..., torch.Tensor], ours: bool
+def test_norms_with_another_formula_are_left_alone(
+    formula: Callable[..., torch.Tensor], is_found: bool
 ) -> None:
-    assert bool(found(_Other(how))) is ours
+    assert bool(found(_Other(formula))) is is_found
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma"])
 def test_norms_come_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(make(name))
     products = Products.of_backend(model, CPU)
-    norms = [one for one in model.modules() if type(one).__name__.endswith("RMSNorm")]
+    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     assert norms
     assert len(products.norms) == (0 if name == "gemma" else len(norms))
     calls: list[int] = []
@@ -166,13 +166,13 @@ def test_norms_come_with_our_products(name: str, monkeypatch: pytest.MonkeyPatch
             ids
         )  # somebody else's, without
     assert len(calls) == len(products.norms)
-    assert not any("forward" in vars(one) for one in norms)
+    assert not any("forward" in vars(module) for module in norms)
     assert viewed(ids).logits.requires_grad
     assert len(calls) == len(products.norms)
 
 
-def test_a_forward_of_its_own_is_left_to_a_norm() -> None:
+def test_a_norm_with_a_replaced_forward_is_left_alone() -> None:
     model = copy.deepcopy(make("llama"))
-    first = next(one for one in model.modules() if isinstance(one, LlamaRMSNorm))
+    first = next(module for module in model.modules() if isinstance(module, LlamaRMSNorm))
     vars(first)["forward"] = lambda rows: rows
     assert first not in Products.of_backend(model, CPU).norms

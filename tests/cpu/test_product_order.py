@@ -1,6 +1,4 @@
-"""Products by instructions of the processor's own: their order of sums is the one that is
-written down.
-"""
+"""Check that the product kernels add in the order that they document."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ Numbers = NDArray[np.float32]
 
 
 def tiled_sums(left: Numbers, right: Numbers) -> Numbers:
-    """Number by number: products are exact in float32, each addition rounds once."""
+    """Add number by number: products are exact in float32, each addition rounds once."""
     total = np.zeros((len(left), len(right)), dtype=np.float32)
     for first in range(0, left.shape[1], 32):
         halves = [np.zeros_like(total), np.zeros_like(total)]
-        for place in range(first, first + 32):
-            halves[place % 2] += left[:, place, None] * right[:, place]
+        for k in range(first, first + 32):
+            halves[k % 2] += left[:, k, None] * right[:, k]
         total += halves[0] + halves[1]
     return total
 
@@ -40,8 +38,8 @@ def dotted_sums(left: Numbers, right: Numbers) -> Numbers:
     lanes = [np.zeros((len(left), len(right)), dtype=np.float32) for _ in range(4)]
     for first in range(0, left.shape[1], 8):
         for lane, total in enumerate(lanes):
-            for place in (first + 2 * lane + 1, first + 2 * lane):
-                total += left[:, place, None] * right[:, place]
+            for k in (first + 2 * lane + 1, first + 2 * lane):
+                total += left[:, k, None] * right[:, k]
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
 
 
@@ -62,30 +60,30 @@ SHAPES = [(1, 32, 16), (5, 96, 48), (16, 64, 144), (17, 128, 64), (40, 1536, 80)
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Have `product` make its products with one kernel, whichever the processor would get."""
+    """Return a function that makes `product` use a kernel on any processor."""
     return lambda kernel: monkeypatch.setattr(dispatch, "_kernel", lambda *_: kernel)
 
 
 def check_bits(
     sums: Callable[[Numbers, Numbers], Numbers], count: int, inner: int, outer: int
 ) -> None:
-    """Hold products against sums, with a bias and without; the weight stays as it is."""
+    """Compare products with sums, with and without a bias; the weight must not change."""
     noise = torch.Generator().manual_seed(count)
     rows = (
         torch.randn(count, inner, generator=noise) * torch.randn(1, inner, generator=noise).exp()
     ).bfloat16()
     weight = torch.randn(outer, inner, generator=noise).bfloat16()
     bias = torch.randn(outer, generator=noise).bfloat16()
-    kept = weight.clone()
+    original = weight.clone()
     wanted = torch.from_numpy(sums(rows.float().numpy(), weight.float().numpy()))
     assert torch.equal(product(rows, weight, None), wanted.bfloat16())
     assert torch.equal(product(rows, weight, bias), (wanted + bias.float()).bfloat16())
-    assert torch.equal(weight, kept)
+    assert torch.equal(weight, original)
 
 
 @pytest.mark.parametrize(("count", "inner", "outer"), SHAPES)
 @pytest.mark.parametrize(("kernel", "sums"), KERNELS)
-def test_bits_are_those_of_the_sums_in_order(
+def test_bits_agree_with_sums_in_the_documented_order(
     use: Callable[[Any], None],
     kernel: Any,
     sums: Callable[[Numbers, Numbers], Numbers],
@@ -99,7 +97,7 @@ def test_bits_are_those_of_the_sums_in_order(
 
 @pytest.mark.slow
 def test_amx_on_any_processor(tmp_path: Path) -> None:
-    """With its instructions emulated, in a process and a cache of compiled code of its own."""
+    """Emulate the instructions, in a new process with an empty cache of compiled code."""
     script = [sys.executable, "-m", "tests.support.emulated_amx"]
     subprocess.run(
         script, check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, timeout=600
@@ -107,7 +105,7 @@ def test_amx_on_any_processor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "sums"), KERNELS)
-def test_a_row_that_is_not_a_number_keeps_to_itself(
+def test_a_row_of_nan_does_not_change_other_rows(
     use: Callable[[Any], None], kernel: Any, sums: Any
 ) -> None:
     use(kernel)
@@ -117,8 +115,8 @@ def test_a_row_that_is_not_a_number_keeps_to_itself(
     )
     plain = product(rows, weight, None)
     rows[3], rows[17, 5] = float("nan"), float("inf")
-    found = product(rows, weight, None)
-    assert found[3].isnan().all()
-    assert not found[17].isfinite().any()
+    result = product(rows, weight, None)
+    assert result[3].isnan().all()
+    assert not result[17].isfinite().any()
     others = [number for number in range(19) if number not in (3, 17)]
-    assert torch.equal(found[others], plain[others])
+    assert torch.equal(result[others], plain[others])

@@ -1,6 +1,4 @@
-"""Our matrix products: right, the same bits for a row whatever is beside it, and in force where
-they are asked for only.
-"""
+"""Check matrix products: results, bits of rows, and when models use them."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def replaceable(model: Any) -> tuple[torch.nn.Linear, ...]:
 
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """With heavy tails, so that the order of sums shows."""
+    """Return random numbers with heavy tails, so that another order of sums shows."""
     noise = torch.Generator().manual_seed(seed)
     return (
         torch.randn(shape, generator=noise) * torch.randn(1, shape[-1], generator=noise).exp()
@@ -53,7 +51,7 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outer", "inner"), [(8, 8), (72, 24), (200, 136), (64, 1544)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_rows_are_right_and_do_not_see_each_other(
+def test_results_are_right_and_depend_on_their_row_only(
     dtype: torch.dtype, outer: int, inner: int, biased: bool
 ) -> None:
     rows, weight = (
@@ -82,9 +80,9 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     )
     rows = torch.zeros(len(values), 8, dtype=torch.bfloat16)
     rows[:, 0] = 1
-    found = product(rows[:1], torch.zeros(len(values), 8, dtype=torch.bfloat16), values)
+    result = product(rows[:1], torch.zeros(len(values), 8, dtype=torch.bfloat16), values)
     assert torch.equal(
-        found[0].view(torch.int16), (values + 0.0).to(torch.bfloat16).view(torch.int16)
+        result[0].view(torch.int16), (values + 0.0).to(torch.bfloat16).view(torch.int16)
     )
     assert (
         product(rows[:1], torch.full((8, 8), float("nan"), dtype=torch.bfloat16), None)
@@ -95,9 +93,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_thousands_of_rows(dtype: torch.dtype) -> None:
-    """What the kernel allocates is then given back to the system as soon as it is not needed any
-    more.
-    """
+    """Allocate so much that the system takes freed memory back at once."""
     rows, weight = numbers(3000, 1024, dtype=dtype), numbers(64, 1024, dtype=dtype, seed=1) / 32
     together = product(rows, weight, None)
     assert torch.equal(product(rows[1500:1503], weight, None), together[1500:1503])
@@ -133,11 +129,11 @@ def test_other_forwards_of_the_model_keep_torchs_products() -> None:
     products = Products(replaceable(model), backend=CPU)
     assert products.modules
     calls: list[str] = []
-    whole = product
+    real_product = product
 
     def watched(*args: Any) -> Any:
         calls.append(threading.current_thread().name)
-        return whole(*args)
+        return real_product(*args)
 
     ids, viewed = torch.tensor([[3, 4, 5]]), ModelView(model, products).module
 
@@ -159,15 +155,15 @@ def test_other_forwards_of_the_model_keep_torchs_products() -> None:
             return whole_forward(*args, **named)
 
         patch.setitem(vars(viewed.model.layers[1]), "forward", forward)
-        found = viewed(ids).logits
+        result = viewed(ids).logits
         assert len(calls) == len(products.modules)
         model(ids)
     assert len(calls) == len(products.modules)
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert not any("forward" in vars(one) for one in products.modules)
+    assert torch.allclose(result, expected, atol=1e-5)
+    assert not any("forward" in vars(module) for module in products.modules)
 
 
-def test_only_so_many_rows_and_never_where_gradients_are_wanted() -> None:
+def test_rows_out_of_range_and_gradients_use_torchs_product() -> None:
     model = make("llama")
     modules = replaceable(model)
     weight = modules[0].weight
@@ -179,7 +175,7 @@ def test_only_so_many_rows_and_never_where_gradients_are_wanted() -> None:
     assert override(few).requires_grad == weight.requires_grad
 
 
-def test_a_forward_of_its_own_is_left_to_a_module() -> None:
+def test_a_module_with_a_replaced_forward_is_left_alone() -> None:
     model = make("llama")
     products, first = Products(replaceable(model), backend=CPU), replaceable(model)[0]
     vars(first)["forward"] = lambda rows: rows
@@ -191,23 +187,23 @@ def test_a_forward_of_its_own_is_left_to_a_module() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) -> None:
-    """Activations may still have others, by the processor: padding makes up for these."""
+def test_the_probe_finds_one_class_of_rows_in_our_products(dtype: torch.dtype) -> None:
+    """Activations may still have several classes of rows; padding joins them."""
     model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
     products = Products(replaceable(model), backend=CPU)
     proof = probe_model(model, products)
     assert (proof.reason, proof.own_products) == ("", True)
-    ours = {name for name, one in model.named_modules() if one in products.modules}
-    assert {found.runs for found in proof.findings if found.name in ours} == {(1,)}
-    alone, beside = (
+    own_names = {name for name, module in model.named_modules() if module in products.modules}
+    assert {result.runs for result in proof.findings if result.name in own_names} == {(1,)}
+    alone, other = (
         CachedLM(model, chunk, batch_invariant=True, min_rows=proof.least, products=products)
         for chunk in (512, 8)
     )
-    assert count_differing_rows(alone, beside) == (0, 6)
+    assert count_differing_rows(alone, other) == (0, 6)
 
 
 @pytest.mark.parametrize(
-    ("ours", "torchs", "found"),
+    ("seconds", "torchs", "rows"),
     [
         ((1, 1, 1, 1, 1), (2, 2, 2, 2, 2), (1, MAX_ROWS)),
         ((1, 1, 1, 3, 1), (2, 2, 2, 2, 2), (1, TIMED_ROWS[2])),
@@ -217,25 +213,25 @@ def test_the_proof_finds_one_class_in_all_of_our_products(dtype: torch.dtype) ->
         ((), (), (0, 0)),
     ],
 )
-def test_where_ours_are_used(
-    ours: tuple[float, ...], torchs: tuple[float, ...], found: tuple[int, int]
+def test_the_range_of_rows_that_uses_our_products(
+    seconds: tuple[float, ...], torchs: tuple[float, ...], rows: tuple[int, int]
 ) -> None:
-    assert Trial(ours, torchs).range == found
+    assert Trial(seconds, torchs).range == rows
 
 
 def test_small_models_keep_torchs_products() -> None:
     assert fastest(make("llama")) == Products()
 
 
-def test_small_models_are_given_ours_where_torchs_cost_more(
+def test_small_models_get_ours_if_torchs_cost_more(
     monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path
 ) -> None:
-    """Only where invariance is asked for: what is tried takes time, too."""
+    """The timing takes time, too, so only batch invariance starts it."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
-    found = resolve_batch_invariance(pair.target, True)
-    assert found.report is not None
-    assert found.report.own_products
+    result = resolve_batch_invariance(pair.target, True)
+    assert result.report is not None
+    assert result.report.own_products
     proof = resolve_batch_invariance(pair.target, "auto").report
     assert proof is not None
     assert not proof.own_products
@@ -243,27 +239,27 @@ def test_small_models_are_given_ours_where_torchs_cost_more(
 
 @pytest.fixture
 def worth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tiny models count as large."""
+    """Treat tiny models as large, with an empty cache."""
     monkeypatch.setattr(product_choice, "MIN_TIMED_WEIGHTS", 1)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
 
 
 @pytest.mark.usefixtures("worth")
-def test_what_was_tried_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama")
-    found = trial(model)
-    assert len(found.ours) == len(found.torchs) == len(TIMED_ROWS)
-    assert min(found.ours + found.torchs) > 0
+    result = trial(model)
+    assert len(result.ours) == len(result.torchs) == len(TIMED_ROWS)
+    assert min(result.ours + result.torchs) > 0
     monkeypatch.setattr(Conditions, "calmer_now", False)
     monkeypatch.setattr(product_choice, "_try", None)
-    assert trial(model) == found
+    assert trial(model) == result
 
 
 @pytest.mark.usefixtures("worth")
 def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And kept until then."""
+    """The disturbed trial is used until then."""
     model, trials = make("llama"), list[Trial]()
 
     def tried(*modules: Any) -> Trial:
@@ -288,23 +284,23 @@ def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(
 @pytest.mark.usefixtures("worth")
 def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
-    monkeypatch.setattr(probing, "forward_cost", lambda *asked: Cost(1.0, QUIET))
-    found = resolve_batch_invariance(pair.target, "auto")
-    assert found.on, found.reason
-    assert "with our products" in found.reason
-    assert found.min_rows == 1
-    assert found.products == everywhere(pair.target)
+    monkeypatch.setattr(probing, "forward_cost", lambda *requested: Cost(1.0, QUIET))
+    result = resolve_batch_invariance(pair.target, "auto")
+    assert result.on, result.reason
+    assert "with our products" in result.reason
+    assert result.min_rows == 1
+    assert result.products == everywhere(pair.target)
     llm = LLM(pair.target, "prompt_lookup", batch_invariant=True)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
     assert [out.token_ids for out in outs] == pair.answers
 
 
 @pytest.mark.usefixtures("worth")
-def test_products_that_cost_too_much_are_for_want_of_others(
+def test_expensive_products_are_used_if_there_are_no_others(
     monkeypatch: pytest.MonkeyPatch, pair: Pair
 ) -> None:
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))
     assert Trial((2.0,) * 5, (1.0,) * 5).cost_everywhere > MAX_COST
-    found = resolve_batch_invariance(pair.target, True)
-    assert found.report is not None
-    assert found.report.own_products == (found.report.cost > 90)
+    result = resolve_batch_invariance(pair.target, True)
+    assert result.report is not None
+    assert result.report.own_products == (result.report.cost > 90)

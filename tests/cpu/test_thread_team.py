@@ -1,4 +1,4 @@
-"""Check that the thread team does every task of a job once and that its helpers leave."""
+"""Check that a thread team does every task once, and that its helpers leave."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ count_up = TeamJob(_count_up)
 
 
 def _meet(address: int) -> int:
-    """Wait about a second for another thread to come."""
+    """Wait about a second for another thread."""
     add_shared(address, 1)
     patience = 0
     while load_shared(address) < 2 and patience < 50_000_000:
@@ -55,7 +55,7 @@ meet = TeamJob(_meet)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event that is set when a helper has left."""
+    """Return an event that is set when a helper has left."""
     ended = threading.Event()
 
     def watch(work: Callable[[], int]) -> None:
@@ -76,9 +76,7 @@ def test_each_task_is_done_once(woken: int, waiting: int) -> None:
 
 
 def test_helpers_take_part_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper that the system does not let run soon enough gives up; then another team is
-    tried.
-    """
+    """Try again with another team if the helper started too late."""
     ended = watched(monkeypatch)
     arrived = np.zeros(1, dtype=np.int64)
     for _ in range(30):
@@ -99,7 +97,7 @@ def test_a_forgotten_helper_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.wait(30)
 
 
-def test_work_that_fails_lets_the_helpers_go() -> None:
+def test_an_error_inside_stops_the_helpers() -> None:
     with pytest.raises(RuntimeError, match="in the middle"), TEAM.running(1):
         raise RuntimeError("in the middle")
     with TEAM.running(1):
@@ -114,7 +112,7 @@ def count_up_once() -> bool:
 
 
 def test_threads_at_the_same_time_neither_share_a_team_nor_wait() -> None:
-    """Four threads run jobs at once; only one of them leads the team at any time."""
+    """Four threads run jobs at once; at any time, at most one of them leads the team."""
     start, results = threading.Barrier(4), list[bool]()
 
     def forward() -> None:

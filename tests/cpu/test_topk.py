@@ -1,4 +1,4 @@
-"""The most likely tokens, as torch finds them."""
+"""Check top-k tokens, probabilities and entropies against torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def logits(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """With many that are equal in half precision."""
+    """Return logits of which many are equal in half precision."""
     return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 4).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 4, 72), (3, 1000), (2, 1001), (5, 4096)])
-def test_as_torch_finds_them(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_results_agree_with_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     rows = logits(*shape, dtype=dtype)
     assert torch.equal(argmax(rows), rows.argmax(-1))
     for count in (1, 5, 8, 2000):
@@ -38,32 +38,32 @@ def test_as_torch_finds_them(dtype: torch.dtype, shape: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_lowest_of_equal_ones(dtype: torch.dtype) -> None:
+def test_the_lowest_of_equal_tokens_comes_first(dtype: torch.dtype) -> None:
     rows = torch.zeros(2, 128, dtype=dtype)
     rows[1, [100, 70, 3]] = 1
     assert argmax(rows).tolist() == rows.argmax(-1).tolist() == [0, 3]
     assert topk(rows, 4)[0].tolist() == [[0, 1, 2, 3], [3, 70, 100, 0]]
     by_torch = rows[:, :127]  # not a multiple of eight
     for count in (1, 2, 5):
-        found = topk(by_torch, count)[0]
-        assert found[:, 0].tolist() == [0, 3]
-        assert all(len({*row}) == count for row in found.tolist())
+        result = topk(by_torch, count)[0]
+        assert result[:, 0].tolist() == [0, 3]
+        assert all(len({*row}) == count for row in result.tolist())
         assert (
-            by_torch.gather(-1, torch.from_numpy(found))[1].tolist()
+            by_torch.gather(-1, torch.from_numpy(result))[1].tolist()
             == [1.0, 1.0, 1.0, 0.0, 0.0][:count]
         )
 
 
-def test_rows_that_do_not_lie_side_by_side() -> None:
+def test_rows_that_are_not_adjacent() -> None:
     wide = logits(3, 4, 128)
     assert torch.equal(argmax(wide[:, ::2, :64]), wide[:, ::2, :64].argmax(-1))
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", [0, 5, 71])
-def test_rows_that_are_not_numbers_leave_others_as_they_are(odd: float, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 5, 71])
+def test_rows_of_nan_do_not_change_other_rows(odd: float, index: int) -> None:
     rows = logits(3, 72)
-    rows[1, place] = odd
+    rows[1, index] = odd
     fine = [0, 1, 2] if odd == -torch.inf else [0, 2]
     assert torch.equal(argmax(rows)[fine], rows[fine].argmax(-1))
     token_ids, probs = topk(rows, 3)
@@ -75,7 +75,7 @@ def test_rows_that_are_not_numbers_leave_others_as_they_are(odd: float, place: i
         assert probs[1].tolist() == [0.0] * 3
 
 
-def test_nothing_is_possible() -> None:
+def test_rows_of_minus_infinity() -> None:
     rows = torch.full((2, 16), -torch.inf)
     assert argmax(rows).tolist() == [NO_TOKEN] * 2
     assert not topk(rows, 2)[1].any()
