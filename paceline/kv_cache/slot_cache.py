@@ -1,10 +1,9 @@
-"""A key/value cache in slots: one row per sequence, preallocated, written in place, never
-concatenated or copied whole.
+"""Store keys and values in preallocated slots, one per request.
 
-A forward writes its query tokens behind each row's own length; `move` then takes the accepted tree
-rows to the front (a chain needs none) and the rest is simply overwritten by the next forward.
-Roll-back is a smaller length. Layers are full-length also for sliding windows: the mask carries the
-window, so rejected tokens push nothing out.
+A forward pass writes the states of its query tokens after the cached tokens of each slot.
+`SlotCache.move` then moves the rows of accepted tree nodes to the front; the next forward pass
+overwrites the others. Rolling back only lowers the number of cached tokens. Layers with a sliding
+window keep all positions, and the mask applies the window: rejected tokens push nothing out.
 """
 
 from __future__ import annotations
@@ -21,19 +20,16 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from paceline.backend.interface import RowMover
 from paceline.backend.resolve import backend_of
 from paceline.core.tree import IntArray
-
-_SPARE = 64  # positions
+from paceline.kv_cache.settings import SPARE_POSITIONS
 
 
 def _zeros(like: Tensor, *shape: int) -> Tensor:
-    """Zeros of a dtype and device; on a CPU in pages that exist once they are written, so that
-    growing holds no stream up.
-    """
-    with torch.inference_mode(
-        False
-    ):  # every forward writes to them, and not all are in inference mode
+    """Return zeros with the dtype and device of `like`."""
+    # Not all forward passes that write to them are in inference mode.
+    with torch.inference_mode(False):
         if like.device.type != "cpu":
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        # numpy's zeros take memory only once they are written, so that growing is quick.
         return (
             torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8))
             .view(like.dtype)
@@ -43,22 +39,25 @@ def _zeros(like: Tensor, *shape: int) -> Tensor:
 
 @dataclass(slots=True)
 class WriteWindow:
-    """Where the forward under way writes: set once per forward, read by every layer.
+    """Cache positions that a forward pass writes, set once and read by every layer.
 
     Attributes:
-        first, rows: the slots first .. first + rows - 1 take part.
-        places: [rows, width], the cache position of each query column; [1, queries] where sequences
-            are packed.
-        slots: of the same shape, or [rows, 1], the slot of each.
-        visible: how many positions the attention sees (the longest row's length + width).
+        first: First slot of the forward pass.
+        rows: Number of consecutive slots that take part.
+        positions: Cache position of each query column, [rows, width]; [1, queries] if requests are
+            packed.
+        slots: Slot of each query column, in the same shape or [rows, 1].
+        visible: Number of cache positions that attention sees, the largest of `positions` plus 1.
+        in_order: True if the columns of every row have consecutive cache positions.
+        indices: Results of `SlotCache.flat_index` for this window.
     """
 
     first: int = 0
     rows: int = 0
-    places: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    positions: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     slots: IntArray = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int64))
     visible: int = 0
-    in_order: bool = True  # columns are consecutive places in every row
+    in_order: bool = True
     indices: dict[tuple[int, int, torch.device], Tensor] = field(default_factory=dict)
 
 
@@ -73,9 +72,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate from the first states seen: only they know the heads of this shard and their
-        sizes.
-        """
+        """Allocate the stores of a layer, with the heads and sizes of its first states."""
         owner = self._owner
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = (
@@ -88,20 +85,18 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the new states of the window's rows; returns views of all positions the
-        attention may see.
-        """
+        """Write the states of the window's columns; return views of all visible positions."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._owner.window
         rows = slice(window.first, window.first + window.rows)
         if window.rows == 1 and window.in_order:
-            start = int(window.places[0, 0])
+            start = int(window.positions[0, 0])
             self.keys[rows, :, start : start + key_states.shape[2]] = key_states
             self.values[rows, :, start : start + value_states.shape[2]] = value_states
         else:
             index = self._owner.flat_index(
-                window.slots, window.places, key_states.shape[1], key_states.device
+                window.slots, window.positions, key_states.shape[1], key_states.device
             )
             for store, states in ((self.keys, key_states), (self.values, value_states)):
                 store.view(-1, store.shape[-1]).index_copy_(
@@ -110,25 +105,30 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys, for models that build their own mask."""
+        """Return length and offset of the keys, for models that build their own mask."""
         return self._owner.window.visible, 0
 
     def get_seq_length(self) -> int:
-        """Tokens in the longest row before this forward; none, where more are packed behind one
-        another than any row has.
+        """Return the number of tokens in the longest row before this forward pass.
+
+        It is 0 if more tokens are packed in a row than any slot holds.
         """
-        return max(0, self._owner.window.visible - int(self._owner.window.places.shape[-1]))
+        return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 
     def get_max_length(self) -> int:
-        """Positions a row can hold."""
+        """Return the number of positions of a slot."""
         return self._owner.capacity
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """All layers, and which slots are taken.
+    """Keys and values of all layers, and the list of free slots.
 
     Args:
-        layers: number of decoder layers.
+        layers: Number of decoder layers.
+    Attributes:
+        slots: Number of slots, taken and free.
+        capacity: Cache positions per slot.
+        window: Cache positions that the current forward pass writes.
     """
 
     def __init__(self, layers: int) -> None:
@@ -141,15 +141,13 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def position_bytes(self) -> int:
-        """Bytes that a position of a slot takes in all layers; 0 before the first forward."""
+        """Return the bytes of a cache position in all layers; 0 before the first forward."""
         return sum(
             store.shape[1] * store.shape[3] * store.element_size() for store in self._stores()
         )
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for `slots` rows of `capacity` positions; grows, never shrinks, keeps what
-        is stored.
-        """
+        """Grow to at least `slots` slots of `capacity` positions, with their content."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         new_slots = max(slots, self.slots)
@@ -158,12 +156,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.slots = new_slots
 
     def compact(self, slots: int, capacity: int) -> dict[int, int]:
-        """Make it exactly so large, with the rows that are taken in front.
+        """Resize the cache, with the taken slots in front.
 
         Args:
-            slots, capacity: enough for them.
+            slots: New number of slots; at least the taken ones.
+            capacity: New number of positions per slot; at least the used ones.
         Returns:
-            new slots by old ones, of the rows that are taken.
+            New slot of each taken slot.
         """
         taken = [slot for slot in range(self.slots) if slot not in self._free]
         self._reallocate(taken, slots, capacity)
@@ -171,7 +170,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return {old: new for new, old in enumerate(taken)}
 
     def _reallocate(self, rows: slice | list[int], slots: int, capacity: int) -> None:
-        """Copy `rows` into the first slots of new stores, a layer's at a time."""
+        # Layer by layer, so that only one layer is in memory twice.
         common = min(capacity, self.capacity)
         for layer in self.layers:
             if layer.is_initialized:
@@ -188,7 +187,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._mover = None
 
     def take(self) -> int:
-        """The lowest free slot."""
+        """Take the lowest free slot; grow by one slot if there is none."""
         if not self._free:
             self.reserve(self.slots + 1, self.capacity)
         slot = min(self._free)
@@ -196,56 +195,65 @@ class SlotCache(Cache):  # type: ignore[misc]
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Free a slot; its rows will be overwritten."""
+        """Free a slot; its content will be overwritten."""
         self._free.append(slot)
 
     def exchange_free(self, taken: int, freed: int) -> None:
-        """A sequence moved from slot `freed` into the free slot `taken`."""
+        """Record that a request moved from slot `freed` to the free slot `taken`."""
         self._free.remove(taken)
         self._free.append(freed)
 
     @property
     def taken(self) -> int:
-        """Slots in use."""
+        """Return the number of taken slots."""
         return self.slots - len(self._free)
 
     def begin(
-        self, first: int, rows: int, slots: IntArray, places: IntArray, in_order: bool
+        self, first: int, rows: int, slots: IntArray, positions: IntArray, in_order: bool
     ) -> None:
-        """Say where the coming forward writes; see `WriteWindow`."""
-        visible = int(places.max()) + 1
+        """Set the window of the next forward pass; see `WriteWindow`."""
+        visible = int(positions.max()) + 1
         if visible > self.capacity:
-            # copies everything: engines reserve beforehand
-            self.reserve(self.slots, visible + _SPARE)
-        self.window = WriteWindow(first, rows, places, slots, visible, in_order)
+            self.reserve(self.slots, visible + SPARE_POSITIONS)
+        self.window = WriteWindow(first, rows, positions, slots, visible, in_order)
 
     def flat_index(
-        self, slots: IntArray, places: IntArray, heads: int, device: torch.device
+        self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Row numbers in a layer seen as [slots * heads * capacity, dim].
+        """Return row numbers in a store seen as [slots * heads * capacity, dim].
 
         Args:
-            slots, places: [n, width] each, or [n, 1] slots; the index is in the order of [n, heads,
-                width].
+            slots: Slots, [n, width] or [n, 1].
+            positions: Cache positions, [n, width].
+            heads: Number of key heads.
+            device: Device of the result.
+        Returns:
+            int64 [n * heads * width], in this order.
         """
-        key = (id(places), heads, device)
+        key = (id(positions), heads, device)
         index = self.window.indices.get(key)
         if index is None:
             flat = (
                 (slots[:, None, :] * heads + np.arange(heads)[:, None]) * self.capacity
-            ) + places[:, None, :]
+            ) + positions[:, None, :]
             index = self.window.indices[key] = torch.from_numpy(flat.reshape(-1)).to(device)
         return index
 
     @torch.inference_mode()
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Store states computed elsewhere, [heads, n, dim] each, at positions first .. first + n
-        - 1 of one layer.
+        """Write states to the positions of one slot from `first` on, in one layer.
+
+        Args:
+            slot: Slot to write to.
+            layer: Index of the layer.
+            first: First cache position.
+            keys: [heads, n, dim].
+            values: [heads, n, dim].
         """
-        place = self.layers[layer]
-        if not place.is_initialized:
-            place.lazy_initialization(keys[None], values[None])
-        for store, states in ((place.keys, keys), (place.values, values)):
+        stores = self.layers[layer]
+        if not stores.is_initialized:
+            stores.lazy_initialization(keys[None], values[None])
+        for store, states in ((stores.keys, keys), (stores.values, values)):
             store[slot, :, first : first + states.shape[1]] = states
 
     @torch.inference_mode()
@@ -255,8 +263,10 @@ class SlotCache(Cache):  # type: ignore[misc]
             store[slot, :, first:] = 0
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
-        """Views of the first `length` positions of a slot, (keys, values) per layer; None where
-        a layer stores nothing.
+        """Return keys and values of the first `length` positions of a slot, as views.
+
+        Returns:
+            A pair [heads, length, dim] per layer; None for a layer that stores nothing.
         """
         return [
             (layer.keys[slot, :, :length], layer.values[slot, :, :length])
@@ -298,13 +308,11 @@ class SlotCache(Cache):  # type: ignore[misc]
                     store[target, :, :length] = store[source, :, :length]
 
     @torch.inference_mode()
-    def swap(self, one: int, other: int, length: int) -> None:
-        """Exchange the first `length` positions of two slots (once when a sequence ends, never
-        per step).
-        """
+    def swap(self, first: int, second: int, length: int) -> None:
+        """Exchange the first `length` positions of two slots."""
         for layer in self.layers:
             if layer.is_initialized:
                 for store in (layer.keys, layer.values):
-                    kept = store[one, :, :length].clone()
-                    store[one, :, :length] = store[other, :, :length]
-                    store[other, :, :length] = kept
+                    before = store[first, :, :length].clone()
+                    store[first, :, :length] = store[second, :, :length]
+                    store[second, :, :length] = before

@@ -1,4 +1,4 @@
-"""Which sequence has which slot of a cache, and bringing them where a forward wants them."""
+"""Assign the slots of a cache to requests, and move them for a forward pass."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from paceline.kv_cache.slot_cache import SlotCache
 
 
 class Slots:
-    """The slots of one cache and their owners."""
+    """Assign the slots of one cache to requests.
+
+    Args:
+        cache: The cache.
+    """
 
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
         self._owner: dict[int, Request] = {}  # by slot
 
     def __len__(self) -> int:
-        """How many there are, taken and free."""
+        """Return the number of slots, taken and free."""
         return self._cache.slots
 
     @property
     def tokens(self) -> int:
-        """Tokens in all of them."""
+        """Return the number of cached tokens in all slots."""
         return sum(request.cached for request in list(self._owner.values()))
 
     def take(self, request: Request) -> None:
-        """Give `request` a free slot, an empty one; the cache grows by one where there is none."""
+        """Give `request` an empty slot; the cache grows if none is free."""
         request.slot, request.cached = self._cache.take(), 0
         self._owner[request.slot] = request
 
@@ -37,20 +41,19 @@ class Slots:
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other`, which loses it, with the first `length` positions
-        that are in it.
-        """
+        """Give `request` the slot of `other` with its first `length` cache positions."""
         request.slot, request.cached, other.slot = other.slot, length, -1
         self._owner[request.slot] = request
 
     def copy(self, request: Request, other: Request, length: int) -> None:
-        """Fill the first `length` positions of `request` with those of `other`; both have slots."""
+        """Copy the first `length` cache positions of `other` to the slot of `request`."""
         self._cache.copy(other.slot, request.slot, length)
         request.cached = length
 
     def resize(self, slots: int, positions: int) -> None:
-        """Make it exactly so many slots of so many positions: enough for all that are taken and
-        what they hold.
+        """Change the cache to this number of slots and of cache positions per slot.
+
+        Both must suffice for the taken slots and their content.
         """
         if slots >= self._cache.slots and positions >= self._cache.capacity:
             self._cache.reserve(slots, positions)
@@ -61,16 +64,14 @@ class Slots:
             request.slot = slot
 
     def gather(self, requests: Sequence[Request]) -> None:
-        """Bring sequences that are to step together into the first slots, in any order, moving
-        few.
-        """
+        """Move the requests of one step to the first slots, in any order, with few moves."""
         holes = iter(sorted(set(range(len(requests))) - {request.slot for request in requests}))
         for request in requests:
             if request.slot >= len(requests):
                 self._move(request, next(holes))
 
     def compact_slots(self, requests: Sequence[Request]) -> None:
-        """Bring sequences into consecutive slots, in their order. A no-op where they are."""
+        """Move requests to consecutive slots, in their order."""
         slots = [request.slot for request in requests]
         if slots == list(range(slots[0], slots[0] + len(slots))):
             return
@@ -79,7 +80,7 @@ class Slots:
                 self._move(request, slot)
 
     def _move(self, request: Request, slot: int) -> None:
-        """Bring a sequence into another slot; whoever is there gets its own."""
+        # A request that has the slot gets the old slot of `request`.
         other, old = self._owner.get(slot), request.slot
         self._cache.swap(old, slot, max(request.cached, other.cached if other else 0))
         self._owner[slot], request.slot = request, slot

@@ -32,7 +32,7 @@ def test_storage_stays_and_attention_reads_views() -> None:
             request.token_ids.extend([4, 5, 6][node] for node in path)
     assert [store.data_ptr() for layer in layers for store in (layer.keys, layer.values)] == places
     heads, dim = layers[0].keys.shape[1], layers[0].keys.shape[3]
-    columns = lm._cache.window.places.shape[1]
+    columns = lm._cache.window.positions.shape[1]
     with torch.inference_mode():
         seen = layers[0].update(*(torch.zeros(3, heads, columns, dim) for _ in range(2)))
     for view, store in zip(seen, (layers[0].keys, layers[0].values), strict=True):
