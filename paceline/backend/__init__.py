@@ -1,4 +1,4 @@
-"""Compute the operations that kernels of our own may replace.
+"""Compute the operations that compiled kernels may replace.
 
 `Backend` is the interface, `TorchBackend` the default. `paceline.cpu` has kernels for CPUs; it is
 imported only when a model or logits on a CPU need them.

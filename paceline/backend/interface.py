@@ -97,7 +97,7 @@ class Backend(Protocol):
         """
 
     def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
-        """Return the most likely tokens of each row and their probabilities, likeliest first.
+        """Return the most likely tokens of each row and their probabilities, in order.
 
         If a row is not numbers, the tokens are any, and the probabilities are 0.
 

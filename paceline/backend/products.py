@@ -24,7 +24,7 @@ from paceline.backend.torch_backend import TORCH
 
 
 def is_free(module: nn.Module) -> bool:
-    """Return True if nobody else has given a module a `forward` of its own."""
+    """Return True if nobody else has replaced the `forward` of a module."""
     return isinstance(vars(module).get("forward"), ForwardOverride | None)
 
 
@@ -37,7 +37,7 @@ def is_plain_product(module: nn.Module) -> bool:
 
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules of a model that are torch's products and nothing more, on any device."""
+    """Return the modules of a model that are plain products of torch, on any device."""
     return tuple(
         module
         for module in model.modules()
@@ -204,7 +204,7 @@ class Products:
         return Products(modules, min_rows, max_rows, norms=norms, backend=backend)
 
     def override(self, module: nn.Module) -> ForwardOverride | None:
-        """Return what replaces the `forward` of a module in a model view; None for nothing."""
+        """Return the override of a module's `forward` in a model view; None for none."""
         kind = self._overrides.get(id(module))
         return None if kind is None or not is_free(module) else kind(module, self)
 
@@ -229,7 +229,7 @@ class Products:
         return functional.linear(rows, weight, bias)
 
     def num_helpers(self, num_rows: int) -> int:
-        """Return the number of threads that may spin in a forward pass over a number of rows.
+        """Return the number of threads that may spin in a forward over some rows.
 
         There are none if torch has work for all threads.
         """
@@ -239,7 +239,7 @@ class Products:
         return min(threads - 1, MAX_HELPERS)
 
     def thread_team(self, num_rows: int) -> AbstractContextManager[None]:
-        """Return a context in which helpers share the products of a forward over some rows."""
+        """Return a context in which helpers share the products of a forward."""
         return self.backend.thread_team(self.num_helpers(num_rows))
 
 

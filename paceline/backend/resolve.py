@@ -1,4 +1,4 @@
-"""Choose the backend of a device, and import its kernels when they are needed first."""
+"""Choose the backend of a device, and import its kernels when needed."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def draft_products(model: PreTrainedModel) -> Products:
 
 
 def has_bfloat16_kernels() -> bool:
-    """Return True if the CPU has instructions for products in bfloat16, or 8 bits, and kernels."""
+    """Return True if kernels use the CPU's instructions for bfloat16 products."""
     available: bool = import_module("paceline.cpu.backend").has_bfloat16_kernels()
     return available

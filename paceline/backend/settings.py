@@ -47,3 +47,9 @@ TIE_RATIO = 1.03
 
 ANSWER_STEPS = 64
 """Steps of the answer after a prompt of 256 tokens, for which the cost of ours is estimated."""
+
+MAX_INT8_ROWS = 16
+"""Rows up to which a draft model uses 8-bit weights on a processor with matrix instructions (AMX).
+
+The instructions multiply 16 rows at once; more rows take less time in bfloat16.
+"""

@@ -1,4 +1,4 @@
-"""Compute with torch's operations: the default that all kernels are tested against."""
+"""Compute with torch's operations, against which all kernels are tested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TorchBackend:
         return True
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return weight * rows / sqrt(mean(rows ** 2) + eps), rounded as transformers does."""
+        """Return weight * rows / sqrt(mean(rows ** 2) + eps), rounded as in transformers."""
         numbers = rows.float()
         scale = torch.rsqrt(numbers.square().mean(-1, keepdim=True) + eps)
         return weight * (numbers * scale).to(rows.dtype)
@@ -75,7 +75,7 @@ class TorchBackend:
         return marked_argmax(logits)
 
     def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
-        """Return the most likely tokens of each row and their probabilities, likeliest first."""
+        """Return the most likely tokens of each row and their probabilities, in order."""
         count = min(count, logits.shape[-1])
         token_ids = _largest_first(logits, count)
         log_totals = logits.float().logsumexp(-1, keepdim=True)
@@ -110,14 +110,14 @@ class TorchBackend:
         return move
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
-        """Return a context without helpers: torch has threads of its own."""
+        """Return a context without helpers: torch starts threads itself."""
         return nullcontext()
 
 
 def _dense(
     visible: VisibleRanges, metadata: AttentionMetadata, positions: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the row of each query, and the positions it sees, bool [queries, positions]."""
+    """Return each query's row and visible positions, bool [queries, positions]."""
     rows = np.repeat(np.arange(len(metadata.cached)), np.diff(visible.starts))
     sees = np.zeros((len(rows), positions), dtype=np.bool_)
     for query, row in enumerate(rows):

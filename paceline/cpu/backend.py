@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from paceline.backend.interface import RowMover, ScoreOptions
 from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.products import Products
-from paceline.backend.settings import MAX_ROWS
+from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
 from paceline.backend.torch_backend import TorchBackend
 from paceline.core.attention_metadata import AttentionMetadata
 from paceline.core.tree import IntArray
@@ -105,14 +105,11 @@ class CpuBackend(TorchBackend):
 
 CPU = CpuBackend()
 
-_TILE_ROWS = 16
-"""Rows that matrix instructions (AMX) multiply at once: more of them take less time in bfloat16."""
-
 
 def draft_products(model: PreTrainedModel) -> Products:
     """Return the fastest products for a draft model; they may change its numbers."""
     multiply_int8.prepare()
-    backend = CpuBackend(_TILE_ROWS if amx.available() else MAX_ROWS)
+    backend = CpuBackend(MAX_INT8_ROWS if amx.available() else MAX_ROWS)
     return Products.of_backend(model, backend)
 
 

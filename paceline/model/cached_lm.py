@@ -1,10 +1,9 @@
-"""CachedLM: any transformers decoder as "one forward over the pending tokens and draft trees of a
-batch".
+"""Run a transformers model over the pending tokens and draft trees of a batch.
 
-The target and a draft model are both one of these. With attention by position sequences are packed
-behind one another (`RaggedBatch`). Else each is a row whose columns are: padding, pending tokens
-(the newest is the root), tree nodes, padding; pending tokens end at the same column in all rows, so
-the LM head runs on one slice (`PaddedBatch`).
+Targets and draft models are both a `CachedLM`. With attention by position, the requests of a batch
+are packed in one row (`RaggedBatch`). Otherwise each request has a row: padding, pending tokens
+(the newest is the root), tree nodes, padding. The pending tokens of all rows end at the same
+column, so that the LM head runs on one slice (`PaddedBatch`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
 from paceline.model.architecture import Architecture
-from paceline.model.eagle.fed import capture_states
+from paceline.model.eagle.captured_states import capture_states
 from paceline.model.eagle.gather import states_to_read
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.forward_mode import in_forward_mode, mode_of
@@ -45,28 +44,32 @@ from paceline.model.vocabulary import SharedVocabulary
 
 
 class CachedLM:
-    """A model with a slot cache.
+    """A transformers model with a KV cache in slots.
 
     Args:
-        model: a decoder-only transformers model, in eval mode, on its device.
-        prefill_chunk: most pending tokens one forward takes per sequence; may be changed between
-            forwards.
-        batch_invariant: a token's attention depends on its own text alone, to the last bit.
-        min_rows: a forward, and the LM head in it, gets at least so many rows: padding makes up
-            for the rest.
-        products: which matrix products are ours; None = those that are faster than torch's on this
-            machine.
-        view: makes what is called in the place of the model.
-        chains: draft trees cannot be verified, though its forward takes masks.
+        model: Decoder-only model in eval mode, on its device.
+        prefill_chunk: Most pending tokens of a request in one forward pass. It may be changed
+            between forward passes.
+        batch_invariant: True if the attention of a token depends on its own text alone, bit for
+            bit. Default False.
+        min_rows: Fewest rows of a forward pass, and of the LM head in it; padding fills them up.
+            Default 1.
+        products: Matrix products of its forward passes; None for the fastest on this machine.
+        view: Function that returns the view of a model with its products.
+        chains: True if the model verifies chains only, though its forward takes masks. Default
+            False.
     Attributes:
-        prefill_chunk, min_rows, products, chains: as above.
-        slots: of the cache, and who has them.
-        uses_target_states: it is a draft that reads its target's hidden states (`Request.states`).
-        kept_ids: ids, ascending, of the tokens that the head keeps (`kept_vocabulary`) and the
-            target has; None = all.
+        prefill_chunk, min_rows, products, chains: As above.
+        architecture: Facts about the model.
+        mode: Context in which its forward passes run.
+        slots: Slots of the cache, and their requests.
+        uses_target_states: True for a draft model that reads hidden states of its target
+            (`Request.states`).
+        kept_ids: Token ids of its reduced vocabulary that the target has, too, ascending; None for
+            all.
     Raises:
-        UnsupportedModelError: an architecture that cannot be rolled back or masked, or that cannot
-            be batch-invariant when asked.
+        UnsupportedModelError: The architecture cannot be rolled back or masked, or it cannot be
+            batch-invariant as requested.
     """
 
     def __init__(
@@ -92,25 +95,25 @@ class CachedLM:
         self.uses_target_states = uses_target_states(model)
         self.kept_ids = kept_ids(model)
         self._vocabulary: SharedVocabulary | None = None
-        self._pending: IntArray | None = None  # tokens of each sequence that the last forward fed
+        self._pending: IntArray | None = (
+            None  # pending tokens of the last forward pass, per request
+        )
         self._requests: list[Request] = []
         self.slots = Slots(self._cache)
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model."""
+        """Return the transformers model."""
         return self._model
 
     @property
     def forward_seconds(self) -> float:
-        """Wall-clock spent in the model so far (the device is not synchronised for it)."""
+        """Return the seconds in the model so far, without waiting for the device."""
         return self._runner.seconds
 
     @property
     def vocab_size(self) -> int:
-        """Ids that logits are about: the rows of the LM head; of a draft model that has a
-        target, the rows of the target's.
-        """
+        """Return the number of token ids that logits cover."""
         return (
             self.architecture.vocab_size
             if self._vocabulary is None
@@ -118,11 +121,12 @@ class CachedLM:
         )
 
     def share(self, vocabulary: SharedVocabulary) -> None:
-        """Answer for a target from now on: with logits by the target's ids, of the tokens that both
-        share.
+        """Return logits over a target's vocabulary from now on.
 
+        Args:
+            vocabulary: Tokens that this draft model and the target share.
         Raises:
-            ConfigError: it serves a target with another vocabulary already.
+            ConfigError: The draft model serves a target with another vocabulary already.
         """
         if self._vocabulary is not None and self._vocabulary.target_rows != vocabulary.target_rows:
             raise ConfigError(
@@ -131,41 +135,37 @@ class CachedLM:
                 " the same. Load the draft model again for this one."
             )
         self._vocabulary = self._runner.vocabulary = vocabulary
-        kept = kept_ids(self._model)
-        self.kept_ids = None if kept is None else kept[kept < vocabulary.common]
+        reduced = kept_ids(self._model)
+        self.kept_ids = None if reduced is None else reduced[reduced < vocabulary.common]
 
     @property
     def context_length(self) -> int:
-        """Most tokens a sequence may have."""
+        """Return the maximum length of a request in tokens."""
         return self.architecture.context_length
 
     @property
     def stale(self) -> bool:
-        """Whether the model's modules have been replaced, as by an adapter, since a sequence was
-        opened last.
-        """
+        """Return True if modules were replaced since a request was opened last."""
         return self._runner.view.stale
 
     @property
     def takes_trees(self) -> bool:
-        """Whether branching trees can be verified in one forward; else chains only."""
+        """Return True if the model verifies trees; False for chains only."""
         return self.architecture.takes_trees
 
     @property
     def packs(self) -> bool:
-        """Whether sequences of different widths share a forward without padding."""
+        """Return True if requests of different widths share a forward without padding."""
         return self.architecture.by_position and self.architecture.takes_masks
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go in and logits come out."""
+        """Return the device of token ids and logits."""
         device: torch.device = self._model.device
         return device
 
     def apart(self) -> CachedLM:
-        """Return the same model with a cache of its own, for forwards that have nothing to do
-        with anybody's answer.
-        """
+        """Return the same model with another cache, for forward passes outside of answers."""
         options = (
             self.prefill_chunk,
             self.architecture.by_position,
@@ -175,28 +175,29 @@ class CachedLM:
         return CachedLM(self._model, *options, self._view, self.chains)
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Allocate for that many sequences of that many positions (tokens and tree nodes)
-        beforehand.
+        """Allocate slots beforehand.
+
+        Args:
+            slots: Number of requests.
+            positions: Tokens and tree nodes per request.
         """
         self._cache.reserve(slots, positions)
 
     @property
     def capacity(self) -> int:
-        """Positions allocated per sequence."""
+        """Return the cache positions allocated per slot."""
         return self._cache.capacity
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of the cache that a position of a sequence takes; before the first forward by
-        what the configuration says.
-        """
+        """Return the bytes of one cache position, before the first forward an estimate."""
         return self._cache.position_bytes or self.architecture.position_bytes
 
     def check_length(self, request: Request) -> None:
-        """Hold a sequence against the model's context.
+        """Refuse a request that is longer than the model's context.
 
         Raises:
-            CapacityError: it is longer.
+            CapacityError: The request is too long.
         """
         if len(request) > self.context_length:
             raise CapacityError(
@@ -205,12 +206,14 @@ class CachedLM:
             )
 
     def open(self, request: Request, place_of: Request | None = None, length: int = 0) -> None:
-        """Give `request` a slot.
+        """Give a request a slot.
 
         Args:
-            place_of: a sequence that loses its own to `request`, with its first `length` positions.
+            request: The request.
+            place_of: Ended request that hands over its slot; None for an empty slot.
+            length: Number of first cache positions that `request` takes over from `place_of`.
         Raises:
-            CapacityError: as `check_length`.
+            CapacityError: As in `check_length`.
         """
         self.check_length(request)
         if self.stale:
@@ -221,22 +224,21 @@ class CachedLM:
             self.slots.inherit(request, place_of, length)
 
     def close(self, request: Request) -> None:
-        """Free the slot of `request`."""
+        """Free the slot of a request."""
         if request.tainted or request.failure is not None:
             self.rewind(request, 0)
             self.clear_behind(request)
         self.slots.free(request)
 
     def clear_behind(self, request: Request) -> None:
-        """Write zeros behind what `request` has in the cache: attention multiplies what it masks
-        by 0, and NaN stays NaN.
-        """
+        """Zero the slot of a request behind its cached tokens."""
+        # Attention multiplies masked values by 0, which leaves NaN as it is.
         if request.slot >= 0:
             self._cache.clear(request.slot, request.cached)
 
     @property
     def open_sequences(self) -> int:
-        """Sequences that own a slot."""
+        """Return the number of requests that have a slot."""
         return self._cache.taken
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
@@ -250,7 +252,7 @@ class CachedLM:
         return tree if self.takes_trees else tree.best_chain()
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop the cache of a request that has grown beyond a switch of rotary frequencies."""
+        """Drop the cache of a request that has outgrown its rotary frequencies."""
         if (switch := self.architecture.restart_length) is not None:
             restart_beyond_switch(request, switch)
 
@@ -264,12 +266,12 @@ class CachedLM:
         trees: Sequence[DraftTree],
         reduced_logits: bool = False,
     ) -> Tensor:
-        """Run `forward_nodes`.
+        """Run `forward_nodes`, and return padded logits.
 
         Args:
             requests, trees, reduced_logits: As there.
         Returns:
-            logits [batch, 1 + width, vocab]: after the last fed token, then after each node; rows
+            Logits [batch, 1 + width, vocab] after the last pending token and after each node; rows
             beyond a tree are padding.
         """
         return self.forward_nodes(requests, trees, reduced_logits=reduced_logits).padded()
@@ -282,8 +284,7 @@ class CachedLM:
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """One pass over the pending tokens (a chunk of them, while prefilling) and the tree of
-        every sequence.
+        """Run a forward pass over pending tokens and draft trees.
 
         Args:
             requests: Open requests with at least one pending token each.
@@ -292,8 +293,8 @@ class CachedLM:
             reduced_logits: True for logits of a reduced vocabulary alone, in the order of
                 `kept_ids`; without a reduced vocabulary, of all tokens. Default False.
         Returns:
-            the logits after the last fed token of each, and after each node; rows of scored tokens
-            come before them.
+            Logits after the last pending token of each request and after each node. Rows of scored
+            tokens come before them.
         """
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
@@ -323,15 +324,15 @@ class CachedLM:
         trees: Sequence[DraftTree],
         reduced_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run `forward`, and return what the LM head was fed as well.
+        """Run `forward`, and return the inputs of the LM head, too.
 
         Args:
             requests, trees, reduced_logits: As in `forward_nodes`.
         Returns:
-            logits [batch, 1 + width, vocab], and the hidden states they are made of (after the
-            final norm), [batch, 1 + width, hidden].
+            Logits [batch, 1 + width, vocab], and their hidden states after the final norm, [batch,
+            1 + width, hidden].
         Raises:
-            UnsupportedModelError: as `forward_with_states`.
+            UnsupportedModelError: As in `forward_with_states`.
         """
         logits = self.forward_with_states(requests, trees, reduced_logits=reduced_logits)
         assert logits.states is not None, "asked for"
@@ -346,33 +347,34 @@ class CachedLM:
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """Run `forward_nodes`, and keep what the LM head was fed (after the final norm).
+        """Run `forward_nodes`, and return its hidden states after the final norm, too.
 
         Args:
             requests, trees, reduced_logits: As in `forward_nodes`.
-            layers: of the decoder, whose inputs are wanted as well. pending: the same is wanted of
-                all pending tokens.
+            layers: Indices of decoder layers whose inputs are returned, too.
+            pending: Whether to return the states of all pending tokens, too.
+            prefill_chunk: As in `forward_nodes`.
         Raises:
-            UnsupportedModelError: the model has no module that makes logits of hidden states, or
-                hides its layers.
+            UnsupportedModelError: The model computes its logits without an LM head, or hides its
+                layers.
         """
-        with capture_states(self._model, layers, pending) as fed:
+        with capture_states(self._model, layers, pending) as captured:
             logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits)
-        if not fed.head:
+        if not captured.head:
             raise UnsupportedModelError(
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that"
                 " its hidden states cannot be read; choose a drafter without an acceptance head."
             )
         runner = self._runner
-        return fed.with_states(logits, runner.picks, runner.asked, runner.pending)
+        return captured.with_states(logits, runner.picks, runner.column_picks, runner.pending)
 
     def _read_target_states(self, batch: PaddedBatch | RaggedBatch) -> None:
         if self.uses_target_states:
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
-        # Positions are slots in these models (ALiBi): rows of different length cannot share a
-        # forward.
+        # In these models (ALiBi) a position is a column: rows of different lengths cannot share a
+        # forward pass.
         layouts = [
             lay_out([request], [tree], chunk)
             for request, tree in zip(self._requests, trees, strict=True)
@@ -383,33 +385,35 @@ class CachedLM:
         ]
         self._count(
             *(
-                np.concatenate(one)
-                for one in zip(*((one.pending, one.nodes) for one in layouts), strict=True)
+                np.concatenate(counts)
+                for counts in zip(
+                    *((layout.pending, layout.nodes) for layout in layouts), strict=True
+                )
             )
         )
         counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
         return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
 
     def _shared(self, flat: Tensor) -> Tensor:
-        """Return logits [n, vocab] by the target's ids, or of the kept tokens alone where these
-        are wanted.
-        """
+        """Return logits over the target's vocabulary, or its reduced form if requested."""
         if self._vocabulary is None:
             return flat
-        kept = self.kept_ids if self._runner.view.state.reduced_logits else None
-        return self._vocabulary.logits(flat, None if kept is None else len(kept))
+        token_ids = self.kept_ids if self._runner.view.state.reduced_logits else None
+        return self._vocabulary.logits(flat, None if token_ids is None else len(token_ids))
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:
         self._pending = pending
-        for request, fed in zip(self._requests, (pending + nodes).tolist(), strict=True):
+        for request, count in zip(self._requests, (pending + nodes).tolist(), strict=True):
             counters = request.counters
             counters.target_forwards += 1
             counters.prefill_forwards += len(request) == request.prompt_length
-            counters.fed.append(fed)
+            counters.fed.append(count)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the fed pending tokens and the accepted nodes of the last forward, in its order;
-        drop the other nodes.
+        """Keep the pending tokens and the accepted nodes of the last forward pass.
+
+        Args:
+            accepted: Per request of that pass, the accepted nodes in order.
         """
         pending = self._pending
         assert pending is not None, "commit without forward"
@@ -431,26 +435,33 @@ class CachedLM:
             request.cached += int(pending[row]) + len(path)
 
     def rewind(self, request: Request, length: int) -> None:
-        """Forget everything of `request` from position `length` on."""
+        """Drop the cache of a request from position `length` on."""
         request.cached = min(request.cached, length)
 
     def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Store states of `request` that were computed elsewhere; the caller sets `request.cached`
-        once every layer has its own.
+        """Write keys and values that were computed elsewhere to the slot of a request.
+
+        The caller sets `request.cached` once every layer is written.
 
         Args:
-            first: their first position. keys, values: [heads, n, dim].
+            request: The request.
+            layer: Index of the layer.
+            first: First cache position.
+            keys: [heads, n, dim].
+            values: [heads, n, dim].
         """
         self._cache.write(request.slot, layer, first, keys, values)
 
     def stored(self, request: Request) -> list[tuple[Tensor, Tensor] | None]:
-        """Keys and values of `request` per layer, views [heads, seq.cached, dim]; None where a
-        layer keeps none of its own.
+        """Return keys and values of a request, as views.
+
+        Returns:
+            A pair [heads, cached tokens, dim] per layer; None for a layer that shares another's.
         """
         return self._cache.read(request.slot, request.cached)
 
     def feed(self, requests: Sequence[Request]) -> Tensor:
-        """Forward and commit without trees; logits [batch, 1, vocab] after the last fed token."""
+        """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""
         logits = self.forward(requests, [EMPTY_TREE] * len(requests))
         self.commit([()] * len(requests))
         return logits

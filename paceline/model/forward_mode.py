@@ -1,4 +1,4 @@
-"""What a model's forwards are made in: without gradients, and on CUDA without cuDNN's attention."""
+"""Run forward passes without gradients, and on CUDA without cuDNN's attention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.attention.cudnn import without_cudnn
 from paceline.model.quantisation import foreign_weights
 
 Mode = Callable[[], AbstractContextManager[Any]]
-_Given = ParamSpec("_Given")
-_Made = TypeVar("_Made")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class _HasMode(Protocol):
@@ -26,25 +26,25 @@ _Owner = TypeVar("_Owner", bound=_HasMode)
 
 
 def mode_of(model: PreTrainedModel) -> Mode:
-    """Return the mode for the forwards of a model.
+    """Return the context in which the forward passes of a model run.
 
-    Some classes of quantised weights cannot be used in torch's inference mode. A model with such
-    weights runs as in `generate`.
+    Torch's inference mode refuses some classes of quantised weights. A model with such weights runs
+    without gradients, as in `generate`.
     """
     without_gradients: Mode = (
         torch.inference_mode if foreign_weights(model) is None else _as_generate
     )
-    on_cuda = any(one.device.type == "cuda" for one in model.parameters())
+    on_cuda = any(parameter.device.type == "cuda" for parameter in model.parameters())
     return _on_cuda(without_gradients) if on_cuda else without_gradients
 
 
 def in_forward_mode(
-    method: Callable[Concatenate[_Owner, _Given], _Made],
-) -> Callable[Concatenate[_Owner, _Given], _Made]:
-    """Let a method run in the `mode` of its object."""
+    method: Callable[Concatenate[_Owner, _Arguments], _Result],
+) -> Callable[Concatenate[_Owner, _Arguments], _Result]:
+    """Wrap a method so that it runs in the `mode` of its object."""
 
     @wraps(method)
-    def run(self: _Owner, /, *args: _Given.args, **named: _Given.kwargs) -> _Made:
+    def run(self: _Owner, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
         with self.mode():
             return method(self, *args, **named)
 
@@ -53,7 +53,7 @@ def in_forward_mode(
 
 @contextmanager
 def _as_generate() -> Iterator[None]:
-    """Turn gradients off, and with them an inference mode of the caller's."""
+    # The caller may be in inference mode.
     with torch.inference_mode(False), torch.no_grad():
         yield
 

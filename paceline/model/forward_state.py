@@ -30,15 +30,15 @@ class TargetStates:
 
 @dataclass(slots=True)
 class ForwardState(AttentionState):
-    """Inputs of one forward pass beside the arguments of the model.
+    """Inputs of one forward pass that are no arguments of the model.
 
     A view owns one object, which the model runner fills before each forward pass.
 
     Attributes:
         linear: Matrix product for weights that belong to no `nn.Linear`; default torch's.
         target_states: Target states that a draft model reads; None for none.
-        reduced_logits: True if an LM head with a reduced vocabulary returns logits of its own
-            tokens only, [..., kept]; False for logits of the whole vocabulary. Default False.
+        reduced_logits: True if an LM head with a reduced vocabulary returns logits of this
+            vocabulary, [..., kept]; False for logits of the whole vocabulary. Default False.
         text_lengths: Text lengths that rotary frequencies follow; None if they follow none.
     """
 

@@ -1,6 +1,4 @@
-"""Running a transformers model over sequences that have been laid out: in rows with padding, or
-packed behind one another.
-"""
+"""Run a transformers model over a padded or packed batch."""
 
 from __future__ import annotations
 
@@ -26,17 +24,23 @@ from paceline.model.vocabulary import SharedVocabulary
 
 
 class ModelRunner:
-    """Feeds one model, whose keys and values go into one cache.
+    """Runs one model with one cache.
 
+    Args:
+        view: View of the model.
+        device: Device of its inputs.
+        architecture: Facts about the model.
+        cache: Cache that keys and values are written to.
+        products: Products of its forward passes.
     Attributes:
-        view: of the model; to be replaced once it is stale.
-        seconds: wall-clock spent in the model so far (the device is not synchronised for it).
-        picks: of each call since the list was emptied, how the rows that were asked for are found
-            in what the LM head made, or was fed: [rows, columns, n] to [asked, n].
-        asked: of the same calls, how they are found in what is of all rows.
-        pending: likewise, for each sequence the row and the first and last column of its pending
-            tokens.
-        vocabulary: of a draft model, what it shares with its target; None = every id can be fed.
+        view: As above; replaced once it is stale.
+        seconds: Wall-clock seconds in the model so far, without waiting for the device.
+        picks: Per call of a forward pass, a function that selects the wanted rows from inputs or
+            outputs of the LM head: [rows, columns, n] to [wanted, n].
+        column_picks: Per call, the same for tensors of all columns.
+        pending: Per call and request, the row and the first and last column of its pending tokens.
+        vocabulary: Vocabulary that a draft model shares with its target; None if it may get any
+            token id.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class ModelRunner:
         self.view = view
         self.seconds = 0.0
         self.picks: list[Callable[[Tensor], Tensor]] = []
-        self.asked: list[Callable[[Tensor], Tensor]] = []
+        self.column_picks: list[Callable[[Tensor], Tensor]] = []
         self.pending: list[list[tuple[int, int, int]]] = []
         self.vocabulary: SharedVocabulary | None = None
         self._architecture, self._cache, self._products = architecture, cache, products
@@ -58,9 +62,9 @@ class ModelRunner:
         self._implementation = view.config._attn_implementation  # of forwards without a mask
 
     def begin(self) -> None:
-        """Forget what is known of the last forward."""
+        """Clear the picks and columns of the last forward pass."""
         self.picks.clear()
-        self.asked.clear()
+        self.column_picks.clear()
         self.pending.clear()
 
     def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
@@ -83,9 +87,9 @@ class ModelRunner:
         )
         mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
         self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
-        self.asked.append(self.picks[-1])
+        self.column_picks.append(self.picks[-1])
         self.pending.append(
-            [(row, front - fed, front - 1) for row, fed in enumerate(layout.pending.tolist())]
+            [(row, front - count, front - 1) for row, count in enumerate(layout.pending.tolist())]
         )
         self._set_attention(layout, mask is not None)
         return self._call(
@@ -93,28 +97,26 @@ class ModelRunner:
         )
 
     def packed(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [asked, vocab] of sequences as they are packed."""
+        """Return logits [logit queries, vocab] of a packed batch."""
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
-        all_asked = self._architecture.takes_logits_to_keep  # the head gets no others
-        sequences, asked = (
-            len(packing.cached),
-            torch.from_numpy(packing.logit_queries).to(self._device, non_blocking=True),
-        )
+        head_gets_picked = self._architecture.takes_logits_to_keep
+        num_requests = len(packing.cached)
+        queries = torch.from_numpy(packing.logit_queries).to(self._device, non_blocking=True)
         self._cache.begin(
             int(packing.slots[0]),
-            sequences,
+            num_requests,
             packing.slots[None],
             packing.cache_positions[None],
-            sequences == 1,
+            num_requests == 1,
         )
         masks, marks = self._architecture.marks(packing, self._cache.window.visible, self._device)
-        self.asked.append(lambda states: states[0, asked])
-        self.picks.append((lambda states: states[0]) if all_asked else self.asked[-1])
-        starts, fed = packing.starts.tolist(), packing.pending.tolist()
+        self.column_picks.append(lambda states: states[0, queries])
+        self.picks.append((lambda states: states[0]) if head_gets_picked else self.column_picks[-1])
+        starts, counts = packing.starts.tolist(), packing.pending.tolist()
         self.pending.append(
-            [(0, start, start + count - 1) for start, count in zip(starts, fed, strict=False)]
+            [(0, start, start + count - 1) for start, count in zip(starts, counts, strict=False)]
         )
         self._use(BY_POSITION)
         state.metadata = packing.attention_metadata(marks)
@@ -123,13 +125,8 @@ class ModelRunner:
         )
 
     def _call(
-        self, token_ids: IntArray, positions: IntArray, mask: Masks, asked: IntArray
+        self, token_ids: IntArray, positions: IntArray, mask: Masks, logit_columns: IntArray
     ) -> Tensor:
-        """Run the model over [rows, columns] and pick the logits.
-
-        Args:
-            asked: the columns whose logits are wanted.
-        """
         arch, device = self._architecture, self._device
         if self.vocabulary is not None:
             token_ids = self.vocabulary.readable(token_ids)
@@ -140,13 +137,13 @@ class ModelRunner:
             "use_cache": True,
         }
         if arch.takes_position_ids:
-            # deeper nodes can never be accepted
+            # Nodes beyond the context are never accepted.
             positions = np.minimum(positions, arch.context_length - 1)
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
-            # As indices, and not as their number: the head then gets all rows in one product, and
-            # not a slice of every sequence.
-            inputs["logits_to_keep"] = torch.from_numpy(asked).to(device, non_blocking=True)
+            # With indices the head gets all rows in one product; with their number it would get a
+            # slice per request.
+            inputs["logits_to_keep"] = torch.from_numpy(logit_columns).to(device, non_blocking=True)
         start = time.perf_counter()
         with self._products.thread_team(token_ids.size) if arch.by_position else nullcontext():
             logits: Tensor = self.view.module(**inputs).logits

@@ -1,9 +1,9 @@
-"""A view of a model: copies of its modules that our forwards call, with the same weights and hooks.
+"""Build a view of a model: copies of its modules that our forward passes call.
 
-transformers' models look up their attention in `config` at every call. We choose ours per forward,
-and others may run the same model meanwhile, in other threads or behind another engine. So every
-`CachedLM` has a view of its own, with its own configuration, products and forward state. The user's
-model stays as it is.
+transformers' models look up their attention function in `config` at every call. We choose ours per
+forward pass, and others may run the same model meanwhile: in other threads or engines. So every
+`CachedLM` has a view with a configuration, products and a forward state that nobody else uses.
+Copies share weights and hooks with the user's model, which stays as it is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from paceline.model.forward_state import ForwardState, StateReader
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
 
 _Children = dict[str, nn.Module | None]
-# Packages whose modules keep their attributes once they are built. Those of other packages, as of
-# adapters, may be switched at any time, and state readers are attached to a target.
+# Packages whose modules keep their attributes once they are built. Modules of other packages, such
+# as adapters, may be switched at any time, and our state readers are attached to a target.
 _STEADY = ("torch", "transformers")
 
 
@@ -53,12 +53,12 @@ class View(Protocol):
 
 
 class ModelView:
-    """Copies of the modules that our forwards need changed, and of the modules around them.
+    """View of a transformers model with copies of some of its modules.
 
-    Copied are modules with a configuration, modules that read the forward state, and modules whose
-    products are not torch's. All others are the model's own. A copied module shares its parameters,
-    buffers and hooks with the original. Compiled forwards are not taken over: graphs are recorded
-    for the caller's inputs, and ours have a new shape at every step.
+    Copied are modules with a configuration, modules that read the forward state, modules whose
+    products are not torch's, and the modules around them. A copied module shares its parameters,
+    buffers and hooks with the original. Compiled forwards are not copied: their graphs are recorded
+    for the caller's inputs, and ours have another shape at every step.
 
     Args:
         model: The model to view.
@@ -79,7 +79,7 @@ class ModelView:
 
     @property
     def stale(self) -> bool:
-        """True if modules of the model have been replaced since, for example by an adapter."""
+        """True if modules of the model were replaced, for example by an adapter."""
         return self._copier.stale
 
 
@@ -104,7 +104,7 @@ class ModuleCopier:
 
     @property
     def stale(self) -> bool:
-        """True if a child of a copied module, or the `forward` of one, has been replaced since."""
+        """True if a child or the `forward` of a copied module was replaced."""
         return any([*children.values()] != then for children, then in self._watched) or any(
             "forward" in attributes for attributes in self._overridden
         )
@@ -138,7 +138,7 @@ class ModuleCopier:
             # What records outputs sits in the hooks, which are shared: installed twice, it would
             # record twice.
             attributes["_output_capturing_hooks_installed"] = True
-        # accelerate gives modules a forward of their own, and keeps the first
+        # accelerate replaces the `forward` of modules, and keeps the first as `_old_forward`.
         for name in ("forward", "_old_forward"):
             if name in vars(module):
                 attributes[name] = _rebound(vars(module)[name], module, twin)
@@ -153,7 +153,7 @@ class ModuleCopier:
 
 
 def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
-    """Return what a module calls as its forward, for its copy and not compiled."""
+    """Return the `forward` of a module for its copy, not compiled."""
     function = getattr(function, "_torchdynamo_orig_callable", function)
     if isinstance(function, types.MethodType) and _is(function.__self__, module):
         return types.MethodType(function.__func__, twin)

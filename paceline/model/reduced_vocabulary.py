@@ -1,10 +1,9 @@
-"""The tokens a draft model can say: a reduced vocabulary of its head (FR-Spec, Zhao et al. 2025),
-kept in a file beside it.
+"""Reduce the vocabulary of a draft model's LM head (FR-Spec, Zhao et al. 2025).
 
-Most of a small draft's time is its head, and most tokens of a large vocabulary are hardly ever
-said. A draft may guess what it likes, so its answers stay the target's: tokens outside have
-probability 0 in its distribution, under "reject" too. The folder stays a plain checkpoint with the
-whole vocabulary; who does not know the file uses all of it.
+The LM head takes most of a small draft model's time, and most tokens of a large vocabulary are
+rare. A drafter may draft any tokens, so the answers stay the target's: tokens outside of the
+reduced vocabulary have probability 0 in its distribution, under rejection sampling, too. A file
+next to the checkpoint holds the reduced vocabulary; the checkpoint has the whole LM head.
 """
 
 from __future__ import annotations
@@ -23,39 +22,38 @@ from transformers import PreTrainedModel
 from paceline.backend.products import is_plain_product
 from paceline.errors import ConfigError
 from paceline.model.forward_state import StateReader
+from paceline.model.settings import OUT_OF_REACH
 from paceline.util.files import digest_of, parse_json, write_atomically
 
 FILE = "kept_tokens.json"
 _KIND, _VERSION, _CHECK = "paceline kept tokens", 1, "check"
-# of the lowest number: its exponential is 0, and yet a mask over all others leaves a distribution
-OUT_OF_REACH = 0.25
 
 
 def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
-    """Return the tokens that a model's head keeps, ascending; None = all."""
-    kept: Tensor | None = getattr(model.get_output_embeddings(), "token_ids", None)
-    return None if kept is None else kept.cpu().numpy()
+    """Return the reduced vocabulary of a model, ascending; None if it has none."""
+    token_ids: Tensor | None = getattr(model.get_output_embeddings(), "token_ids", None)
+    return None if token_ids is None else token_ids.cpu().numpy()
 
 
 class ReducedLMHead(StateReader):
-    """An LM head over the kept tokens; the logits of the others are so low that their probability
-    is 0.
+    """LM head over a reduced vocabulary; other tokens have probability 0.
 
     Args:
-        head: the whole one. token_ids: [kept], ascending.
+        head: The whole LM head.
+        token_ids: [kept] token ids of the reduced vocabulary, ascending.
     """
 
     token_ids: Tensor
-    kept: Tensor
+    rows: Tensor
     added: Tensor | None
 
     def __init__(self, head: torch.nn.Linear, token_ids: Tensor) -> None:
         super().__init__()
-        # the model's parameters stay what they were
-        self.weight, self.bias = (head.weight, head.bias)
+        # The model's parameters stay the same.
+        self.weight, self.bias = head.weight, head.bias
         self.register_buffer("token_ids", token_ids.to(head.weight.device), persistent=False)
         self.register_buffer(
-            "kept", head.weight.detach()[self.token_ids].contiguous(), persistent=False
+            "rows", head.weight.detach()[self.token_ids].contiguous(), persistent=False
         )
         self.register_buffer(
             "added",
@@ -65,27 +63,31 @@ class ReducedLMHead(StateReader):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocab] of hidden states [..., hidden]."""
-        logits = torch.nn.functional.linear(hidden, self.kept, self.added)
+        logits = torch.nn.functional.linear(hidden, self.rows, self.added)
         if self.state.reduced_logits:
             return logits
         return spread(logits, self.token_ids, len(self.weight))
 
 
-def spread(said: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
-    """Return logits [..., vocab] of those of the kept tokens, [..., kept]: the probability of
-    all others is 0.
+def spread(reduced: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
+    """Return logits [..., vocab] in which other tokens have probability 0.
+
+    Args:
+        reduced: [..., kept] logits of the reduced vocabulary.
+        token_ids: [kept] token ids of the reduced vocabulary.
+        vocab_size: Size of the whole vocabulary.
     """
-    logits = said.new_full(
-        (*said.shape[:-1], vocab_size), torch.finfo(said.dtype).min * OUT_OF_REACH
+    logits = reduced.new_full(
+        (*reduced.shape[:-1], vocab_size), torch.finfo(reduced.dtype).min * OUT_OF_REACH
     )
-    return logits.index_copy_(-1, token_ids, said)
+    return logits.index_copy_(-1, token_ids, reduced)
 
 
 def keep_tokens(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
-    """Let a model say these tokens only.
+    """Reduce the vocabulary of a model's LM head to these tokens.
 
     Raises:
-        ConfigError: it has no LM head of its own.
+        ConfigError: The model has no plain LM head.
     """
     head: Any = model.get_output_embeddings()
     if (
@@ -101,10 +103,14 @@ def keep_tokens(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
 
 
 def save_kept(folder: str | Path, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Write the file.
+    """Write a reduced vocabulary to the folder of a draft model.
 
+    Args:
+        folder: The folder.
+        token_ids: Token ids of the reduced vocabulary.
+        vocab_size: Size of the whole vocabulary.
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: The file cannot be written.
     """
     content = {
         "kind": _KIND,
@@ -117,19 +123,21 @@ def save_kept(folder: str | Path, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
-    """Return the kept tokens of the model in a folder, ascending; None where it has its whole
-    vocabulary.
+    """Return the reduced vocabulary of a model's folder, ascending; None if absent.
 
+    Args:
+        folder: The folder.
+        vocab_size: Size of the whole vocabulary.
     Raises:
-        ConfigError: the file is damaged, of another version, or of another vocabulary.
+        ConfigError: The file is damaged, or of another version or vocabulary.
     """
     path = Path(folder) / FILE
     if not path.is_file():
         return None
     try:
-        found = parse_json(path.read_bytes())
-        check = found.pop(_CHECK)
-        sound = found["kind"] == _KIND and check == digest_of(found)
+        content = parse_json(path.read_bytes())
+        check = content.pop(_CHECK)
+        sound = content["kind"] == _KIND and check == digest_of(content)
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         sound = False
     if not sound:
@@ -137,11 +145,11 @@ def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
             f"kept tokens {str(path)!r}: got a damaged file; expected it as it was written. Fetch"
             " it again, or delete it: the draft then has its whole vocabulary."
         )
-    if found["version"] != _VERSION or found["vocab_size"] != vocab_size:
+    if content["version"] != _VERSION or content["vocab_size"] != vocab_size:
         raise ConfigError(
-            f"kept tokens {str(path)!r}: got version {found['version']}, of a vocabulary of"
-            f" {found['vocab_size']}; expected version {_VERSION}, of the draft's {vocab_size}."
+            f"kept tokens {str(path)!r}: got version {content['version']}, of a vocabulary of"
+            f" {content['vocab_size']}; expected version {_VERSION}, of the draft's {vocab_size}."
             " Delete it, or train the draft anew."
         )
-    kept: list[int] = found["token_ids"]
-    return kept
+    token_ids: list[int] = content["token_ids"]
+    return token_ids

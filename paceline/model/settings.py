@@ -37,3 +37,7 @@ MAX_CHECKED_WINDOW = 512
 # architectures of the test suite.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1
+
+# Logit of a token outside of a reduced vocabulary, as a part of the dtype's lowest number. Its
+# exponential is 0, and yet a mask over all other tokens leaves a distribution.
+OUT_OF_REACH = 0.25

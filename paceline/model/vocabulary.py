@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.model.reduced_vocabulary import OUT_OF_REACH
+from paceline.model.settings import OUT_OF_REACH
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""A draft that reads states in a folder: a Llama of its own layers, whose ends are its target's.
+"""Build and load EAGLE-style draft models.
 
-`config.json` names the target, `model.safetensors` has what the draft does not borrow,
-`kept_tokens.json` its reduced vocabulary.
+Their Llama layers lie between the embedding and the LM head of the target.
+
+In the folder of a draft model, `config.json` names the target, `model.safetensors` has the weights
+that are not the target's, and `kept_tokens.json` the reduced vocabulary.
 """
 
 from __future__ import annotations
@@ -21,57 +23,60 @@ from paceline.model.reduced_vocabulary import FILE, read_kept
 from paceline.util.files import parse_json
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-_HELP = "Train it with `paceline draft train`, or copy it again from where it came."
+_HELP = "Train it with `paceline draft train`, or copy it again from its source."
 
 
 def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
-    """Return a draft in float32 with random weights.
+    """Return a draft model in float32 with random weights.
 
     Args:
-        config: of its layers, with the target's vocabulary and what `READS` names. token_ids: that
-            it keeps, ascending.
+        config: Configuration of its layers, with the vocabulary size of the target and the entry
+            `READS`.
+        token_ids: Token ids of the reduced vocabulary, ascending.
     """
-    vocab_size, told = config.vocab_size, getattr(config, READS)
-    config.vocab_size = 1  # an embedding that is replaced
+    vocab_size, target = config.vocab_size, getattr(config, READS)
+    config.vocab_size = 1  # the embedding is replaced below
     model: Any = LlamaForCausalLM(config)
     for part in (model, model.model):
         part.vocab_size = part.config.vocab_size = vocab_size
-    layers = tuple(told.get("layers", ()))
+    layers = tuple(target.get("layers", ()))
     model.set_input_embeddings(
-        TargetStateEmbedding(told["embedding"], told["states"], config.hidden_size, layers)
+        TargetStateEmbedding(target["embedding"], target["states"], config.hidden_size, layers)
     )
     model.set_output_embeddings(
-        TargetStateHead(config.hidden_size, told["states"], vocab_size, torch.tensor(token_ids))
+        TargetStateHead(config.hidden_size, target["states"], vocab_size, torch.tensor(token_ids))
     )
-    made: PreTrainedModel = model.eval()
-    return made
+    draft: PreTrainedModel = model.eval()
+    return draft
 
 
 def is_reading(folder: str) -> bool:
-    """Whether there is a draft that reads states."""
+    """Return True if a folder holds an EAGLE-style draft model."""
     path = Path(folder) / _CONFIG
     try:
         return path.is_file() and READS in parse_json(path.read_bytes())
     except (OSError, ValueError, TypeError):
-        return False  # whoever loads it says what is wrong
+        return False  # loading it raises the error
 
 
 def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> PreTrainedModel:
-    """Return the draft in a folder; it says nothing until it is attached to its target.
+    """Return the draft model in a folder, which must then be attached to its target.
 
     Args:
-        dtype: of its weights; None = that of the file.
+        folder: The folder.
+        dtype: Dtype of the weights; None for the dtype of the file.
+        device: Device of the weights.
     Raises:
-        ConfigError: damaged or unfitting files.
+        ConfigError: The files are damaged or do not fit each other.
     """
     try:
         config = LlamaConfig.from_pretrained(folder)
         Sketch.decode(getattr(config, READS)["sketch"])
-        kept = read_kept(folder, config.vocab_size)
-        if kept is None:
+        token_ids = read_kept(folder, config.vocab_size)
+        if token_ids is None:
             raise ValueError(f"there is no {FILE}")
         tensors = load_file(Path(folder) / _WEIGHTS)
-        model = build(config, kept)
+        model = build(config, token_ids)
         model.load_state_dict(tensors, strict=True)
         stored = next(iter(tensors.values())).dtype
     except (

@@ -1,9 +1,8 @@
-"""A Llama's forward, operation by operation, for drafts on the CPU: around two layers transformers
-takes longer than they do.
+"""Run a small Llama without transformers' modules, for draft models on the CPU.
 
-The same numbers but for rounding: queries, keys and values come of one product, and so do gate and
-up; a rotation is rounded once. transformers' own forward is the reference, and what all other
-models are run by.
+Around two layers, transformers' modules take longer than the operations. The numbers differ from
+transformers' by rounding alone. One product computes queries, keys and values, another gate and
+up, and a rotation is rounded once. transformers' forward is the reference for tests.
 """
 
 from __future__ import annotations
@@ -32,14 +31,21 @@ from paceline.util.compiled import compiled
 
 
 class _Logits(NamedTuple):
-    """What a model returns, as far as it is read."""
+    """Output of a model, as far as the model runner reads it."""
 
     logits: Tensor
 
 
 class _Layer(NamedTuple):
-    """The weights of a layer: those of norms [hidden], of products [outer, inner], some of them
-    together.
+    """Weights of a decoder layer: norms [hidden], and products [outer, inner].
+
+    Attributes:
+        before: Norm before attention.
+        queries_keys_values: Product of the attention's inputs.
+        out: Product of the attention's output.
+        between: Norm before the MLP.
+        gate_up: Product of the MLP's inputs.
+        down: Product of the MLP's output.
     """
 
     before: Tensor
@@ -51,17 +57,17 @@ class _Layer(NamedTuple):
 
 
 class DirectLlama:
-    """A model as its forwards see it, see `ModelView`.
+    """View of a draft model in bfloat16; see `ModelView`.
 
     Args:
-        model: one that `suits`, of bfloat16.
-        products: Products of its forwards.
+        model: Draft model that `suits` accepts.
+        products: Products of its forward passes.
     Attributes:
-        config: Configuration of its own.
-        state: Forward state of its own.
+        config: Copy of the model's configuration.
+        state: Forward state that its modules read.
     """
 
-    stale = False  # nobody gives a draft other modules
+    stale = False  # the modules of a draft model are not replaced
     cache_argument = "cache"
 
     def __init__(self, model: PreTrainedModel, products: Products) -> None:
@@ -92,8 +98,15 @@ class DirectLlama:
         logits_to_keep: Tensor,
         use_cache: bool,
     ) -> _Logits:
-        """Return the logits [1, asked, vocab] of sequences that are packed, [1, tokens]; keys
-        and values go into the cache.
+        """Return the logits [1, columns, vocab] of a packed batch [1, tokens].
+
+        Args:
+            input_ids: Token ids of the batch.
+            attention_mask: Mask that stands for the keys that each query sees.
+            cache: Cache that keys and values are written to.
+            position_ids: Positions of the tokens in their texts.
+            logits_to_keep: Columns that get logits.
+            use_cache: Ignored; the cache is always used.
         """
         hidden = self._embedding(input_ids)
         positions = position_ids[0].numpy()
@@ -112,30 +125,30 @@ class DirectLlama:
     ) -> Tensor:
         metadata = self.state.metadata
         assert metadata is not None, "a draft attends by position"
-        made = self._linear(states, layer.queries_keys_values, None)
-        turned = self._heads + self._key_heads
-        _rotate(made.data_ptr(), made.shape[-1], turned, self._dim, positions, self._turns)
-        each = made.view(1, -1, turned + self._key_heads, self._dim).transpose(1, 2)
-        keys, values = cache.update(each[:, self._heads : turned], each[:, turned:])
-        found = attention_by_position(each[:, : self._heads], keys, values, mask, metadata)
-        return self._linear(found.flatten(2), layer.out, None)
+        rows = self._linear(states, layer.queries_keys_values, None)
+        rotated = self._heads + self._key_heads
+        _rotate(rows.data_ptr(), rows.shape[-1], rotated, self._dim, positions, self._turns)
+        heads = rows.view(1, -1, rotated + self._key_heads, self._dim).transpose(1, 2)
+        keys, values = cache.update(heads[:, self._heads : rotated], heads[:, rotated:])
+        output = attention_by_position(heads[:, : self._heads], keys, values, mask, metadata)
+        return self._linear(output.flatten(2), layer.out, None)
 
 
 def suits(model: PreTrainedModel) -> bool:
-    """Whether a model is a Llama of the kind that is known here."""
+    """Return True if `DirectLlama` can run a model."""
     config: Any = model.config
     plain = (
         type(model) is LlamaForCausalLM
         and config.hidden_act == "silu"
         and not (config.attention_bias or config.mlp_bias)
     )
-    read = all(
-        is_plain(one) and one.dtype == model.dtype and one.is_contiguous()
-        for one in model.parameters()
+    readable = all(
+        is_plain(parameter) and parameter.dtype == model.dtype and parameter.is_contiguous()
+        for parameter in model.parameters()
     )
     return (
         plain
-        and read
+        and readable
         and config.rope_parameters["rope_type"] == "default"
         and config.head_dim % (2 * simd_f32x8.WIDTH) == 0
     )
@@ -143,9 +156,9 @@ def suits(model: PreTrainedModel) -> bool:
 
 def _weights(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    together = [
-        torch.cat([one.weight.detach() for one in some])
-        for some in (
+    joined = [
+        torch.cat([module.weight.detach() for module in modules])
+        for modules in (
             (attention.q_proj, attention.k_proj, attention.v_proj),
             (mlp.gate_proj, mlp.up_proj),
         )
@@ -156,10 +169,10 @@ def _weights(layer: Any) -> _Layer:
     )
     return _Layer(
         before,
-        together[0],
+        joined[0],
         attention.o_proj.weight.detach(),
         between,
-        together[1],
+        joined[1],
         mlp.down_proj.weight.detach(),
     )
 
@@ -174,18 +187,27 @@ def _turns(frequencies: Tensor, positions: int) -> NDArray[np.float32]:
 def _rotate(
     rows: int, size: int, heads: int, dim: int, positions: IntArray, turns: NDArray[np.float32]
 ) -> None:
-    """Turn the first heads of rows in place: the address of bfloat16 [len(positions), size]."""
+    """Rotate the first heads of each row in memory (RoPE).
+
+    Args:
+        rows: Address of bfloat16 [len(positions), size].
+        size: Numbers per row.
+        heads: Number of heads to rotate.
+        dim: Numbers per head.
+        positions: Position of each row in its text.
+        turns: As `_turns` returns.
+    """
     half = dim // 2
     for row in range(len(positions)):
         cosines = address(turns) + positions[row] * dim * FLOAT_BYTES
         for head in range(heads):
             first = rows + (row * size + head * dim) * HALF_BYTES
-            for place in range(0, half, simd_f32x8.WIDTH):
+            for offset in range(0, half, simd_f32x8.WIDTH):
                 cosine, sine = (
-                    simd_f32x8.load(cosines + place * FLOAT_BYTES),
-                    simd_f32x8.load(cosines + (half + place) * FLOAT_BYTES),
+                    simd_f32x8.load(cosines + offset * FLOAT_BYTES),
+                    simd_f32x8.load(cosines + (half + offset) * FLOAT_BYTES),
                 )
-                left, right = first + place * HALF_BYTES, first + (half + place) * HALF_BYTES
+                left, right = first + offset * HALF_BYTES, first + (half + offset) * HALF_BYTES
                 a, b = simd_f32x8.load_bfloat16(left), simd_f32x8.load_bfloat16(right)
                 simd_f32x8.store_bfloat16(
                     left,

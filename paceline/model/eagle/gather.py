@@ -1,4 +1,4 @@
-"""Which states a draft reads in a forward: those of the pending tokens that the target has said."""
+"""Gather the target states that a draft model reads in a forward pass."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ from paceline.model.ragged_batch import RaggedBatch
 
 
 def states_to_read(
-    requests: Sequence[Request], laid_out: PaddedBatch | RaggedBatch
+    requests: Sequence[Request], batch: PaddedBatch | RaggedBatch
 ) -> TargetStates | None:
-    """Return what is known of the tokens of a forward; None where nothing is."""
-    if isinstance(laid_out, RaggedBatch):
-        places = [(0, start) for start in laid_out.starts.tolist()]
+    """Return the target states of the pending tokens that the target has chosen.
+
+    Args:
+        requests: Requests of the batch, with the logs of their target states.
+        batch: Rows and columns of their tokens.
+    Returns:
+        The known states; None if there are none.
+    """
+    if isinstance(batch, RaggedBatch):
+        starts = [(0, start) for start in batch.starts.tolist()]
     else:
-        front = laid_out.token_ids.shape[1] - laid_out.width
-        places = [(row, front - fed) for row, fed in enumerate(laid_out.pending.tolist())]
+        front = batch.token_ids.shape[1] - batch.width
+        starts = [(row, front - count) for row, count in enumerate(batch.pending.tolist())]
     rows: list[int] = []
     columns: list[int] = []
     states: list[torch.Tensor] = []
-    for request, fed, (row, column) in zip(
-        requests, laid_out.pending.tolist(), places, strict=False
+    for request, count, (row, column) in zip(
+        requests, batch.pending.tolist(), starts, strict=False
     ):
         if request.states is None:
             continue
-        first, known = request.states.known(request.cached, request.cached + fed)
+        first, known = request.states.known(request.cached, request.cached + count)
         if len(known):
             start = column + first - request.cached
             rows += [row] * len(known)
@@ -37,5 +44,5 @@ def states_to_read(
             states.append(known)
     if not states:
         return None
-    found = states[0] if len(states) == 1 else torch.cat(states)
-    return TargetStates(torch.tensor([rows, columns]).to(found.device), found)
+    merged = states[0] if len(states) == 1 else torch.cat(states)
+    return TargetStates(torch.tensor([rows, columns]).to(merged.device), merged)

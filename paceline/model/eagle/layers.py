@@ -1,4 +1,4 @@
-"""Layers in the middle of a decoder, and what goes into modules while they run."""
+"""Find the layers of a decoder, and capture the inputs of modules."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from paceline.errors import UnsupportedModelError
 
 @contextmanager
 def inputs_of(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
-    """Collect what goes into modules in the forwards inside, of this thread alone: others may share
-    the model.
+    """Capture the hidden states that modules read in the `with` block.
+
+    Only the calls of this thread count: other threads may use the model meanwhile.
 
     Yields:
-        of each of them the hidden states of every call, [rows, columns, hidden].
+        Per module, the hidden states [rows, columns, hidden] of every call.
     """
-    found: list[list[Tensor]] = [[] for _ in modules]
+    inputs: list[list[Tensor]] = [[] for _ in modules]
     thread = get_ident()
     hooks = [
-        module.register_forward_pre_hook(partial(_keep, thread, kept), with_kwargs=True)
-        for module, kept in zip(modules, found, strict=True)
+        module.register_forward_pre_hook(partial(_keep, thread, states), with_kwargs=True)
+        for module, states in zip(modules, inputs, strict=True)
     ]
     try:
-        yield found
+        yield inputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """Return what makes the hidden states that a model's LM head reads."""
-    found: Any = model.get_decoder()
-    inner: nn.Module = found.model if found is model else found  # Llama 4 names itself
+    """Return the module that computes the hidden states for a model's LM head."""
+    decoder: Any = model.get_decoder()
+    inner: nn.Module = decoder.model if decoder is model else decoder  # Llama 4 returns itself
     return inner
 
 
@@ -46,9 +47,10 @@ def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Mo
     """Return some layers of a decoder.
 
     Args:
-        numbers: of the layers, from 0 on.
+        model: The model.
+        numbers: Indices of the layers, from 0.
     Raises:
-        UnsupportedModelError: it has no list of as many as its configuration says.
+        UnsupportedModelError: The decoder has no list with the configured number of layers.
     """
     if not numbers:
         return []
@@ -63,7 +65,7 @@ def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Mo
 
 
 def _keep(
-    thread: int, kept: list[Tensor], _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    thread: int, states: list[Tensor], _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
     if get_ident() == thread:
-        kept.append(inputs[0] if inputs else named["hidden_states"])
+        states.append(inputs[0] if inputs else named["hidden_states"])

@@ -1,13 +1,12 @@
-"""The ends of a draft that reads the target's hidden states: what goes in and what comes out of its
-layers.
+"""Define the embedding and the LM head of a draft model that reads target states.
 
-A token that the target has said goes in with the states it was chosen by, what the LM head read and
-what went into some layers in the middle (EAGLE-3, Li et al. 2025, section 3.1), so that the draft
-begins where the target has come to; one that is only drafted goes in alone (EAGLE gives it the
-draft's own state instead, which has to be made first: here any tree of guesses, looked-up phrases
-too, is one forward). Tokens are the target's own embeddings and come out through its own LM head,
-of which the draft has a reduced vocabulary (`kept_vocabulary`); both stay where they are, in the
-target.
+A token that the target has chosen enters with the target states that it was chosen by. These are
+the input of the LM head and the inputs of some middle layers (EAGLE-3, Li et al. 2025, section
+3.1). A token that is only drafted enters alone. EAGLE gives it the draft model's state, which
+another forward pass must compute first; here any tree of drafted tokens takes one forward pass.
+
+Embeddings and LM head are the target's; the draft model uses a part of the head (a reduced
+vocabulary).
 """
 
 from __future__ import annotations
@@ -25,23 +24,24 @@ from paceline.model.identity import Sketch
 from paceline.model.reduced_vocabulary import spread
 from paceline.model.settings import MIN_SKETCH_COSINE
 
-# of weights that are what they are: numbers of 8 bits have scales besides
+# Of weights whose numbers mean themselves: those of 8 bits have scales, too.
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-# in the configuration of such a draft: sketch and sizes of its target, layers that it reads
+# Entry of the draft model's configuration: sketch and sizes of its target, and the layers it reads.
 READS = "reads_states_of"
 
 
 class TargetStateEmbedding(StateReader):
-    """Makes what goes into the first layer, [rows, columns, hidden], of token ids and of the states
-    that are being read.
+    """Computes the input of the first layer from token ids and target states.
 
     Args:
-        embedding, states: sizes of the target's embeddings and states. hidden: of the draft.
-        layers: of the target, whose states are read behind the last ones.
+        embedding: Size of the target's embeddings.
+        states: Size of the target's hidden states.
+        hidden: Hidden size of the draft model.
+        layers: Middle layers of the target whose inputs are read, too.
     Attributes:
-        layers: as above, as the target that it is attached to counts them.
-        token_scale, state_scale: [1], [states of all layers]: bring the target's numbers to a size
-            of about 1.
+        layers: Such layers as the attached target counts them.
+        token_scale: [1], scales the target's embeddings to a size of about 1.
+        state_scale: [states of all layers], scales the target's states to a size of about 1.
         table: [vocab, embedding], the target's embedding; None until it is attached.
     """
 
@@ -61,7 +61,7 @@ class TargetStateEmbedding(StateReader):
         self.table: Tensor | None = None
 
     def forward(self, token_ids: Tensor, target_states: TargetStates | None = None) -> Tensor:
-        """Return the inputs of the first layer.
+        """Return the input of the first layer, [rows, columns, hidden].
 
         Args:
             token_ids: [rows, columns].
@@ -70,26 +70,28 @@ class TargetStateEmbedding(StateReader):
         assert self.table is not None, "attached when an engine is built"
         dtype = self.read.weight.dtype
         tokens = self.table[token_ids].to(dtype) * self.token_scale
-        made: Tensor = self.unread(tokens)
+        rows_in: Tensor = self.unread(tokens)
         target_states = target_states or self.state.target_states
         if target_states is None or not target_states.at.shape[1]:
-            return made
+            return rows_in
         rows, columns = target_states.at
-        # those of an enlarged target have zeros behind
+        # The states of an enlarged target end with zeros.
         states = target_states.states[..., : self._states].flatten(1)
         known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
-        return made.index_put((rows, columns), self.read(known))
+        return rows_in.index_put((rows, columns), self.read(known))
 
 
 class TargetStateHead(StateReader):
-    """The target's LM head, of the tokens that the draft keeps; the probability of all others is 0.
+    """The target's LM head over a reduced vocabulary; other tokens have probability 0.
 
     Args:
-        hidden: size of the draft's states. states: of the target's. vocab_size: of both.
-        token_ids: those that are kept, ascending.
+        hidden: Hidden size of the draft model.
+        states: Size of the target's hidden states.
+        vocab_size: Vocabulary size of both models.
+        token_ids: Token ids of the reduced vocabulary, ascending.
     Attributes:
-        kept: [kept, states], rows of the target's head; None until it is attached. added: [kept],
-            of its bias.
+        kept: [kept, states], rows of the target's head; None until it is attached.
+        added: [kept], part of the target's bias; None if it has none.
     """
 
     token_ids: Tensor
@@ -104,79 +106,94 @@ class TargetStateHead(StateReader):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocab] of hidden states [..., hidden]."""
-        logits = self._said(self.out(hidden))
+        logits = self._reduced_logits(self.out(hidden))
         if self.state.reduced_logits:
             return logits
         return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
-        """Return the likeliest token of each of what `out` makes, [...]."""
-        return self.token_ids[self._said(states).argmax(-1)]
+        """Return the likeliest token after each output of `out`, [...]."""
+        return self.token_ids[self._reduced_logits(states).argmax(-1)]
 
-    def _said(self, states: Tensor) -> Tensor:
+    def _reduced_logits(self, states: Tensor) -> Tensor:
         assert self.kept is not None, "attached when an engine is built"
         return self.state.linear(states, self.kept, self.added)
 
 
 def uses_target_states(model: PreTrainedModel) -> bool:
-    """Whether a draft model reads the target's states."""
+    """Return True if a draft model reads target states."""
     return isinstance(model.get_input_embeddings(), TargetStateEmbedding)
 
 
 def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
-    """Return the layers whose states a draft reads behind the last ones, as the target that it
-    is attached to counts them.
-    """
+    """Return the middle layers that a draft model reads, as its target counts them."""
     embedding: Any = draft.get_input_embeddings()
     layers: tuple[int, ...] = embedding.layers
     return layers
 
 
 def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
-    """Return the shape of the states that a draft reads at a place: how many, and their size."""
+    """Return the number of states that a draft model reads per token, and their size."""
     return 1 + len(layers_read(draft)), getattr(draft.config, READS)["states"]
 
 
 def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Give a draft that reads states the embedding and the LM head of its target; a draft that
-    reads none needs nothing.
+    """Attach an EAGLE-style draft model to the embedding and LM head of its target.
 
+    Other draft models stay as they are.
+
+    Args:
+        draft: The draft model.
+        target: Its target.
     Raises:
-        ConfigError: it was trained for another target.
-        UnsupportedModelError: a target whose embedding and head cannot be read.
+        ConfigError: The draft model was trained for another target.
+        UnsupportedModelError: Embedding or LM head of the target cannot be read.
     """
     embedding: Any = draft.get_input_embeddings()
     if not isinstance(embedding, TargetStateEmbedding):
         return
     head: Any = draft.get_output_embeddings()
-    told = getattr(draft.config, READS)
-    sketch = Sketch.decode(told["sketch"])
+    trained_for = getattr(draft.config, READS)
+    sketch = Sketch.decode(trained_for["sketch"])
     if not sketch.resembles(target):
         raise ConfigError(
-            f"draft: got one that reads the hidden states of {told['target']!r}, for a target whose"
-            f" embedding has a cosine of {sketch.closeness(target):.2f} to that model's; expected"
-            f" that target, or a copy that is at {MIN_SKETCH_COSINE} or above. Train one for"
-            " this model (`paceline draft train`)."
+            f"draft: got one that reads the hidden states of {trained_for['target']!r}, for a"
+            f" target whose embedding has a cosine of {sketch.closeness(target):.2f} to that"
+            f" model's; expected that target, or a copy that is at {MIN_SKETCH_COSINE} or above."
+            " Train one for this model (`paceline draft train`)."
         )
-    theirs, out = embedding_and_lm_head(target)
-    where = embedding.read.weight
-    # A target that was enlarged (`paceline.bench.cost_scale`) has zeros behind, and layers between
-    # that do nothing.
+    target_embedding, target_head = embedding_and_lm_head(target)
+    like = embedding.read.weight  # of the right device and dtype
+    # A target that `paceline.bench.cost_scale` has enlarged has zeros at the end of its states, and
+    # layers between that change nothing.
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
-    embedding.layers = tuple(layer * depth // told["depth"] for layer in told.get("layers", ()))
-    embedding.table = theirs.weight.detach()[:, : told["embedding"]].to(where.device)
-    rows = head.token_ids.to(out.weight.device)
-    kept = out.weight.detach()[rows][:, : told["states"]].to(where.device, where.dtype).contiguous()
-    if head.kept is None or not torch.equal(head.kept, kept):  # what was made of them stays
-        head.kept = kept
-    head.added = None if out.bias is None else out.bias.detach()[rows].to(where.device, where.dtype)
+    layers = trained_for.get("layers", ())
+    embedding.layers = tuple(layer * depth // trained_for["depth"] for layer in layers)
+    embedding.table = target_embedding.weight.detach()[:, : trained_for["embedding"]].to(
+        like.device
+    )
+    rows = head.token_ids.to(target_head.weight.device)
+    head_rows = (
+        target_head.weight.detach()[rows][:, : trained_for["states"]]
+        .to(like.device, like.dtype)
+        .contiguous()
+    )
+    if head.kept is None or not torch.equal(
+        head.kept, head_rows
+    ):  # so that 8-bit weights made of them stay
+        head.kept = head_rows
+    head.added = (
+        None
+        if target_head.bias is None
+        else target_head.bias.detach()[rows].to(like.device, like.dtype)
+    )
 
 
 def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
-    """Return the modules through which tokens go in and come out of a target.
+    """Return the embedding and the LM head of a target.
 
     Raises:
-        UnsupportedModelError: they are no plain weights.
+        UnsupportedModelError: Their weights are not plain tensors.
     """
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
     plain = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)

@@ -1,0 +1,96 @@
+"""Capture the hidden states that the LM head and some layers of a model read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.core.node_logits import NodeLogits
+from paceline.model.eagle.layers import decoder_layers, decoder_of, inputs_of
+
+_Pick = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStates:
+    """Hidden states of the calls of one forward pass.
+
+    Attributes:
+        head: Inputs of the LM head, [rows, columns, hidden], of some of the columns.
+        below: Inputs of each captured layer, of all columns.
+        last: Outputs of the decoder, of all columns; empty unless they were captured.
+    """
+
+    head: list[Tensor]
+    below: list[list[Tensor]]
+    last: list[Tensor]
+
+    def with_states(
+        self,
+        logits: NodeLogits,
+        head_picks: Sequence[_Pick],
+        column_picks: Sequence[_Pick],
+        pending: Sequence[list[tuple[int, int, int]]],
+    ) -> NodeLogits:
+        """Return logits with the hidden states that they are computed from.
+
+        Args:
+            logits: Logits of the forward pass.
+            head_picks: As `ModelRunner.picks`.
+            column_picks: As `ModelRunner.column_picks`.
+            pending: As `ModelRunner.pending`.
+        """
+        rows = [
+            torch.cat([pick(inputs) for pick, inputs in zip(head_picks, self.head, strict=True)])
+        ]
+        rows += [
+            torch.cat([pick(inputs) for pick, inputs in zip(column_picks, layer, strict=True)])
+            for layer in self.below
+        ]
+        states = torch.stack([row[: len(logits.flat)] for row in rows], dim=1)
+        before = [
+            torch.stack([level[row, first:last] for level in levels], dim=1)
+            for spans, *levels in zip(pending, self.last, *self.below, strict=bool(self.last))
+            for row, first, last in spans
+        ]
+        return replace(logits, states=states, pending=before if self.last else None)
+
+
+@contextmanager
+def capture_states(
+    model: PreTrainedModel, layers: tuple[int, ...], last: bool
+) -> Iterator[CapturedStates]:
+    """Capture the states of a forward pass in the `with` block.
+
+    Only the calls of this thread count: other threads may use the model meanwhile.
+
+    Args:
+        model: The model.
+        layers: Indices of the decoder layers whose inputs are captured.
+        last: Whether to capture the decoder's output, too.
+    """
+    outputs: list[Tensor] = []
+    head = model.get_output_embeddings() or torch.nn.Identity()
+    modules = [head, *decoder_layers(model, layers)]
+    hook = None
+    if last:
+        hook = decoder_of(model).register_forward_hook(partial(_keep_last, get_ident(), outputs))
+    try:
+        with inputs_of(modules) as (inputs, *below):
+            yield CapturedStates(inputs, below, outputs)
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def _keep_last(thread: int, outputs: list[Tensor], _: Any, inputs: Any, output: Any) -> None:
+    if get_ident() == thread:
+        outputs.append(output.last_hidden_state)
