@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -100,6 +100,7 @@ class Trainer(ABC):
     ) -> None:
         self._lr, self._clock = settings.lr, clock
         self._total, self._interval = total, interval
+        self.progress = TrainingProgress()
         self._losses: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOSS_WINDOW))
 
     @abstractmethod
@@ -178,6 +179,22 @@ class Trainer(ABC):
         for schedule in self.schedules:
             schedule.step()
         return now
+
+
+def shuffled_batches(
+    rows: Tensor, size: int, generator: torch.Generator, complete: bool = False
+) -> Iterator[Tensor]:
+    """Yield batches of rows without end, each epoch in a new random order.
+
+    Args:
+        rows: Indices of the training examples, [n].
+        size: Rows per batch.
+        generator: Random generator of the order.
+        complete: Leave out the incomplete batch at the end of an epoch.
+    """
+    while True:
+        order = rows[torch.randperm(len(rows), generator=generator)]
+        yield from torch.split(order[: len(order) // size * size] if complete else order, size)
 
 
 def require_finite(command: str, values: Tensor, lr: float) -> None:

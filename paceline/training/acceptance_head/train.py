@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,9 +34,9 @@ from paceline.training.acceptance_head.recording import Recording
 from paceline.training.acceptance_head.settings import MAX_GRADIENT_NORM, TrainConfig
 from paceline.training.loop import (
     Trainer,
-    TrainingProgress,
     TrainingReport,
     require_finite,
+    shuffled_batches,
 )
 
 
@@ -96,7 +96,6 @@ class AcceptanceHeadTrainer(Trainer):
         epoch_steps = math.ceil(len(self._labels) / config.batch)
         steps = config.epochs * epoch_steps
         super().__init__(config, steps, epoch_steps)
-        self.progress = TrainingProgress()
         self._card, self._config = card, config
         self._hidden = torch.cat([recording.hidden for recording in recordings])
         self._scalars = torch.cat([scalar_columns(recording, card) for recording in recordings])
@@ -108,7 +107,8 @@ class AcceptanceHeadTrainer(Trainer):
         )
         self.optimisers = [optimiser]
         self.schedules = [LambdaLR(optimiser, lambda step: _rate(step, steps, config.warmup))]
-        self._batches = self._shuffled_batches()
+        rows = torch.arange(len(self._labels))
+        self._batches = shuffled_batches(rows, config.batch, self._random)
 
     def next_loss(self) -> tuple[str, Tensor]:
         """Return the weighted loss on the next batch of positions."""
@@ -117,11 +117,6 @@ class AcceptanceHeadTrainer(Trainer):
             self.tensors, self._card, self._hidden[rows].float(), self._scalars[rows]
         )
         return "training", weighted_loss(logits, self._labels[rows], self._config.reject_weight)
-
-    def _shuffled_batches(self) -> Iterator[Tensor]:
-        while True:
-            order = torch.randperm(len(self._labels), generator=self._random)
-            yield from torch.split(order, self._config.batch)
 
 
 def first_tensors(

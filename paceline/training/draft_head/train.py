@@ -8,7 +8,6 @@ size during training; the returned weights take them unscaled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from paceline.errors import ConfigError
 from paceline.training.draft_head import settings
 from paceline.training.draft_head.prepare import DraftHeadData, States
 from paceline.training.draft_head.settings import DraftHeadTraining
-from paceline.training.loop import Trainer, TrainingProgress, TrainingReport
+from paceline.training.loop import Trainer, TrainingReport, shuffled_batches
 from paceline.training.optimisers import product_dtype
 
 
@@ -88,7 +87,6 @@ class DraftHeadTrainer(Trainer):
         self._epoch_steps = len(training.positions) // config.batch
         steps = config.epochs * self._epoch_steps
         super().__init__(config, steps, self._epoch_steps)
-        self.progress = TrainingProgress()
         self.reports: list[DraftHeadReport] = []
         self.best: DraftHeadReport | None = None
         self._model, self._config, self._card, self._out = data.model, config, data.card, out
@@ -107,7 +105,7 @@ class DraftHeadTrainer(Trainer):
                 pct_start=settings.WARM_UP_SHARE,
             )
         ]
-        self._batches = self._shuffled_batches()
+        self._batches = shuffled_batches(training.positions, config.batch, self._random, True)
 
     def run(self, report: TrainingReport | None = None) -> None:
         """Train for all epochs; the first validation is of the linear map.
@@ -200,12 +198,6 @@ class DraftHeadTrainer(Trainer):
         self._inner = inner.to(self._device).requires_grad_()
         self._outer = torch.zeros(hidden, neurons, device=self._device, requires_grad=True)
         self.parameters = [self._direct, self._inner, self._outer]
-
-    def _shuffled_batches(self) -> Iterator[Tensor]:
-        positions, size = self._training.positions, self._config.batch
-        while True:
-            order = positions[torch.randperm(len(positions), generator=self._random)]
-            yield from torch.split(order[: len(order) // size * size], size)
 
     def _next_states(self, states: Tensor, following: Tensor) -> Tensor:
         """Predict the states after the next tokens, float32 [n, hidden].
