@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from paceline.bench.run import Maker
 from paceline.core.request import SamplingParams
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
-from paceline.drafters.shared.length_rules import MOST_TOKENS, Chain, LengthRule, NewTokens
+from paceline.drafters.shared.chain import Chain, NewTokens
+from paceline.drafters.shared.length_rules import LengthRule
+from paceline.drafters.shared.settings import LengthRuleSettings
 from paceline.errors import DrafterError
 from paceline.llm import LLM
 from papers.specdec_pp.rules import ORACLE
@@ -30,7 +32,7 @@ class OracleRule(LengthRule):
     stops_at_end = True
 
     def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]]) -> None:
-        super().__init__(MOST_TOKENS)
+        super().__init__(LengthRuleSettings().max_tokens)
         self._answers = answers
 
     def stop_after(self, new: NewTokens) -> list[int | None]:

@@ -21,9 +21,10 @@ from paceline.drafters.shared.draft_sources import (
     RETRIEVAL,
     flatten_sources,
 )
-from paceline.drafters.shared.merged_tree import CANDIDATE, TreeInputs, TreeQuery, grow
+from paceline.drafters.shared.merged_tree import grow
 from paceline.drafters.shared.recycled import new_table, remember
 from paceline.drafters.shared.source_calibration import new_source_calibration
+from paceline.drafters.shared.tree_candidate import CANDIDATE, TreeInputs, TreeQuery
 from paceline.errors import DrafterError
 from paceline.verification.tree_rules import check_trees
 from tests.support.shared import Pair

@@ -17,13 +17,12 @@ from torch import Tensor
 from paceline import LLM, DraftTree, SamplingParams
 from paceline.core.request import Request
 from paceline.drafters import create
+from paceline.drafters.shared.chain import Chain, NewTokens
 from paceline.drafters.shared.length_rules import (
-    Chain,
     ConfidenceRule,
     EntropyRule,
     HeuristicRule,
     LengthRule,
-    NewTokens,
     ProductRule,
     ThresholdRule,
 )

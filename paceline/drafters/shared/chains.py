@@ -14,38 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.not_numbers import guess_tokens
-from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.drafters.shared.chain import Chain
 from paceline.drafters.shared.draft_sequence import DraftSequence
-from paceline.drafters.shared.length_rules import Chain, LengthRule, NewTokens
+from paceline.drafters.shared.draft_step import (
+    DraftStep,
+    chain_tree,
+    follow_text,
+    gather_new_tokens,
+)
+from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.ngram_index import NgramIndex
+from paceline.drafters.shared.settings import ChainSettings
 from paceline.model.cached_lm import CachedLM
 from paceline.model.pairing import pair
 from paceline.sampling import sampler
-from paceline.verification.rules import follow
 
-LOOKUP_LENGTH = 8  # tokens looked up at once
-_LOOKUP_NGRAMS = (1, 3)  # shortest and longest n-gram looked up for the draft model
-
-
-class DraftStep(NamedTuple):
-    """Hold one chain's part of a draft forward pass.
-
-    Attributes:
-        looked_up: Nodes of the looked-up text that the draft model agrees with.
-        run: New tokens by the draft model, one or more.
-    """
-
-    looked_up: list[int]
-    run: list[int]
+_SETTINGS = ChainSettings()
+LOOKUP_LENGTH = _SETTINGS.lookup_tokens
 
 
 @dataclass(slots=True)
@@ -103,7 +97,10 @@ class ChainDrafter(Drafter):
             shadow = Request(request.token_ids, request.params, eos_token_ids=request.eos_token_ids)
             DraftSequence.open_for(request, shadow, self._draft)
             self._shadows[request.id] = ChainSequence(
-                shadow, len(request), NgramIndex(*_LOOKUP_NGRAMS), self._rule.length
+                shadow,
+                len(request),
+                NgramIndex(_SETTINGS.min_lookup_ngram, _SETTINGS.max_lookup_ngram),
+                self._rule.length,
             )
 
     def stop(self, request: Request) -> None:
@@ -121,12 +118,12 @@ class ChainDrafter(Drafter):
             return trees
         for row in rows:
             self._catch_up(requests[row])
-        mine = [requests[row] for row in rows]
-        self._prefill([self._shadows[request.id].request for request in mine])
+        drafted = [requests[row] for row in rows]
+        self._prefill([self._shadows[request.id].request for request in drafted])
         for row, request, tree in zip(
             rows,
-            mine,
-            self._draft_trees(mine, limits, [max_nodes[row] for row in rows]),
+            drafted,
+            self._draft_trees(drafted, limits, [max_nodes[row] for row in rows]),
             strict=True,
         ):
             request.counters.draft_forwards = self._shadows[
@@ -173,7 +170,7 @@ class ChainDrafter(Drafter):
         copies = [shadow.request for shadow in shadows]
         stream = sampler.DRAFT if self._rejects else sampler.TARGET
         reduced = sampler.is_greedy(copies)
-        kept = self._draft.kept_ids if reduced else None
+        vocabulary = self._draft.kept_ids if reduced else None
         while any(chain.open for chain in chains):
             guesses = [
                 self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)
@@ -181,10 +178,13 @@ class ChainDrafter(Drafter):
             logits, hidden = self._forward(copies, guesses, reduced)
             scores = sampler.target_scores(logits, copies, guesses)
             drawn = guess_tokens(copies, sampler.draw(scores, copies, guesses, stream))
-            if kept is not None:
-                drawn = [kept[places].tolist() for places in drawn]
-            steps = [_follow(*one) for one in zip(guesses, drawn, chains, strict=True)]
-            self._draft.commit(self._extend(chains, steps, scores, hidden, kept))
+            if vocabulary is not None:
+                drawn = [vocabulary[columns].tolist() for columns in drawn]
+            steps = [
+                follow_text(guess, tokens, chain)
+                for guess, tokens, chain in zip(guesses, drawn, chains, strict=True)
+            ]
+            self._draft.commit(self._extend(chains, steps, scores, hidden, vocabulary))
         return [self._as_tree(chain) if chain.tokens else EMPTY_TREE for chain in chains]
 
     def _new_chain(self, request: Request, shadow: ChainSequence, limit: int) -> Chain:
@@ -205,23 +205,23 @@ class ChainDrafter(Drafter):
         steps: list[DraftStep],
         scores: Tensor,
         hidden: Tensor | None,
-        kept: IntArray | None,
+        vocabulary: IntArray | None,
     ) -> list[list[int]]:
         """Extend every chain and its copy up to the rule's stop.
 
         Args:
             chains: Chains of the batch.
             steps: The draft model's tokens per chain.
-            scores: [batch, 1 + width, vocab or kept], after the root and each looked-up node.
+            scores: [batch, 1 + width, vocab or reduced], after the root and each looked-up node.
             hidden: [batch, 1 + width, hidden].
-            kept: Ids of a reduced vocabulary; see `NewTokens`.
+            vocabulary: Ids of a reduced vocabulary; see `NewTokens`.
         Returns:
             The nodes to commit; the newest token of a run stays pending.
         """
         rows = [row for row, chain in enumerate(chains) if chain.open]
         runs = [step.run for step in steps]
         if self._rule.checks_tokens or any(chains[row].draws for row in rows):
-            new = _new_tokens(rows, chains, steps, scores, hidden, kept)
+            new = gather_new_tokens(rows, chains, steps, scores, hidden, vocabulary)
             stops = self._rule.stop_after(new)
             probs = new.probs if any(chains[row].draws for row in rows) else None
             first = 0
@@ -275,60 +275,3 @@ class ChainDrafter(Drafter):
             shadow for shadow in shadows if not shadow.ends_prefill(self._draft.prefill_chunk)
         ]:
             self._draft.feed(late)
-
-
-def chain_tree(chain: Chain, confidence: list[float] | None = None) -> DraftTree:
-    """Return a chain as a draft tree, with distributions if it was sampled."""
-    origins = [Origin.MODEL] * len(chain.tokens)
-    return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence, origins)
-
-
-def _follow(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
-    """Follow the draft model's tokens through the looked-up text.
-
-    Args:
-        guess: Looked-up text.
-        drawn: The draft model's token after the root and after each node of `guess`.
-        chain: Chain to extend.
-    """
-    return DraftStep(
-        *follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room)
-    )
-
-
-def _new_tokens(
-    rows: list[int],
-    chains: list[Chain],
-    steps: list[DraftStep],
-    scores: Tensor,
-    hidden: Tensor | None,
-    kept: IntArray | None,
-) -> NewTokens:
-    """Gather the new tokens of the open chains `rows` with their scores.
-
-    Args:
-        rows: Rows of the open chains.
-        chains: All chains.
-        steps: The draft model's tokens per chain.
-        scores: Scores of all chains, as in `ChainDrafter._extend`.
-        hidden: Hidden states of all chains.
-        kept: Ids of a reduced vocabulary.
-    """
-    runs = [steps[row].run for row in rows]
-    where: tuple[Any, Any]
-    if scores.shape[1] == 1:
-        where = (rows, 0) if len(rows) < len(chains) else (slice(None), 0)
-    else:
-        columns = [
-            column
-            for row in rows
-            for column in [0, *(node + 1 for node in steps[row].looked_up)][: len(steps[row].run)]
-        ]
-        where = ([row for row, run in zip(rows, runs, strict=True) for _ in run], columns)
-    return NewTokens(
-        [chains[row] for row in rows],
-        runs,
-        scores[where],
-        None if hidden is None else hidden[where],
-        kept,
-    )

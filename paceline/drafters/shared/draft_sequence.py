@@ -37,14 +37,14 @@ class DraftSequence:
         The newest token stays pending. A draft model that reads target states processes its draft
         tokens again, now that their states are known.
         """
-        mine, common = self.request.token_ids, self.agreed
+        tokens, common = self.request.token_ids, self.agreed
         while (
             not draft.uses_target_states
-            and common < min(len(mine), len(text))
-            and mine[common] == text[common]
+            and common < min(len(tokens), len(text))
+            and tokens[common] == text[common]
         ):
             common += 1
         draft.rewind(self.request, min(common, len(text) - 1))
-        mine[common:] = text[common:]
+        tokens[common:] = text[common:]
         self.agreed = len(text)
         draft.restart_if_due(self.request)

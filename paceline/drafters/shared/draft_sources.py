@@ -43,7 +43,10 @@ DRAFT_MODEL = DraftSource("draft_model", 0, DRAFT_MODEL_PRIOR)
 # before it, in this order.
 SOURCES = (RETRIEVAL, DRAFT_HEAD, DRAFT_MODEL)
 WEIGHED = tuple(
-    sorted((source for source in SOURCES if source.table != PAIRED), key=lambda one: one.table)
+    sorted(
+        (source for source in SOURCES if source.table != PAIRED),
+        key=lambda source: source.table,
+    )
 )
 
 

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
-from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.drafters.shared.table_settings import LONGEST_KEY, MIN_CACHED_PROB
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 TOP = 8  # tokens kept of a distribution
 ABSENT = -1
 _WAYS = 4
-_LEAST_PROB = 0.001  # of a token that is kept
 
 
 class Successors:
@@ -125,11 +124,11 @@ def write(
     The tokens are token_ids[offset : offset + count], likeliest first, with their probabilities.
     """
     entry = _entry_for(table, key_of(tail, size))
-    kept = 0
-    while kept < min(count, TOP) and probs[offset + kept] >= _LEAST_PROB:
-        entry.tokens[kept], entry.probs[kept] = token_ids[offset + kept], probs[offset + kept]
-        kept += 1
-    entry.size = kept
+    size = 0
+    while size < min(count, TOP) and probs[offset + size] >= MIN_CACHED_PROB:
+        entry.tokens[size], entry.probs[size] = token_ids[offset + size], probs[offset + size]
+        size += 1
+    entry.size = size
 
 
 @compiled

@@ -14,12 +14,13 @@ from paceline.core.node_rule import WITH_BUDGET, NodeRule
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.drafters.shared.draft_sources import DraftSource, flatten_sources
-from paceline.drafters.shared.merged_tree import CANDIDATE, TreeInputs, TreeQuery, grow, learn
+from paceline.drafters.shared.merged_tree import grow, learn
 from paceline.drafters.shared.recycled import TOP, new_table, remember
 from paceline.drafters.shared.recycled_file import SuccessorTableFile
 from paceline.drafters.shared.settings import RecyclingSettings
 from paceline.drafters.shared.source_calibration import new_source_calibration
 from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
+from paceline.drafters.shared.tree_candidate import CANDIDATE, TreeInputs, TreeQuery
 from paceline.errors import ConfigError
 
 _SETTINGS = RecyclingSettings()

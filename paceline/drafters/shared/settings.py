@@ -63,3 +63,46 @@ class RecyclingSettings:
 
     max_nodes: int = 16
     max_batch_nodes: int = 48
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRuleSettings:
+    """Set the constants of length rules.
+
+    Attributes:
+        max_tokens: Maximum number of tokens in one draft of a rule that sets no limit.
+        entropy_weight: Weight of the entropy in AdaEDL's bound, per nat; from the paper.
+    """
+
+    max_tokens: int = 256
+    entropy_weight: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """Limit the text that is looked up for a draft model.
+
+    Chosen with the draft model of SmolLM2-135M, on CPUs with two cores.
+
+    Attributes:
+        lookup_tokens: Maximum number of tokens looked up at once.
+        min_lookup_ngram: Shortest n-gram looked up, in tokens.
+        max_lookup_ngram: Longest n-gram looked up, in tokens.
+    """
+
+    lookup_tokens: int = 8
+    min_lookup_ngram: int = 1
+    max_lookup_ngram: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StateFileSettings:
+    """Set how often the state of a drafter is saved.
+
+    Attributes:
+        min_pause_s: Minimum seconds between two saves.
+        pauses_per_save: Minimum pause, in multiples of the seconds that a save takes.
+    """
+
+    min_pause_s: float = 10.0
+    pauses_per_save: int = 50

@@ -15,11 +15,11 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from paceline.drafters.shared.settings import StateFileSettings
 from paceline.errors import ConfigError
 from paceline.util.files import write_atomically
 
-_LEAST_PAUSE = 10.0  # seconds between two saves,
-_PAUSES_PER_SAVE = 50  # and at least this many times what a save takes
+_SETTINGS = StateFileSettings()
 Head = dict[str, str]
 Arrays = dict[str, NDArray[Any]]
 _Read = TypeVar("_Read")
@@ -87,7 +87,7 @@ class StateFile:
         write_atomically(self.path, content)
         self.changed = False
         now = time.monotonic()
-        self._due = now + max(_LEAST_PAUSE, _PAUSES_PER_SAVE * (now - start))
+        self._due = now + max(_SETTINGS.min_pause_s, _SETTINGS.pauses_per_save * (now - start))
 
     def save_changes(self, wait: bool = False) -> None:
         """Write the file if the state may have changed; failures only warn.
@@ -100,7 +100,7 @@ class StateFile:
         try:
             self.save()
         except (ConfigError, OSError) as error:
-            self._due = time.monotonic() + _LEAST_PAUSE
+            self._due = time.monotonic() + _SETTINGS.min_pause_s
             warnings.warn(f"pool {str(self.path)!r} was not saved: {error}", stacklevel=2)
 
 

@@ -41,9 +41,9 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
     """
     if tree is outcome.tree:
         return outcome
-    said = iter(outcome.new_token_ids)
+    new_tokens = iter(outcome.new_token_ids)
     accepted, _ = follow(
-        tree, lambda node: next(said), lambda run: len(run) == len(outcome.new_token_ids)
+        tree, lambda node: next(new_tokens), lambda run: len(run) == len(outcome.new_token_ids)
     )
     return replace(outcome, tree=tree, accepted=accepted)
 
@@ -51,10 +51,10 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
     """Yield the nodes that the target has decided, each with whether it was right."""
     reached = {-1, *outcome.accepted}
-    # nothing is known of what follows the last token
-    spoken_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}
+    # The target's token after the last one is not known.
+    predicted_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}
     return (
         (node, node in reached)
         for node, parent in enumerate(outcome.tree.parents)
-        if parent in spoken_at
+        if parent in predicted_at
     )

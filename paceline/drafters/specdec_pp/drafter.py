@@ -18,8 +18,9 @@ from paceline.core.drafter import Outcome
 from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter, chain_tree
-from paceline.drafters.shared.length_rules import Chain, DrawnToken
+from paceline.drafters.shared.chain import Chain, DrawnToken
+from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
+from paceline.drafters.shared.draft_step import chain_tree
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.drafters.specdec_pp.head_rule import HeadRule
 from paceline.drafters.specdec_pp.options import AUTO, SpecDecPPOptions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from paceline.drafters.shared.length_rules import Chain, DrawnToken, NewTokens, ThresholdRule
+from paceline.drafters.shared.chain import Chain, DrawnToken, NewTokens
+from paceline.drafters.shared.length_rules import ThresholdRule
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 
 _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # stands for a token that is not the draft's
@@ -76,6 +77,6 @@ class HeadRule(ThresholdRule):
         seconds = new.seconds() if self.keep_second_choices else ()
         return [DrawnToken(*token) for token in zip(*columns, *seconds, strict=True)]
 
-    def early_confidence(self, chain: Chain, place: int) -> float:
+    def early_confidence(self, chain: Chain, index: int) -> float:
         """Return the confidence in the newest token; 1 if it does not count."""
-        return chain.drawn[place].early_confidence if self._counts_newest else 1.0
+        return chain.drawn[index].early_confidence if self._counts_newest else 1.0

@@ -14,9 +14,9 @@ import numpy as np
 from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.drafters.shared.merged_tree import CANDIDATE
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.drafters.shared.tree_candidate import CANDIDATE
 from paceline.drafters.token_recycling.options import MAX_NODES, TokenRecyclingOptions
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
 

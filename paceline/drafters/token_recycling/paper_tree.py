@@ -14,9 +14,9 @@ import numpy as np
 
 from paceline.core.origin import Origin
 from paceline.core.tree import IntArray
-from paceline.drafters.shared.merged_tree import TreeCandidate
 from paceline.drafters.shared.recycled import ABSENT, SuccessorTable, look_up
 from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.drafters.shared.tree_candidate import TreeCandidate
 from paceline.util.compiled import Records, compiled
 
 Ranks = tuple[int, ...]

@@ -1,0 +1,68 @@
+"""Define the arrays and records that the merged tree is grown with."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from paceline.core.tree import IntArray
+from paceline.drafters.shared.draft_sources import SOURCES, SourceTrees
+from paceline.drafters.shared.recycled import SuccessorTable
+from paceline.drafters.shared.source_calibration import SourceCalibration
+from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.util.compiled import record_dtype
+
+NUM_SOURCES = len(SOURCES)
+
+
+class TreeCandidate:
+    """Describe a token on the frontier or in the tree."""
+
+    token: int
+    parent: int  # -1 = the root
+    depth: int  # a child of the root has 1
+    nodes: Annotated[Any, np.int64, NUM_SOURCES]  # node in the tree of each source, or ABSENT
+    cells: Annotated[Any, np.int64, NUM_SOURCES]  # calibration cell of each source, or ABSENT
+    confidence: float  # given the parent
+    path_confidence: float
+    known: Annotated[int, np.int32]  # number of valid tokens in `tail`
+    origin: Annotated[int, np.int32]  # origin of the most confident source
+    tail: Annotated[Any, np.int64, LONGEST_KEY]  # newest tokens, ending with this one
+
+
+CANDIDATE = record_dtype(TreeCandidate)
+
+
+class TreeQuery(NamedTuple):
+    """Describe the request that a tree is grown for.
+
+    Attributes:
+        newest: Up to LONGEST_KEY newest tokens, the root last.
+        max_context: Maximum number of tokens in a context of the cached distributions.
+        temperature: Temperature of the request; 0 = greedy.
+        max_depth: Maximum depth of the tree.
+        min_path_probability: Path probability below which no candidate is taken.
+    """
+
+    newest: IntArray
+    max_context: int
+    temperature: float
+    max_depth: int
+    min_path_probability: float
+
+
+class TreeInputs(NamedTuple):
+    """Hold all that a tree is grown from.
+
+    Attributes:
+        table: Cached distributions.
+        calibration: Acceptance rates by source.
+        sources: Draft trees of the sources.
+        query: The request.
+    """
+
+    table: SuccessorTable
+    calibration: SourceCalibration
+    sources: SourceTrees
+    query: TreeQuery
