@@ -85,8 +85,7 @@ def draft_along(
         answer: Token ids of the target's answer.
         params: Sampling of draft and target.
         length: Positions of a chain.
-        label: Draws tokens from the draft's scores [n, vocab], and labels them by the target's
-            scores or tokens; on the CPU.
+        label: Draws and labels tokens by the scores of draft and target, as `draft_and_label`.
     Returns:
         The draft's hidden states [n, hidden], then the results of `label`.
     """
@@ -101,10 +100,8 @@ def draft_along(
     # A token is drafted by the row before it, which follows one guess fewer.
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
-    drafting = torch.tensor(
-        [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed],
-        dtype=torch.long,
-    )
+    before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]
+    drafting = torch.tensor(before, dtype=torch.long)
     following = rows.positions[rows.guessed > 0]
     requests = [Request(prompt, params)]
     draft_logits = draft.get_output_embeddings()(hidden[drafting.to(draft.device)])
