@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group
-from cyclopts.exceptions import CoercionError, MissingArgumentError
+from cyclopts.exceptions import CoercionError
 
 from paceline import __version__
 from paceline.cli.commands import COMMANDS, GROUPS, command_path
 from paceline.cli.help import HelpFormatter
 from paceline.cli.options import DEFAULTS, UNGROUPED
 from paceline.cli.parallel import prints_for_all
+from paceline.cli.parse_errors import parse_error_text
 from paceline.cli.show import INTERRUPTED, print_error
 from paceline.errors import PacelineError
 
@@ -117,7 +118,11 @@ def run(words: Sequence[str], program: App | None = None) -> int:
         command, bound, _ = selected.parse_args(map(_Word, words))
     except (CycloptsError, PacelineError) as error:
         if prints_for_all(words):
-            print_error(_sentence(error))
+            print_error(
+                error
+                if isinstance(error, PacelineError)
+                else parse_error_text(error, selected.name[0])
+            )
         sys.exit(_FAILED)
     return command(*bound.args, **bound.kwargs) or 0
 
@@ -179,24 +184,3 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace", newline="")
-
-
-def _sentence(error: Exception) -> str:
-    """Return the error of a command line as one line."""
-    if (
-        isinstance(error, CoercionError)
-        and error.token is not None
-        and error.token.keyword
-        and error.msg is None
-    ):
-        expected = getattr(error.target_type, "__name__", str(error.target_type))
-        return f"{error.token.keyword}: got {error.token.value!r}; expected {expected}."
-    text = " ".join(str(error).split())
-    if not isinstance(error, MissingArgumentError) or error.argument is None:
-        return text
-    if error.keyword or any(
-        token.keyword for token in error.argument.tokens
-    ):  # the option has no value
-        return f"{text} A value that begins with '-' is written --option=VALUE."
-    command = " ".join(error.command_chain or ())
-    return f"{command}: {error.argument.name} is missing. Add it; see paceline {command} --help."

@@ -22,7 +22,7 @@ generat hi                                              -> generate
 --                                                      -> .
 '' hi                                                   -> .
 generate demo                                           -> no prompt
-generate --foo                                          -> Unknown option: ..foo
+generate --foo                                          -> Unknown option: --foo
 generate demo hi --temperature                          -> temperature
 generate demo hi --drafter                              -> drafter
 generate demo hi -n                                     -> .
@@ -48,7 +48,7 @@ generate demo hi --seed x                               -> x
 generate demo hi --seed 0.5                             -> 0.5
 generate demo hi --stop ''                              -> stop
 generate demo hi --stop                                 -> stop
-generate demo hi --stop -x -> written --option=VALUE
+generate demo hi --stop -x -> written --stop=VALUE
 generate demo hi --ignore-eos=perhaps                   -> perhaps
 generate demo hi --no-ignore-eos                        -> no-ignore-eos
 generate demo hi --speculation none                     -> speculation
