@@ -37,7 +37,7 @@ _FIELDS = ("prompt", "text", "turns", "messages")
 @flattened("Input and output")
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """Set where prompts come from, how they are formatted and where answers are written.
+    """Set where prompts come from and where answers go.
 
     Attributes:
         chat: Apply the chat template to each prompt.
