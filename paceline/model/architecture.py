@@ -126,7 +126,7 @@ class Architecture:
             restart_length=restart_length(model, config),
         )
 
-    def marks(
+    def packed_masks(
         self, packing: RaggedBatch, visible: int, device: torch.device
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
         """Return stand-in masks for a packed batch, and what they stand for.
@@ -140,11 +140,11 @@ class Architecture:
             device: Device of the masks.
         """
         masks: dict[str, Tensor] = {}
-        marks: dict[int, VisibleRanges] = {}
+        visible_ranges: dict[int, VisibleRanges] = {}
         for kind in self.layer_kinds:
             masks[kind] = mark(len(packing.token_ids), visible, device)
-            marks[address_of(masks[kind])] = packing.visible(*self._reach(kind))
-        return masks if self.mask_per_kind else next(iter(masks.values())), marks
+            visible_ranges[address_of(masks[kind])] = packing.visible(*self._reach(kind))
+        return masks if self.mask_per_kind else next(iter(masks.values())), visible_ranges
 
     def _reach(self, kind: str) -> tuple[int | None, int | None]:
         """Return window and chunk for one kind of layers."""

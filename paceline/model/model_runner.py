@@ -111,7 +111,9 @@ class ModelRunner:
             packing.cache_positions[None],
             num_requests == 1,
         )
-        masks, marks = self._architecture.marks(packing, self._cache.window.visible, self._device)
+        masks, visible_ranges = self._architecture.packed_masks(
+            packing, self._cache.window.visible, self._device
+        )
         self.column_picks.append(lambda states: states[0, queries])
         self.picks.append((lambda states: states[0]) if head_gets_picked else self.column_picks[-1])
         starts, counts = packing.starts.tolist(), packing.pending.tolist()
@@ -119,7 +121,7 @@ class ModelRunner:
             [(0, start, start + count - 1) for start, count in zip(starts, counts, strict=False)]
         )
         self._use(BY_POSITION)
-        state.metadata = packing.attention_metadata(marks)
+        state.metadata = packing.attention_metadata(visible_ranges)
         return self._call(
             packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
         )

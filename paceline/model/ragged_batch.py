@@ -70,14 +70,17 @@ class RaggedBatch:
         shape = self.parents, self.depths, self.ranks, first_nodes
         return visible_in_trees(self.starts, self.cached, self.pending, *shape, window, chunk)
 
-    def attention_metadata(self, marks: dict[int, VisibleRanges]) -> AttentionMetadata:
+    def attention_metadata(self, visible_ranges: dict[int, VisibleRanges]) -> AttentionMetadata:
         """Return the keys of every request by position.
 
         Args:
-            marks: Visible ranges by mask address, see `AttentionMetadata`.
+            visible_ranges: Visible ranges by mask address, see `AttentionMetadata`.
         """
         return AttentionMetadata(
-            self.cached, self.tail, int((self.cached + self.pending + self.nodes).max()), marks
+            self.cached,
+            self.tail,
+            int((self.cached + self.pending + self.nodes).max()),
+            visible_ranges,
         )
 
 
