@@ -1,5 +1,6 @@
-"""Attention functions registered with transformers: over draft trees by SDPA, and by position,
-batch-invariant.
+"""Register attention functions with transformers.
+
+One attends over draft trees by SDPA; the other by position, batch-invariant.
 """
 
 from paceline.attention.forward import BY_POSITION, BY_SDPA, AttentionState

@@ -1,5 +1,6 @@
-"""SDPA without cuDNN on CUDA, which builds a plan for every new length of the keys: here, in
-every step.
+"""Keep SDPA from cuDNN on CUDA.
+
+cuDNN builds a plan for every new number of keys, which is every step of decoding.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ _lock = threading.Lock()
 
 
 class _Forwards:
-    """The forwards under way, in all threads: torch has one switch for the process."""
+    """Count the running forward passes: torch has one switch per process."""
 
     count = 0
-    allowed = True  # cuDNN, before the first of them
+    allowed = True  # cuDNN, before the first of these forward passes
 
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Keep SDPA from cuDNN in the forward inside; the last forward that ends puts the switch
-    back.
+    """Run a forward pass without cuDNN in SDPA.
+
+    The last of several concurrent forward passes restores torch's switch.
     """
     with _lock:
         if not _Forwards.count:

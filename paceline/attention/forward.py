@@ -1,4 +1,4 @@
-"""Values that our attention functions read beside their arguments, in every forward pass.
+"""Define the values that our attention functions read in every forward pass.
 
 A view of a model (`paceline.model.model_view`) owns one `AttentionState` and gives it to its
 modules. The attention functions find it in the module that calls them.
@@ -37,6 +37,6 @@ _NO_STATE = AttentionState()
 
 
 def attention_state(module: nn.Module) -> AttentionState:
-    """Return the state of the view that a module belongs to; the default outside of any view."""
+    """Return the state of a module's view; the default for a module in no view."""
     state: AttentionState = vars(module).get(STATE, _NO_STATE)
     return state

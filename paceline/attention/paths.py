@@ -1,6 +1,4 @@
-"""The keys of every query as a place to begin at and a list: what the Triton kernel of attention
-by position reads.
-"""
+"""List the cache positions of each query's keys, for the Triton kernel."""
 
 from __future__ import annotations
 
@@ -20,15 +18,17 @@ _Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Cache places of the keys that each query sees, by position: rank 0 is the first.
+    """Cache positions of the keys of each query, ranked by text position.
 
     Attributes:
-        starts: int32 [rows + 1]; columns, packed: see `VisibleRanges`.
-        start, leading: int32 [queries]: the keys of rank 0 .. leading - 1 lie at start, start + 1,
-            ...
-        count: int32 [queries]: all keys of the query.
-        listed: int32 [queries, width]: the places of the keys of rank leading, leading + 1, ...
-        most: keys of the query with the most.
+        starts: int32 [rows + 1], as in `VisibleRanges`.
+        columns: As in `VisibleRanges`.
+        packed: As in `VisibleRanges`.
+        start: int32 [queries], cache position of the key of rank 0.
+        leading: int32 [queries], number of keys in a row from `start` on.
+        count: int32 [queries], number of all keys.
+        listed: int32 [queries, width], cache positions of the keys of rank `leading` and above.
+        max_count: Largest number of keys of a query.
     """
 
     starts: Tensor
@@ -38,29 +38,31 @@ class Paths:
     leading: Tensor
     count: Tensor
     listed: Tensor
-    most: int
+    max_count: int
 
     @property
     def width(self) -> int:
-        """Places per query in `listed`."""
+        """Return the cache positions per query in `listed`."""
         return self.listed.shape[1]
 
 
 def paths_of(
     order: AttentionMetadata, mask: Tensor | None, columns: int, device: torch.device
 ) -> Paths:
-    """Return the paths of a forward's queries on a device; found once per mask, which all layers of
-    a forward share.
+    """Return the paths of a forward's queries; its layers share them per mask.
 
     Args:
-        mask: as for `AttentionMetadata.visible`.
+        order: Keys of each row by position.
+        mask: As in `AttentionMetadata.visible`.
+        columns: Columns of the query.
+        device: Device of the result.
     """
     visible = order.visible(mask, columns)
-    found = order.kept.get(id(visible))  # `order` keeps it, so that no other one gets its id
-    if found is None:
-        found = order.kept[id(visible)] = _paths(visible, order, device)
-    assert isinstance(found, Paths)
-    return found
+    paths = order.kept.get(id(visible))  # `order` keeps it, so that no other one gets its id
+    if paths is None:
+        paths = order.kept[id(visible)] = _paths(visible, order, device)
+    assert isinstance(paths, Paths)
+    return paths
 
 
 def _paths(visible: VisibleRanges, order: AttentionMetadata, device: torch.device) -> Paths:
@@ -68,7 +70,7 @@ def _paths(visible: VisibleRanges, order: AttentionMetadata, device: torch.devic
     start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)
     listed = np.zeros((len(start), max(1, int((count - leading).max()))), dtype=np.int32)
     _list(visible.runs, visible.begin, order.cached, order.tail, rows, leading, listed)
-    starts, *places = (
+    starts, *columns = (
         torch.from_numpy(array).to(device)
         for array in (visible.starts.astype(np.int32), start, leading, count, listed)
     )
@@ -76,10 +78,10 @@ def _paths(visible: VisibleRanges, order: AttentionMetadata, device: torch.devic
         starts,
         visible.columns,
         visible.packed,
-        places[0],
-        places[1],
-        places[2],
-        places[3],
+        columns[0],
+        columns[1],
+        columns[2],
+        columns[3],
         int(count.max()),
     )
 
@@ -102,13 +104,13 @@ def _measure(
             if count[query] == 0:
                 start[query] = first
             if leading[query] == count[query] and first == start[query] + count[query]:
-                side_by_side = max(0, min(run.stop, cached[row]) - run.start)
+                adjacent = max(0, min(run.stop, cached[row]) - run.start)
                 while (
-                    run.start + side_by_side < run.stop
-                    and tail[row, run.start + side_by_side - cached[row]] == first + side_by_side
+                    run.start + adjacent < run.stop
+                    and tail[row, run.start + adjacent - cached[row]] == first + adjacent
                 ):
-                    side_by_side += 1
-                leading[query] += side_by_side
+                    adjacent += 1
+                leading[query] += adjacent
             count[query] += run.stop - run.start
     return start, leading, count
 
@@ -128,5 +130,5 @@ def _list(
         for index in range(begin[query], begin[query + 1]):
             run = runs[index]
             for ordinal in range(max(run.start, run.start + leading[query] - run.rank), run.stop):
-                place = ordinal if ordinal < cached[row] else tail[row, ordinal - cached[row]]
-                listed[query, run.rank + ordinal - run.start - leading[query]] = place
+                position = ordinal if ordinal < cached[row] else tail[row, ordinal - cached[row]]
+                listed[query, run.rank + ordinal - run.start - leading[query]] = position

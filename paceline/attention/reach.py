@@ -1,8 +1,7 @@
-"""What the pending tokens and tree nodes of several sequences see, worked out of the trees
-themselves: no mask is made.
+"""Compute which keys the queries of a packed batch see, without a mask.
 
-A token sees the text up to itself, a node besides the nodes above it; a window or chunk takes away
-what is too far in front.
+A pending token sees the text up to itself. A node sees the text and the nodes above it. A sliding
+window or a chunk hides the keys that are too far in front.
 """
 
 from __future__ import annotations
@@ -26,16 +25,20 @@ def visible_in_trees(
     window: int | None = None,
     chunk: int | None = None,
 ) -> VisibleRanges:
-    """Return what queries see that lie packed: of each row its pending tokens, its nodes, then any
-    number that see nothing.
+    """Return the keys that the queries of a packed batch see.
+
+    The queries of a row are its pending tokens, its nodes, then padding that sees nothing.
 
     Args:
-        starts: [rows + 1]: number of the first query of each row.
-        cached, pending: [rows]: tokens in the cache before, and those that are fed.
-        parents, depths, ranks: of all nodes: parent in its own tree, depth (1 below the root), and
-            place in its tree by depth.
-        nodes: [rows + 1]: where the nodes of each row begin.
-        window: reach of sliding attention. chunk: of chunked attention.
+        starts: [rows + 1], index of the first query of each row.
+        cached: [rows], tokens in the cache before the forward pass.
+        pending: [rows], pending tokens of the forward pass.
+        parents: [nodes], parent of each node in its tree; -1 for the root.
+        depths: [nodes], depth of each node; 1 below the root.
+        ranks: [nodes], rank of each node in its tree by depth.
+        nodes: [rows + 1], index of the first node of each row.
+        window: Size of a sliding window; None for none.
+        chunk: Size of an attention chunk; None for none.
     """
     runs, begin = _runs(
         starts, cached, pending, parents, depths, ranks, nodes, window or 0, chunk or 0
@@ -58,16 +61,16 @@ def _runs(
     """Return runs and beginnings as in `VisibleRanges`."""
     rows = len(cached)
     begin = np.zeros(starts[rows] + 1, dtype=np.int64)
-    most = 0
+    max_runs = 0
     for row in range(rows):
-        most += pending[row]
+        max_runs += pending[row]
         for node in range(nodes[row], nodes[row + 1]):
-            most += depths[node] + 1
-    runs = np.empty(most, dtype=RUN)
+            max_runs += depths[node] + 1
+    runs = np.empty(max_runs, dtype=RUN)
     count = 0
     for row in range(rows):
         text = cached[row] + pending[row]
-        fed = pending[row] + nodes[row + 1] - nodes[row]
+        num_queries = pending[row] + nodes[row + 1] - nodes[row]
         for column in range(starts[row + 1] - starts[row]):
             query = starts[row] + column
             if column < pending[row]:
@@ -75,13 +78,13 @@ def _runs(
                 count = _add(
                     runs, begin[query], count, _first_seen(position, window, chunk), position + 1
                 )
-            elif column < fed:
+            elif column < num_queries:
                 node = nodes[row] + column - pending[row]
                 low = _first_seen(text - 1 + depths[node], window, chunk)
                 if low < text:
                     count = _add(runs, begin[query], count, low, text)
                 first = count
-                # From the node upwards; positions fall by one with every step.
+                # From the node to the root, positions fall by one per step.
                 while node >= nodes[row] and text - 1 + depths[node] >= low:
                     count += 1
                     runs[count - 1].start = text + ranks[node]
@@ -100,7 +103,7 @@ def _first_seen(position: int, window: int, chunk: int) -> int:
 
 @compiled
 def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -> int:
-    """Add a run to those of a query from `begin` on; return how many there are."""
+    """Append a run to the runs of a query from `begin` on; return the number of runs."""
     runs[count].start = start
     runs[count].stop = stop
     runs[count].rank = (
@@ -111,8 +114,13 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 
 @compiled
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Turn the single keys first .. count - 1, the last position first, into runs; return how
-    many runs there are then.
+    """Join single keys, the last position first, to runs; return the number of runs.
+
+    Args:
+        runs: Runs of all queries; those from `first` to `count` are single keys.
+        begin: Index of the query's first run.
+        first: Index of the first single key.
+        count: Number of runs, single keys included.
     """
     half = (count - first) // 2
     for i in range(half):
@@ -120,11 +128,11 @@ def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
             runs[count - 1 - i].start,
             runs[first + i].start,
         )
-    made = first
+    num_runs = first
     for i in range(first, count):
         start = runs[i].start
-        if made > begin and runs[made - 1].stop == start:
-            runs[made - 1].stop = start + 1
+        if num_runs > begin and runs[num_runs - 1].stop == start:
+            runs[num_runs - 1].stop = start + 1
         else:
-            made = _add(runs, begin, made, start, start + 1)
-    return made
+            num_runs = _add(runs, begin, num_runs, start, start + 1)
+    return num_runs

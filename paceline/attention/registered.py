@@ -1,9 +1,8 @@
-"""Attention by position under the name "paceline" in transformers' table.
+"""Register attention by position with transformers, under the name "paceline".
 
-Our own forwards use it with the order of their keys (`AttentionState`). It may be used without us:
-with `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` `model.generate`
-attends in the same order of sums, whatever the batch, its padding, the cache and the chunks of the
-prompt.
+Our own forward passes use it with the order of their keys (`AttentionState`). It also works without
+us: a model from `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` attends
+in `model.generate` with the same order of sums, for any batch, padding, cache and prompt chunks.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with the signature of transformers' functions.
+    """Attend by position, with the signature of transformers' functions.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
@@ -73,7 +72,7 @@ def _attend(
     Returns:
         [batch, columns, heads, dim], and no weights.
     Raises:
-        UnsupportedModelError: something was asked for that the kernel does not know.
+        UnsupportedModelError: The kernel does not support an option or a tensor.
     """
     obstacle = _foreign(query, key, value, s_aux) or _obstacle(
         module, query, key, attention_mask, dropout, options
@@ -105,12 +104,12 @@ def _attention_of(device: str) -> Callable[..., Tensor]:
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
-    """Return what the kernel, which reads memory in place, cannot read."""
+    """Return which tensors the kernel cannot read by their address; None for none."""
     if not type(query) is type(key) is type(value) is Tensor or not (
         sinks is None or type(sinks) in PLAIN
     ):
         kinds = ", ".join(
-            type(one).__name__ for one in (query, key, value, sinks) if one is not None
+            type(tensor).__name__ for tensor in (query, key, value, sinks) if tensor is not None
         )
         return f"tensors of the classes {kinds}; expected plain ones"
     if key.dtype != query.dtype or value.dtype != query.dtype:
@@ -129,7 +128,7 @@ def _obstacle(
     dropout: float,
     options: dict[str, Any],
 ) -> str | None:
-    """Return what the kernel does not compute."""
+    """Return what the kernel cannot compute; None if it can compute all."""
     if query.device.type not in _DEVICES or query.dtype not in _DTYPES:
         return (
             f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, _DTYPES))}"

@@ -1,11 +1,9 @@
-"""Attention over a draft tree by SDPA, registered with transformers as one more implementation, for
-our forwards only.
+"""Register attention over a draft tree by SDPA with transformers.
 
-transformers' own SDPA function copies every key and value once per query head of its group when a
-mask is given with several queries, which is every verification. Here the query heads of a group are
-rows of one product instead, so the cache is read once, and the prompt's own columns in front of a
-tree need no mask. Both are the same sums in another order. (The public code of Lookahead Decoding
-needs a private fork of FlashAttention for its mask; SDPA's kernels take any mask on any device.)
+With a mask and several queries, which is every verification, transformers' SDPA function copies
+each key and value once per query head of a group. Here the query heads of a group are rows of one
+product, so the cache is read once. The prompt's columns in front of a tree need no mask. Both are
+the same sums in another order.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
-    """Whether the model asks transformers' table of attention functions, and for SDPA."""
+    """Return True if a model uses SDPA by transformers' table of attention functions."""
     return bool(
         model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
     )
@@ -40,7 +38,7 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with the signature of transformers' functions.
+    """Attend by SDPA, with the signature of transformers' functions.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
@@ -76,8 +74,10 @@ def _attend(
 def _grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Attention in which the query heads that share a key head are rows of one product; [batch,
-    heads, columns, dim].
+    """Attend with the query heads that share a key head as rows of one product.
+
+    Returns:
+        [batch, heads, columns, dim].
     """
     batch, heads, columns, dim = query.shape
     groups = heads // key.shape[1]

@@ -1,22 +1,21 @@
-"""Attention by position in Triton, for CUDA: a query's output depends on itself and on the keys it
-sees, to the last bit.
+"""Attend by position in Triton on CUDA, batch-invariant.
 
-Checked in Triton's interpreter on a CPU, and compiled for CUDA; not run on hardware. It promises
-what `kernel` does for the CPU, with another grouping of the sums, all of them in float32, and no
-tensor cores (their order is not known):
+An output depends on its query and the keys that the query sees alone, bit for bit.
 
-- The keys of a query are ranked by position, rank 0 being the first it sees. 64 ranks (fewer where
-  heads are wide) are a block, four blocks a split: fixed by rank alone.
-- Scores of a block are products of one shape; their largest, exponentials and sums follow, block by
-  block in a split, with the rescaling of a running softmax; then split by split, and an attention
-  sink's exponential last.
+The kernel is checked in Triton's interpreter on a CPU and compiled for CUDA; it was never run on
+hardware. It promises the same as `paceline.cpu.attention.kernel`, with another grouping of the
+sums. All sums are in float32 without tensor cores, whose order of sums is not known.
 
-A program takes 16 queries (of all heads of a group) through one split. A block that all of them see
-whole, at the same places, is read once for all; others, at the ends of paths and windows, are read
-once for each column and change the sums of its queries alone. Both are the same instructions: which
-columns share a reading decides nothing but how often it is done. A launch is specialised for the
-sizes of heads only, and additions are not contracted, so that there is one program for all
-launches.
+- The keys of a query are ranked by position; rank 0 is the first key it sees. A block has 64 ranks
+  (fewer with wide heads), a split four blocks: both are fixed by rank alone.
+- The scores of a block are one product. A running softmax goes over the blocks of a split, then
+  over the splits. The exponential of an attention sink comes last.
+
+A program takes 16 queries, of all heads of a group, through one split. It reads a block once for
+all queries if all of them see the whole block at the same cache positions. It reads other blocks
+once per column, and changes the sums of that column's queries alone. Both use the same
+instructions, so sharing a read changes no result. A launch is specialised for the sizes of heads
+only, and additions are not contracted, so that all launches run the same program.
 """
 
 from __future__ import annotations
@@ -30,12 +29,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.attention.paths import Paths, paths_of
+from paceline.attention.settings import (
+    ALIGNMENT,
+    BLOCKS_PER_SPLIT,
+    MAX_PARTIAL_SUMS,
+    QUERIES_PER_PROGRAM,
+)
 from paceline.core.attention_metadata import AttentionMetadata
 
-_QUERIES = 16  # of a program; the least a product takes
-_BLOCKS = 4  # of a split
-_PARTS = 1 << 26  # float32 numbers of unfinished sums that a launch may hold
-_ALIGNED = 16  # dims, and strides, in numbers
 _UNSPECIALIZED = [
     "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row",
     "value_head", "value_place",
@@ -53,14 +54,19 @@ def attention_by_position(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention whose bits, for each query, depend on itself and the keys it sees only; a
-    query that sees none gets zeros.
+    """Return attention by position; a query that sees no key gets zeros.
 
     Args:
-        query: [rows, heads, columns, dim], float32, bfloat16 or float16, on a CUDA device, or on
-            the CPU in Triton's interpreter, or [1, heads, columns of all rows, dim]; key, value:
-            [rows, key heads, places, dim].
-        mask, order, scaling, softcap, sinks: as in `paceline.cpu.attention.invariant`.
+        query: [rows, heads, columns, dim]; of a packed batch [1, heads, columns of all rows, dim].
+            Its dtype is float32, bfloat16 or float16. It is on a CUDA device, or on the CPU in
+            Triton's interpreter.
+        key: [rows, key heads, positions, dim].
+        value: [rows, key heads, positions, value dim].
+        mask: As in `Backend.attention`.
+        order: Keys of each row by position.
+        scaling: As in `ScoreOptions`.
+        softcap: As in `ScoreOptions`.
+        sinks: As in `ScoreOptions`.
     Returns:
         [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
     """
@@ -76,8 +82,8 @@ def attention_by_position(
     )
     wide = max(_power_of_two(states[1].shape[3]), _power_of_two(states[2].shape[3]))
     block = max(16, min(64, 8192 // wide))
-    splits = max(1, -(-paths.most // (block * _BLOCKS)))
-    step = max(1, _PARTS // (rows * heads * splits * (states[2].shape[3] + 2)))
+    splits = max(1, -(-paths.max_count // (block * BLOCKS_PER_SPLIT)))
+    step = max(1, MAX_PARTIAL_SUMS // (rows * heads * splits * (states[2].shape[3] + 2)))
     for first in range(0, columns, step):
         last = min(first + step, columns)
         _launch(*states, paths, out, sinks, (first, last, splits, block), scaling, softcap or 0.0)
@@ -89,11 +95,12 @@ def _power_of_two(size: int) -> int:
 
 
 def _readable(states: Tensor) -> Tensor:
-    """The same numbers as the kernel may read them: neighbours in the last dim adjacent,
-    everything aligned (zeros appended).
+    """Return states as the kernel reads them: aligned, the last dim contiguous.
+
+    Zeros fill up the last dim.
     """
-    if states.shape[3] % _ALIGNED:
-        return pad(states, (0, -states.shape[3] % _ALIGNED))
+    if states.shape[3] % ALIGNMENT:
+        return pad(states, (0, -states.shape[3] % ALIGNMENT))
     strides = [
         stride
         for stride, size in zip(states.stride()[:3], states.shape[:3], strict=True)
@@ -102,7 +109,7 @@ def _readable(states: Tensor) -> Tensor:
     aligned = (
         states.stride(3) == 1
         and not states.data_ptr() % 16
-        and not any(stride % _ALIGNED for stride in strides)
+        and not any(stride % ALIGNMENT for stride in strides)
     )
     return states if aligned else states.clone(memory_format=torch.contiguous_format)
 
@@ -118,7 +125,7 @@ def _launch(
     scaling: float,
     softcap: float,
 ) -> None:
-    """Attend with the columns first .. last - 1."""
+    """Run the kernels for the columns first .. last - 1 of every row."""
     first, last, splits, block = part
     heads, dim = query.shape[1], query.shape[3]
     rows, key_heads, value_dim = len(paths.starts) - 1, value.shape[1], value.shape[3]
@@ -128,7 +135,7 @@ def _launch(
     )
     sums = torch.empty(queries, splits, value_dim, dtype=torch.float32, device=query.device)
     strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3])
-    grid = -(-(last - first) * groups // _QUERIES), rows * key_heads, splits
+    grid = -(-(last - first) * groups // QUERIES_PER_PROGRAM), rows * key_heads, splits
     _attend[grid](
         query,
         key,
@@ -155,9 +162,9 @@ def _launch(
         value_dim,
         _power_of_two(dim),
         _power_of_two(value_dim),
-        _QUERIES,
+        QUERIES_PER_PROGRAM,
         block,
-        _BLOCKS,
+        BLOCKS_PER_SPLIT,
         bool(softcap),
         num_warps=4,
         num_stages=1,
@@ -178,7 +185,7 @@ def _launch(
         out.shape[3],
         value_dim,
         _power_of_two(value_dim),
-        block * _BLOCKS,
+        block * BLOCKS_PER_SPLIT,
         sinks is not None,
         num_warps=1,
         num_stages=1,
@@ -226,9 +233,7 @@ def _attend(
     BLOCKS: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """Largest score, sum of exponentials and weighted values of 16 queries over the keys of one
-    split.
-    """
+    """Store score maximum, exponential sum and value sum of 16 queries and a split."""
     row, head = tl.program_id(1) // key_heads, tl.program_id(1) % key_heads
     split = tl.program_id(2)
     ordinal = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
@@ -259,14 +264,14 @@ def _attend(
         low = block * KEYS
         active = seen > low
         leader = tl.max(tl.where(active, column, -1))
-        place = tl.max(tl.where(active, begin, -1))
-        alike = (place == tl.min(tl.where(active, begin, 2147483647))) & (
+        nearest = tl.max(tl.where(active, begin, -1))
+        alike = (nearest == tl.min(tl.where(active, begin, 2147483647))) & (
             tl.min(tl.where(active, adjacent, 2147483647)) >= low + KEYS
         )
         parts = tl.where(leader < 0, 0, tl.where(alike, 1, back - front + 1))
         for part in range(parts):
             reader = tl.where(alike, leader, front + part)
-            mine = active & (alike | (column == reader))
+            taking = active & (alike | (column == reader))
             which = origin + reader
             known, side_by_side = tl.load(count + which), tl.load(leading + which)
             ranks = low + tl.arange(0, KEYS)
@@ -275,8 +280,8 @@ def _attend(
             others = tl.load(
                 listed + which.to(tl.int64) * width + (ranks - side_by_side), mask=behind, other=0
             )
-            places = tl.where(behind, others, tl.load(start + which) + ranks).to(tl.int64)
-            at_keys = places[:, None] * tl.multiple_of(key_place, 16) + dims[None, :]
+            positions = tl.where(behind, others, tl.load(start + which) + ranks).to(tl.int64)
+            at_keys = positions[:, None] * tl.multiple_of(key_place, 16) + dims[None, :]
             keys = tl.load(
                 key + at_keys, mask=there[:, None] & (dims < dim)[None, :], other=0.0
             ).to(tl.float32)
@@ -285,19 +290,19 @@ def _attend(
                 size = tl.abs(scores / softcap)
                 tanh = (1.0 - tl.exp(-2.0 * size)) / (1.0 + tl.exp(-2.0 * size))
                 scores = tl.where(scores < 0, -softcap * tanh, softcap * tanh)
-            scores = tl.where(mine[:, None] & there[None, :], scores, float("-inf"))
-            # 0: no difference of infinities
-            new_top = tl.where(mine, tl.maximum(top, tl.max(scores, 1)), 0.0)
+            scores = tl.where(taking[:, None] & there[None, :], scores, float("-inf"))
+            # 0 avoids a difference of infinities.
+            new_top = tl.where(taking, tl.maximum(top, tl.max(scores, 1)), 0.0)
             weights = tl.exp(scores - new_top[:, None])
             shrink = tl.exp(top - new_top)
-            at_values = places[:, None] * tl.multiple_of(value_place, 16) + value_dims[None, :]
+            at_values = positions[:, None] * tl.multiple_of(value_place, 16) + value_dims[None, :]
             shown = there[:, None] & (value_dims < value_dim)[None, :]
             values = tl.load(value + at_values, mask=shown, other=0.0).to(tl.float32)
             added = tl.dot(weights, values, input_precision="ieee")
-            total = tl.where(mine, total * shrink + tl.sum(weights, 1), total)
-            # others' values may be no numbers
-            summed = tl.where(mine[:, None], summed * shrink[:, None] + added, summed)
-            top = tl.where(mine, new_top, top)
+            total = tl.where(taking, total * shrink + tl.sum(weights, 1), total)
+            # Values that other queries see may be no numbers.
+            summed = tl.where(taking[:, None], summed * shrink[:, None] + added, summed)
+            top = tl.where(taking, new_top, top)
     output = (
         ((row * (last - first) + column - first) * key_heads * groups + member) * splits + split
     ).to(tl.int64)
@@ -327,7 +332,7 @@ def _combine(
     SPLIT: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """The output of one query: its splits in order, those it has keys in, then the sink."""
+    """Combine the splits of a query in order, then the sink, and store its output."""
     query = tl.program_id(0).to(tl.int64)
     head = query % heads
     column, row = first + query // heads % (last - first), query // heads // (last - first)
@@ -356,6 +361,6 @@ def _combine(
         new_top = tl.maximum(top, sink)
         total = total * tl.exp(top - new_top) + tl.exp(sink - new_top)
         summed = summed * tl.exp(top - new_top)
-    place = (origin + column) * heads + head
+    index = (origin + column) * heads + head
     shown = dims < tl.where(exists, out_dim, 0)
-    tl.store(out + place * out_dim + dims, summed / tl.where(seen > 0, total, 1.0), mask=shown)
+    tl.store(out + index * out_dim + dims, summed / tl.where(seen > 0, total, 1.0), mask=shown)

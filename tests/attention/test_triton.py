@@ -136,7 +136,7 @@ def test_paths_that_cross_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = attention_by_position(
         columns.query, columns.key, columns.value, columns.mask(), columns.order
     )
-    monkeypatch.setattr(triton_kernel, "_PARTS", 1000)
+    monkeypatch.setattr(triton_kernel, "MAX_PARTIAL_SUMS", 1000)
     parts = attention_by_position(
         columns.query, columns.key, columns.value, columns.mask(), columns.order
     )
