@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.drafters.auto.settings import MAX_NODES
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.config import require_range
-
-_MAX_NODES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +49,4 @@ class AutoOptions:
         require_range("auto", "max_context_ngram", self.max_context_ngram, 1, LONGEST_KEY)
         require_range("auto", "min_path_probability", self.min_path_probability, 0, 1)
         if self.max_nodes is not None:
-            require_range("auto", "max_nodes", self.max_nodes, 1, _MAX_NODES)
+            require_range("auto", "max_nodes", self.max_nodes, 1, MAX_NODES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_NODES = 256  # maximum value of the option `max_nodes`
+
 
 @dataclass(frozen=True, slots=True)
 class DraftModelGateSettings:

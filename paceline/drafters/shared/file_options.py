@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.drafters.shared.settings import MAX_FREQUENT_TOKENS
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
-
-_MAX_FREQUENT_TOKENS = 16  # a forward over 16 more tokens took little longer on a two-core CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class PromptLookupOptions:
         """Maximum number of frequent tokens in a tree, the default applied."""
         if self.max_frequent_tokens is not None:
             return self.max_frequent_tokens
-        return _MAX_FREQUENT_TOKENS if self.budget else 0
+        return MAX_FREQUENT_TOKENS if self.budget else 0
 
 
 @dataclass(frozen=True, slots=True)
