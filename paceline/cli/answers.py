@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from paceline.cli.settings import HEADING_CHARACTERS, MAX_BATCH
 from paceline.cli.show import INTERRUPTED, out, print_note, summary, write
 from paceline.core.request import SamplingParams
 from paceline.util.files import STANDARD_OUTPUT, append, write_atomically
 
 if TYPE_CHECKING:
     from paceline.llm import LLM, Chunk, Completion
-
-_MAX_BATCH = 8  # the default of `LLM`
-_HEADING_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def answered(
     active: deque[tuple[int, Generator[Chunk, None, None]]] = deque()
     try:
         while waiting or active:
-            while waiting and len(active) < _MAX_BATCH:
+            while waiting and len(active) < MAX_BATCH:
                 active.append(waiting.popleft())
             index, stream = active[0]
             # Runs a step for all streams, or returns a chunk that another stream's step left here.
@@ -71,14 +69,14 @@ def answered(
 
 
 def answer_all(
-    llm: LLM, asked: Sequence[CliPrompt], sampling: SamplingParams, output: Path | None
+    llm: LLM, prompts: Sequence[CliPrompt], sampling: SamplingParams, output: Path | None
 ) -> int:
     """Answer prompts, write the answers in order and return the exit status.
 
     Ctrl-C ends the run. Answers that are finished by then are still written.
 
     Args:
-        asked: Prompts to answer.
+        prompts: Prompts to answer.
         output: File for JSON lines; "-" is standard output. None (default) prints texts under
             headings.
     """
@@ -87,32 +85,28 @@ def answer_all(
     next_index = 0
     try:
         with (
-            closing(answered(llm, [entry.prompt for entry in asked], sampling)) as answers,
-            _bar(len(asked)) as advance,
+            closing(answered(llm, [entry.prompt for entry in prompts], sampling)) as answers,
+            _bar(len(prompts)) as advance,
         ):
             for index, completion in answers:
                 finished[index] = completion
                 advance()
                 while next_index in finished:
-                    write_answer(next_index, asked[next_index], finished.pop(next_index))
+                    write_answer(next_index, prompts[next_index], finished.pop(next_index))
                     next_index += 1
     except KeyboardInterrupt:
         for index in sorted(finished):
-            write_answer(index, asked[index], finished[index])
+            write_answer(index, prompts[index], finished[index])
         print_note(
-            f"interrupted; {next_index + len(finished)} of {len(asked)} prompts were answered"
+            f"interrupted; {next_index + len(finished)} of {len(prompts)} prompts were answered"
         )
         return INTERRUPTED
     return 0
 
 
-def _heading_and_text(index: int, asked: CliPrompt, completion: Completion) -> None:
-    out.rule(
-        Text(
-            asked.text.strip().splitlines()[0][:_HEADING_CHARACTERS] if asked.text.strip() else ""
-        ),
-        align="left",
-    )
+def _heading_and_text(index: int, prompt: CliPrompt, completion: Completion) -> None:
+    first_line = prompt.text.strip().partition("\n")[0]
+    out.rule(Text(first_line[:HEADING_CHARACTERS]), align="left")
     write(f"{completion.text}\n")
     sys.stdout.flush()
     print_note(summary(completion))
@@ -122,11 +116,11 @@ def _line_to(output: Path) -> Callable[[int, CliPrompt, Completion], None]:
     if output != STANDARD_OUTPUT:
         write_atomically(output, b"")
 
-    def write_answer(index: int, asked: CliPrompt, completion: Completion) -> None:
+    def write_answer(index: int, prompt: CliPrompt, completion: Completion) -> None:
         line = {
             "index": index,
-            "id": asked.name,
-            "prompt": asked.text,
+            "id": prompt.name,
+            "prompt": prompt.text,
             "text": completion.text,
             "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,20 +12,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.invalid_records import InvalidRecords
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import command_group, flattened
-from paceline.cli.show import out, print_note, table_console
-from paceline.errors import ConfigError
+from paceline.cli.show import out, table_console
 from paceline.util.config import require_range
 
 if TYPE_CHECKING:
     from paceline.datastore import Info
-    from paceline.datastore.gathering import Document
     from paceline.datastore.options import Progress as Report
 
 datastore = command_group("datastore")
 
-_MAX_NAMED_RECORDS = 10  # invalid records listed by name
 Store = Annotated[
     str,
     Parameter(name="PATH", help="Folder of the datastore; 'demo' is the built-in one, to read."),
@@ -99,7 +97,7 @@ def build(
 
     require_range("datastore", "vocab_size", vocab_size, 0)
     loaded = load_tokenizer(tokenizer)
-    left_out = LeftOut(skip_invalid)
+    left_out = InvalidRecords(skip_invalid)
     documents_read = left_out.counted(
         documents(inputs, loaded, answers_only=answers_only, left_out=left_out)
     )
@@ -139,7 +137,7 @@ def add(
     from paceline.datastore.inputs import documents
 
     loaded = load_tokenizer(tokenizer)
-    left_out = LeftOut(skip_invalid)
+    left_out = InvalidRecords(skip_invalid)
     documents_read = left_out.counted(
         documents(inputs, loaded, answers_only=answers_only, left_out=left_out)
     )
@@ -188,67 +186,6 @@ def verify(path: Store, /) -> int:
     if not damages:
         out.print(Text(f"{path} is intact"))
     return 1 if damages else 0
-
-
-class LeftOut:
-    """Counts invalid records and names the first of them.
-
-    Args:
-        skip: Skip invalid records. False raises before anything is written, naming up to ten
-            records.
-    """
-
-    def __init__(self, skip: bool) -> None:
-        self._skip = skip
-        self._errors: list[ConfigError] = []
-        self._count = 0
-
-    def __call__(self, error: ConfigError) -> None:
-        """Count an invalid record.
-
-        Raises:
-            ConfigError: Records may not be skipped, and ten of them were invalid.
-        """
-        self._count += 1
-        if self._count <= _MAX_NAMED_RECORDS:
-            self._errors.append(error)
-        if self._count == _MAX_NAMED_RECORDS and not self._skip:
-            self._refuse(f"at least {_MAX_NAMED_RECORDS}")
-
-    def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents; check afterwards that enough records were valid.
-
-        Raises:
-            ConfigError: All records were invalid, or one was and may not be skipped.
-        """
-        read = 0
-        for document in documents:
-            read += 1
-            yield document
-        if self._errors and not read:
-            raise self._errors[0]
-        if self._errors and not self._skip:
-            self._refuse(str(self._count))
-
-    def _refuse(self, count: str) -> None:
-        for error in self._errors:
-            print_note(f"invalid: {error}")
-        raise ConfigError(
-            f"inputs: {count} records are invalid, so nothing was written. Correct them, or pass"
-            " --skip-invalid."
-        )
-
-    def report(self) -> None:
-        """Print on standard error which records were skipped."""
-        for error in self._errors:
-            print_note(f"skipped: {error}")
-        if self._count:
-            more = (
-                f", of which the first {_MAX_NAMED_RECORDS} are named"
-                if self._count > _MAX_NAMED_RECORDS
-                else ""
-            )
-            print_note(f"{self._count} records were skipped{more}")
 
 
 def vocabulary_of(tokenizer: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +10,12 @@ from typing import Annotated
 from rich.console import Console
 
 from paceline import demo as embedded
-from paceline.bench.settings import LOOKUP, PLAIN, BenchConfig
-from paceline.cli.bench import BASELINES, run_and_report
+from paceline.bench.settings import BenchConfig
+from paceline.cli.bench import run_and_report
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
 from paceline.cli.options import only
+from paceline.cli.settings import REAL_DEMO, SMALL_DEMO, DemoSettings
 from paceline.cli.show import INTERRUPTED, print_note, print_stream
 from paceline.core.request import SamplingParams
 from paceline.drafters import REGISTRY
@@ -23,76 +24,6 @@ from paceline.util.files import make_folder
 from paceline.util.options import ModelOptions, PromptOptions
 
 _QUESTION = "Write a Python function that returns the largest of three numbers."
-
-
-@dataclass(frozen=True, slots=True)
-class _Show:
-    """Settings of the demo for one model.
-
-    Attributes:
-        drafters: Drafter specs. An empty tuple means all that need no other model and no data.
-        tokens: Tokens per answer in the equality check and in the timing.
-        every: The check uses each n-th of the built-in prompts.
-        seconds: Time limits of the check and of the timing; the current prompt is finished.
-        remark: Note printed above the timing.
-        streaming: Drafter of the streamed answer.
-        green: Meaning of green tokens.
-        answer: Maximum tokens of the streamed answer.
-    """
-
-    model: str
-    drafters: tuple[str, ...]
-    baselines: tuple[str, ...]
-    cost_scale: str | None
-    tokens: tuple[int, int]
-    every: int
-    batch: int
-    seconds: tuple[float, float]
-    remark: str
-    streaming: str
-    green: str
-    answer: int
-
-
-_SMALL = _Show(
-    embedded.NAME,
-    (
-        "none",
-        "prompt_lookup",
-        "sssd:datastore=demo,max_nodes=16",
-        "lookahead",
-        "draft_model",
-        "specdec_pp",
-        "ouroboros",
-    ),
-    BASELINES,
-    "1024x12",
-    tokens=(48, 48),
-    every=1,
-    batch=8,
-    seconds=(0.0, 90.0),
-    remark="The built-in target is small, so it is padded to about 150 M parameters that compute"
-    " the same function: a forward pass has the cost of that size, the answers stay the same. In"
-    " bfloat16 near-equal logits may pick either token.",
-    streaming="draft_model",
-    green="drafted by the draft model, accepted by the target",
-    answer=64,
-)
-_REAL = _Show(
-    embedded.SMOLLM2,
-    (),
-    (PLAIN, LOOKUP),
-    None,
-    tokens=(24, 48),
-    every=3,
-    batch=4,
-    seconds=(30.0, 60.0),
-    remark="SmolLM2-135M-Instruct without a second model: every drafter uses only earlier text and"
-    " hidden states. In bfloat16 near-equal logits may pick another token than in transformers.",
-    streaming="auto",
-    green="drafted, then accepted by the model",
-    answer=192,
-)
 
 
 def demo(
@@ -112,7 +43,7 @@ def demo(
     """
     make_folder(output)
     files = ResultFiles(output / "demo.json", output / "demo.png" if _can_draw() else None)
-    show = _SMALL if small or not _has_real_model() else _REAL
+    show = SMALL_DEMO if small or not _has_real_model() else REAL_DEMO
     show = replace(show, drafters=show.drafters or model_free())
     models = replace(models, model=show.model)
     console = Console(highlight=False)
@@ -139,7 +70,7 @@ def demo(
     return 0 if print_stream(chunks).complete else INTERRUPTED
 
 
-def _check(show: _Show, models: ModelOptions, console: Console) -> bool:
+def _check(show: DemoSettings, models: ModelOptions, console: Console) -> bool:
     """Compare float32 answers with those of transformers; return False if interrupted."""
     from paceline.bench import run_bench
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from paceline import demo
 from paceline.cli.loading import build_llm
@@ -13,6 +13,9 @@ from paceline.cli.show import print_note
 from paceline.core.request import SamplingParams
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions, PromptOptions
+
+if TYPE_CHECKING:
+    from paceline.replay.recorder import Recorded
 
 
 def record(
@@ -63,6 +66,11 @@ def record(
         raise
     if result.cut:
         print_note(cut_note(result.cut))
+    _report(result, out)
+
+
+def _report(result: Recorded, out: Path) -> None:
+    """Print how many answers were recorded, and how fast."""
     if not result.new:
         print_note(f"{out} is finished: all {result.count} answers exist")
         return

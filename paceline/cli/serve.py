@@ -19,6 +19,7 @@ from paceline.cli.options import (
     flattened,
     with_known_types,
 )
+from paceline.cli.settings import WARM_UP_TOKENS
 from paceline.cli.show import print_note
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 _KEYS = "PACELINE_API_KEYS"
-_WARM_UP_TOKENS = 4
 _SIGNAL_STATUS = 128  # added to a signal's number, it is the exit status
 
 flattened("Limits")(Settings)
@@ -137,7 +137,7 @@ def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM
         keep_prefixes=engine.keep_prefixes,
         on_drafter_error="plain",
     )
-    llm.generate([[0, 0]], SamplingParams(_WARM_UP_TOKENS, ignore_eos=True))
+    llm.generate([[0, 0]], SamplingParams(WARM_UP_TOKENS, ignore_eos=True))
     return llm
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from paceline.cli.settings import LOG_WIDTH
+
 if TYPE_CHECKING:
     from paceline.core.metrics import Stats
     from paceline.llm import Chunk, Completion
@@ -33,7 +35,6 @@ class _Stderr(Console):
 out = Console(highlight=False, soft_wrap=True)
 err = _Stderr(stderr=True, highlight=False, soft_wrap=True)
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
-_LOG_WIDTH = 150  # columns of a table that goes to a file or a pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def table_console(stderr: bool = False) -> Console | None:
     return (
         None
         if sys.stdout.isatty() and not stderr
-        else Console(width=_LOG_WIDTH, highlight=False, stderr=stderr)
+        else Console(width=LOG_WIDTH, highlight=False, stderr=stderr)
     )
 
 

@@ -77,15 +77,7 @@ def verify(
 
     console = err if files.json == STANDARD_OUTPUT else out
     result = run_verify(config, partial(_print_verdict, console), batches, chunks, progress=True)
-    differing = (
-        f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype},"
-        f" {result.prompts} prompts"
-    )
-    console.print(Text(differing))
-    proof = "on" if result.invariance.on else "off"
-    console.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
-    if result.cut_prompts:
-        console.print(Text(cut_note(result.cut_prompts)))
+    _print_summary(console, result)
     files.write(partial(_write_json, result), lambda path: None, lambda picture: "")
     if not result.complete:
         print_note(
@@ -95,6 +87,18 @@ def verify(
     if result.differing:
         return 1
     return 0 if result.complete else INTERRUPTED
+
+
+def _print_summary(console: Console, result: VerifyResult) -> None:
+    differing = (
+        f"{result.differing} of {result.answers} answers differ: {result.model}, {result.dtype},"
+        f" {result.prompts} prompts"
+    )
+    console.print(Text(differing))
+    proof = "on" if result.invariance.on else "off"
+    console.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
+    if result.cut_prompts:
+        console.print(Text(cut_note(result.cut_prompts)))
 
 
 def _numbers(name: str, words: list[str] | None, default: int) -> list[int]:

@@ -26,7 +26,7 @@ def test_the_real_model_is_shown_with_every_drafter_that_needs_no_other() -> Non
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_SMALL", "_REAL"):
+    for name in ("SMALL_DEMO", "REAL_DEMO"):
         show = getattr(command, name)
         short = replace(
             show,
