@@ -184,7 +184,7 @@ class DraftBudget:
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the time of the step by its number of units, for the texts of its requests."""
+        """Return the time of the step by its number of units, at its text length."""
         cached = sum(request.cached for each in drafts for request in each.batch.requests)
         step = self._settings.context_step
         self._context = round(cached / num_requests / step) * step

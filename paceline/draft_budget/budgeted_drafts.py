@@ -1,4 +1,4 @@
-"""Follow the drafts of one drafter through a step: the cut, their cost and their outcomes."""
+"""Follow the drafts of one drafter through a step: cut, cost and outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from paceline.draft_budget.drafts import DrafterState, Drafts
 
 
 class BudgetedDrafts:
-    """Drafts whose trees the budget may cut. `DraftBudget` creates, cuts and evaluates them.
+    """Hold drafts whose trees the budget may cut.
+
+    `DraftBudget` creates, cuts and evaluates them.
 
     Args:
         drafts: The drafts as proposed.
@@ -82,7 +84,7 @@ class BudgetedDrafts:
 
 
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
-    """Return the tokens that drafts added, by the harmonic mean over the drafted requests.
+    """Return the tokens that drafts added: a harmonic mean over the requests.
 
     A step takes little less time after some of its requests have ended. Drafts that speed up one
     request and not the others shorten the batch little, and the harmonic mean counts them little.
