@@ -34,12 +34,10 @@ SAMPLED = {"temperature": 0.8, "top-p": 0.9, "seed": 5}
 
 
 def words_of(path: Path, options: dict[str, Any]) -> list[str]:
-    return [
-        "record",
-        "--out",
-        str(path),
-        *(str(word) for name, value in (QUICK | options).items() for word in (f"--{name}", value)),
-    ]
+    named = QUICK | options
+    model = named.pop("model", "demo")
+    flags = (str(word) for name, value in named.items() for word in (f"--{name}", value))
+    return ["record", str(model), "--out", str(path), *flags]
 
 
 def record(path: Path, options: dict[str, Any] | None = None) -> Path:
@@ -243,7 +241,7 @@ def test_a_head_learns_from_them_what_it_learns_from_answers_of_its_own(tmp_path
         quick(tmp_path / "x", answers=sampled, temperature=0.5)
     with pytest.raises(ConfigError, match="got both answers and prompts"):
         quick(tmp_path / "x", answers=sampled, prompts=(str(demo.PROMPTS),))
-    with pytest.raises(ConfigError, match=r"got those of 'demo' .* expected those of the target"):
+    with pytest.raises(ConfigError, match=r"got answers of 'demo' .* expected those of the target"):
         quick(tmp_path / "x", answers=sampled, model=str(demo.DRAFT), draft_model=str(demo.DRAFT))
     with pytest.raises(ConfigError, match=r"repetition_penalty: got 1\.1"):
         quick(tmp_path / "x", answers=record(tmp_path / "c.jsonl", {"repetition-penalty": 1.1}))
