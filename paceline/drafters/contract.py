@@ -20,6 +20,16 @@ from paceline import demo
 from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome, check_vocabulary
 from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree
+from paceline.drafters.contract_settings import (
+    ABORT_SEED,
+    ABORT_STEPS,
+    BUDGET_SEED,
+    BUDGETS,
+    MIN_PROMPTS,
+    NUM_PROMPTS,
+    PROMPT_TOKENS,
+    STEPS_BEFORE_ABORT,
+)
 from paceline.drafters.none import NoDrafter
 from paceline.engine.step import decode_step
 from paceline.errors import ConfigError, DrafterError
@@ -27,10 +37,6 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import eos_token_ids, load_model
 from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.verification.tree_rules import check_trees
-
-BUDGETS = (0, 1, 2, 5, 40)
-_PROMPTS = 5  # at least four: one continues, one stops before it begins, one midway, one twice
-_STEPS_BEFORE_AN_ABORT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class ContractReport:
 
 
 class CheckedDrafter(DelegatingDrafter):
-    """Wrap a drafter, vary its node limits, and check each of its trees.
+    """Wraps a drafter, varies its node limits, and checks each of its trees.
 
     Args:
         inner: Drafter to check.
@@ -60,14 +66,14 @@ class CheckedDrafter(DelegatingDrafter):
         seed: Random seed of the limits.
     Attributes:
         steps: Number of trees that were requested.
-        empty_on_zero: Number of these with a limit of 0.
+        empty_on_zero: Number of trees that were requested with a limit of 0.
         nodes: Number of nodes in all trees.
         accepted: Number of nodes that the target accepted.
         drawn: Whether a tree carried distributions.
     """
 
     def __init__(
-        self, inner: Drafter, vocab: int, budgets: Sequence[int] = BUDGETS, seed: int = 3
+        self, inner: Drafter, vocab: int, budgets: Sequence[int] = BUDGETS, seed: int = BUDGET_SEED
     ) -> None:
         super().__init__(inner)
         self.steps = self.nodes = self.accepted = self.empty_on_zero = 0
@@ -91,7 +97,7 @@ class CheckedDrafter(DelegatingDrafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Count what was accepted, and pass it on."""
+        """Count the accepted nodes, and pass the outcomes on."""
         self.accepted += sum(len(outcome.accepted) for outcome in outcomes)
         super().observe(outcomes)
 
@@ -103,45 +109,44 @@ def check_drafter(
     *,
     max_new_tokens: int = 24,
 ) -> ContractReport:
-    """Hold a drafter against the contract on a real model.
+    """Check a drafter against the contract on a real model.
 
-    Checked: every tree keeps the rules for every budget; greedy answers are those of plain
-    decoding, and so are sampled ones where the drafter only guesses; sequences stopped before their
-    first proposal, midway and twice disturb no other; nothing of a stopped sequence is left in the
-    drafter. Not checked: that `probs` are the distributions its nodes were drawn from.
+    - Every tree follows the rules under every node limit.
+    - Greedy answers equal those of plain decoding. Sampled answers do, too, if the trees carry no
+      distributions.
+    - Requests that stop before their first draft, midway or twice do not disturb others.
+    - The drafter holds nothing of a stopped request.
+
+    The check cannot tell whether `probs` are the distributions that the nodes were drawn from.
 
     Args:
-        target: a model in float32; default the embedded one.
-        prompts: at least four, as token ids; default some of the embedded ones.
-        max_new_tokens: length of the answers.
+        drafter: The drafter.
+        target: Target model in float32. Default: the built-in target.
+        prompts: At least four prompts as token ids. Default: built-in prompts.
+        max_new_tokens: Length of the answers, in tokens; default 24.
     Raises:
-        DrafterError: what was broken, by which drafter; ConfigError: a target or prompts that
-            cannot be used.
+        DrafterError: The drafter breaks the contract.
+        ConfigError: The target or the prompts cannot be used.
     """
-    model = CachedLM(load_model(demo.TARGET, "float32") if target is None else target)
-    if model.model.dtype != torch.float32:
+    model = _float32_model(target)
+    texts = _embedded_prompts() if prompts is None else [list(prompt) for prompt in prompts]
+    if len(texts) < MIN_PROMPTS:
         raise ConfigError(
-            f"check_drafter: got a target in {model.model.dtype}; expected float32. Call"
-            " target.float() first."
-        )
-    asked = _embedded_prompts() if prompts is None else [list(prompt) for prompt in prompts]
-    if len(asked) < 4:
-        raise ConfigError(
-            f"check_drafter: got {len(asked)} prompts; expected at least 4. Leave prompts out for"
-            " the embedded ones."
+            f"check_drafter: got {len(texts)} prompts; expected at least {MIN_PROMPTS}. Leave"
+            " prompts out to use the built-in ones."
         )
     check_vocabulary(drafter, model.vocab_size)
     drafter.attach(model.model)
     checked = CheckedDrafter(drafter, model.vocab_size)
-    ends = eos_token_ids(model.model)
+    eos = eos_token_ids(model.model)
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_new_tokens, temperature=temperature, seed=1)
-        plain = _decode(model, NoDrafter(), asked, params, ends)
-        found = _decode(model, checked, asked, params, ends)
+        plain = _decode(model, NoDrafter(), texts, params, eos)
+        drafted = _decode(model, checked, texts, params, eos)
         if temperature == 0.0 or not checked.drawn:
-            _compare(drafter, plain, found)
+            _compare(drafter, plain, drafted)
         if temperature == 0.0:
-            check_aborts(model, checked, asked, plain)
+            check_aborts(model, checked, texts, plain)
     return ContractReport(checked.steps, checked.nodes, checked.accepted, checked.drawn)
 
 
@@ -152,26 +157,29 @@ def check_aborts(
     answers: Sequence[Sequence[int]],
     budgets: Sequence[int] = BUDGETS,
 ) -> None:
-    """Stop greedy requests before, during and after drafting, and twice; nothing of them may be
-    left, no other be disturbed.
+    """Stop greedy requests before, during and after drafting, and twice.
 
     Args:
-        prompts, answers: at least four, and what plain decoding answers.
+        model: The target model.
+        drafter: The drafter.
+        prompts: At least four prompts as token ids.
+        answers: Answers of plain decoding.
+        budgets: Node limits to draw from.
     Raises:
-        DrafterError: something is left in the drafter, or an answer differs.
+        DrafterError: The drafter still holds something of these requests, or an answer differs.
     """
-    chance, longest = random.Random(2), 10 * max(map(len, answers))
-    # none ends by itself
-    requests = [Request(list(prompt), SamplingParams(longest)) for prompt in prompts[:4]]
+    # The limit is so large that no request ends by itself.
+    generator, limit = random.Random(ABORT_SEED), 10 * max(map(len, answers))
+    requests = [Request(list(prompt), SamplingParams(limit)) for prompt in prompts[:MIN_PROMPTS]]
     try:
         for request in requests:
             model.open(request)
             drafter.start(request)
         drafter.stop(requests[3])
-        for step in range(8):
-            group = requests[:3] if step < _STEPS_BEFORE_AN_ABORT else requests[1:3]
-            decode_step(model, drafter, group, [chance.choice(budgets) for _ in group])
-            if step == _STEPS_BEFORE_AN_ABORT - 1:
+        for step in range(ABORT_STEPS):
+            group = requests[:3] if step < STEPS_BEFORE_ABORT else requests[1:3]
+            decode_step(model, drafter, group, [generator.choice(budgets) for _ in group])
+            if step == STEPS_BEFORE_ABORT - 1:
                 drafter.stop(requests[0])
     finally:
         for request in requests:
@@ -183,20 +191,23 @@ def check_aborts(
         _compare(drafter, [list(answer[:length])], [request.output_ids[:length]])
 
 
-def leftovers(drafter: Drafter, sequences: Iterable[int]) -> list[str]:
-    """Return the names of attributes of `drafter` that still hold something of finished
-    sequences, given by their ids.
+def leftovers(drafter: Drafter, request_ids: Iterable[int]) -> list[str]:
+    """Return the attributes of a drafter that still hold finished requests.
+
+    Args:
+        drafter: The drafter.
+        request_ids: Ids of the finished requests.
     """
-    ids = set(sequences)
-    found = []
+    ids = set(request_ids)
+    names = []
     for name, value in vars(drafter).items():
         if isinstance(value, dict | set) and ids & set(value):
-            found.append(name)
+            names.append(name)
         elif isinstance(value, CachedLM) and value.open_sequences:
-            found.append(f"{name}.open_sequences")
+            names.append(f"{name}.open_sequences")
         elif isinstance(value, Drafter):
-            found += [f"{name}.{inner}" for inner in leftovers(value, ids)]
-    return found
+            names += [f"{name}.{inner}" for inner in leftovers(value, ids)]
+    return names
 
 
 def _decode(
@@ -206,7 +217,7 @@ def _decode(
     params: SamplingParams,
     ends: Iterable[int],
 ) -> list[list[int]]:
-    """The answers to all prompts, decoded together."""
+    """Return the answers to all prompts, decoded in one batch."""
     requests = [Request(prompt, params, eos_token_ids=ends) for prompt in prompts]
     try:
         for request in requests:
@@ -224,19 +235,18 @@ def _decode(
 
 def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     drafter = drafter.inner if isinstance(drafter, CheckedDrafter) else drafter
-    last = Request(
-        [0], SamplingParams()
-    ).id  # sequences the drafter opened for its own use lie between
-    kept = leftovers(drafter, range(requests[0].id, last))
-    if kept:
+    # Ids are consecutive, so the range covers requests that the drafter opened itself.
+    last = Request([0], SamplingParams()).id
+    names = leftovers(drafter, range(requests[0].id, last))
+    if names:
         raise DrafterError(
-            f"drafter {drafter.name!r}: got {', '.join(kept)} still holding stopped sequences;"
-            " expected nothing of them. Free it in stop."
+            f"The drafter {drafter.name!r} still holds stopped requests in {', '.join(names)}. Free"
+            " them in stop."
         )
 
 
-def _compare(drafter: Drafter, plain: list[list[int]], found: list[list[int]]) -> None:
-    for place, (expected, answer) in enumerate(zip(plain, found, strict=True)):
+def _compare(drafter: Drafter, plain: list[list[int]], drafted: list[list[int]]) -> None:
+    for index, (expected, answer) in enumerate(zip(plain, drafted, strict=True)):
         if expected != answer:
             first = next(
                 (
@@ -247,14 +257,25 @@ def _compare(drafter: Drafter, plain: list[list[int]], found: list[list[int]]) -
                 len(expected),
             )
             raise DrafterError(
-                f"drafter {drafter.name!r}: got another token {first} in answer {place} than plain"
-                " decoding; expected the same answer. Look for a change of seq or of a tree after"
-                " propose."
+                f"The drafter {drafter.name!r} changed answer {index}: token {first} differs from"
+                " plain decoding. Look for a change of a request or of a tree after propose."
             )
 
 
 def _embedded_prompts() -> list[list[int]]:
     tokenizer = load_tokenizer(None, demo.TARGET)
     with demo.PROMPTS.open(encoding="utf-8") as lines:
-        texts = [json.loads(line)["turns"][0] for line in islice(lines, _PROMPTS)]
-    return [[int(token) for token in tokenizer(text)["input_ids"][:64]] for text in texts]
+        texts = [json.loads(line)["turns"][0] for line in islice(lines, NUM_PROMPTS)]
+    return [
+        [int(token) for token in tokenizer(text)["input_ids"][:PROMPT_TOKENS]] for text in texts
+    ]
+
+
+def _float32_model(target: PreTrainedModel | None) -> CachedLM:
+    model = CachedLM(load_model(demo.TARGET, "float32") if target is None else target)
+    if model.model.dtype != torch.float32:
+        raise ConfigError(
+            f"check_drafter: got a target in {model.model.dtype}; expected float32. Call"
+            " target.float() first."
+        )
+    return model

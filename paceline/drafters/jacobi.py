@@ -1,8 +1,8 @@
 """Jacobi decoding: guess the rest of the answer and refine it in parallel.
 
 The answer y_1 .. y_m solves the equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
-iteration starts from random guesses and evaluates all equations at once, each with the guesses of
-the previous iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding").
+iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding") starts from
+random guesses. It evaluates all equations at once, each with the guesses of the previous iteration.
 A guess is final once all guesses before it are final. Each forward pass therefore settles at least
 one token. Guesses are the target's arg-max even for sampled requests.
 
@@ -109,9 +109,9 @@ def _answers_along(guesses: list[int], outcome: Outcome) -> list[int]:
     child = outcome.tree.edges()
     answers, node = [outcome.target_argmax[0]], -1
     for guess in guesses:
-        found = child.get((node, guess))
-        if found is None:
+        following = child.get((node, guess))
+        if following is None:
             break
-        node = found
+        node = following
         answers.append(outcome.target_argmax[node + 1])
     return answers

@@ -19,24 +19,16 @@ from paceline.core.drafter import Drafter
 from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.prompt_lookup_settings import (
+    FIRST_TOKEN,
+    FREQUENT_DECAY,
+    FREQUENT_TOKEN,
+    LATER_TOKEN,
+    MATCHES_PER_BRANCH,
+)
 from paceline.drafters.shared.file_options import PromptLookupOptions
 from paceline.drafters.shared.frequencies import Frequencies
 from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
-
-# Chances behind a match of one token, two, three, and more, counted on 120 recorded answers of
-# SmolLM2; the budget corrects them. Of the first token that the first match proposes, of one that
-# the second or a later one does; of the tokens behind these.
-_FIRST = ((0.22, 0.53, 0.62, 0.8), (0.13, 0.19, 0.25, 0.68), (0.06, 0.07, 0.25, 0.7))
-_NEXT = (
-    (0.52, 0.63, 0.74, 0.8),
-    (0.6, 0.74, 0.78, 0.88),
-    (0.64, 0.75, 0.8, 0.88),
-    (0.92, 0.89, 0.88, 0.92),
-)
-# Of the most frequent token, where so many branches, or more, are there; that of others is divided
-# by 1 + _FALLING * their rank.
-_FREQUENT, _FALLING = (0.04, 0.018, 0.022), 0.1
-_LOOKS = 4  # places that are looked at for each match: many are followed by the same
 
 
 class PromptLookup(Drafter):
@@ -75,9 +67,10 @@ class PromptLookup(Drafter):
             text.frequencies.update(request.token_ids)
         if length <= 0:
             return EMPTY_TREE
-        growing = _Growing(limit, request.prompt_length)
-        found = text.ngrams.continuations(request.token_ids, length)
-        growing.join(islice(found, _LOOKS * self._options.max_matches), self._options.max_matches)
+        max_matches = self._options.max_matches
+        growing = _GrowingTree(limit, request.prompt_length)
+        continuations = text.ngrams.continuations(request.token_ids, length)
+        growing.add(islice(continuations, MATCHES_PER_BRANCH * max_matches), max_matches)
         growing.add_frequent(text.frequencies.most_frequent(self._options.frequent_limit))
         return growing.tree()
 
@@ -91,45 +84,53 @@ class _IndexedText(NamedTuple):
     frequencies: Frequencies
 
 
-class _Growing:
-    """Grow one draft tree up to a maximum number of nodes."""
+class _GrowingTree:
+    """Grows one draft tree up to a maximum number of nodes."""
 
-    def __init__(self, most: int, prompt_length: int) -> None:
-        self._most, self._prompt_length = most, prompt_length
+    def __init__(self, max_nodes: int, prompt_length: int) -> None:
+        self._max_nodes, self._prompt_length = max_nodes, prompt_length
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
         self._confidence: list[float] = []
         self._origins: list[Origin] = []
 
-    def join(self, found: Iterable[Continuation], matches: int) -> None:
-        """Add continuations until `matches` different branches exist."""
+    def add(self, continuations: Iterable[Continuation], max_branches: int) -> None:
+        """Add continuations until `max_branches` different branches exist."""
         branches = 0
-        for tokens, matched, place in found:
-            parent, fresh = -1, 0
+        for tokens, match, position in continuations:
+            parent, num_new = -1, 0
             for offset, token in enumerate(tokens):
                 node = self._nodes.get((parent, token))
                 if node is None:
-                    if len(self._nodes) == self._most:
+                    if self._is_full:
                         break
-                    node = self._add(
-                        parent, token, place + offset, _confidence(branches, matched, fresh)
-                    )
-                    fresh += 1
+                    confidence = _confidence(branches, match, num_new)
+                    node = self._add(parent, token, position + offset, confidence)
+                    num_new += 1
                 parent = node
-            branches += fresh > 0
-            if branches == matches or len(self._nodes) == self._most:
+            branches += num_new > 0
+            if branches == max_branches or self._is_full:
                 break
 
     def add_frequent(self, tokens: list[tuple[int, int]]) -> None:
-        """Add the most frequent tokens that are not children of the root yet."""
-        chance = _FREQUENT[min(sum(parent < 0 for parent, _ in self._nodes), len(_FREQUENT) - 1)]
-        fresh = [one for one in tokens if (-1, one[0]) not in self._nodes]
-        for rank, (token, place) in enumerate(fresh[: self._most - len(self._nodes)]):
-            self._add(-1, token, place, chance / (1 + _FALLING * rank))
+        """Add the most frequent tokens that are not children of the root yet.
 
-    def _add(self, parent: int, token: int, place: int, confidence: float) -> int:
+        Args:
+            tokens: Pairs of a token and its position, most frequent first.
+        """
+        branches = sum(parent < 0 for parent, _ in self._nodes)
+        probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
+        new = [(token, position) for token, position in tokens if (-1, token) not in self._nodes]
+        for rank, (token, position) in enumerate(new[: self._max_nodes - len(self._nodes)]):
+            self._add(-1, token, position, probability / (1 + FREQUENT_DECAY * rank))
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._nodes) == self._max_nodes
+
+    def _add(self, parent: int, token: int, position: int, confidence: float) -> int:
         node = self._nodes[parent, token] = len(self._nodes)
         self._confidence.append(confidence)
-        self._origins.append(Origin.PROMPT if place < self._prompt_length else Origin.OUTPUT)
+        self._origins.append(Origin.PROMPT if position < self._prompt_length else Origin.OUTPUT)
         return node
 
     def tree(self) -> DraftTree:
@@ -141,17 +142,15 @@ class _Growing:
         )
 
 
-def _confidence(branch: int, matched: int, fresh: int) -> float:
+def _confidence(branch: int, match: int, num_new: int) -> float:
     """Return the probability of a token given its parent.
 
     Args:
-        branch: Number of branches before this one.
-        matched: Tokens of the matching n-gram.
-        fresh: Nodes that the branch has added before this one.
+        branch: Number of branches before this branch.
+        match: Tokens of the matching n-gram.
+        num_new: Nodes that the branch has added so far.
     """
-    match = min(matched, len(_NEXT)) - 1
-    return (
-        _NEXT[match][min(fresh, len(_NEXT[0])) - 1]
-        if fresh
-        else _FIRST[min(branch, len(_FIRST) - 1)][match]
-    )
+    row = min(match, len(LATER_TOKEN)) - 1
+    if num_new:
+        return LATER_TOKEN[row][min(num_new, len(LATER_TOKEN[0])) - 1]
+    return FIRST_TOKEN[min(branch, len(FIRST_TOKEN) - 1)][row]

@@ -52,7 +52,7 @@ def ask(
             () if node < 0 else (*path(question.tree.parents[node]), question.tree.token_ids[node])
         )
 
-    said = [answers.get(path(place - 1), ([0, 1], [0.001, 0.001])) for place in question.asked]
+    said = [answers.get(path(place - 1), ([0, 1], [0.001, 0.001])) for place in question.predicted]
     tree.learn_answers(
         question, [NodePrediction(tokens[0], tokens, probs) for tokens, probs in said]
     )

@@ -100,12 +100,12 @@ BROKEN: dict[str, tuple[Drafter, str]] = {
     "another's tokens": (Changing([]), "drafter 'scripted': got changed token_ids of request"),
     "state kept": (
         Keeping([]),
-        "drafter 'scripted': got open, _steps still holding stopped sequences; expected",
+        "The drafter 'scripted' still holds stopped requests in open, _steps",
     ),
     "an answer rewritten": (Late([]), "got changed token_ids of request"),
     "another answer": (
         Heating([]),
-        "got another token .* in answer .* than plain decoding; expected",
+        "changed answer .*: token .* differs from plain decoding",
     ),
 }
 

@@ -23,12 +23,13 @@ from paceline.core.drafter import DelegatingDrafter
 from paceline.core.request import Request
 from paceline.core.tree import TreeBuilder
 from paceline.drafters import REGISTRY, available, contract, entry
+from paceline.drafters.contract_settings import BUDGETS
 from paceline.drafters.specdec_pp.card import INPUTS, new_card
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.model.cached_lm import CachedLM
 
 COUNT = 40
-RAGGED = list(contract.BUDGETS)
+RAGGED = list(BUDGETS)
 # options that change what a drafter proposes
 VARIANTS = [
     "draft_model:max_draft_tokens=3,branch_threshold=0.02,use_prompt_lookup=true",

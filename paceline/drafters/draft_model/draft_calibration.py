@@ -7,18 +7,13 @@ from collections.abc import Sequence
 
 from paceline.core.drafter import Outcome
 from paceline.draft_budget.acceptance_counts import AcceptanceCounts
+from paceline.drafters.draft_model.settings import BUCKETS, PRIOR_POWER, PRIOR_TRIALS
 from paceline.drafters.shared.trees import tried
-
-_BUCKETS = 10
-_PRIOR_TRIALS = 4  # trials that the prior counts for
-# measured on the embedded pair: first choices of 0.45, 0.65 and 0.85 were right in 0.61, 0.81 and
-# 0.95
-_PRIOR_POWER = 0.6
 
 
 def first_choice_prior(prob: float) -> float:
     """Return the prior acceptance rate of a first choice with probability `prob`."""
-    return math.pow(prob, _PRIOR_POWER)
+    return math.pow(prob, PRIOR_POWER)
 
 
 class DraftCalibration:
@@ -29,7 +24,7 @@ class DraftCalibration:
     """
 
     def __init__(self) -> None:
-        self._counts = AcceptanceCounts(1, _BUCKETS, _PRIOR_TRIALS)
+        self._counts = AcceptanceCounts(1, BUCKETS, PRIOR_TRIALS)
 
     def confidence(self, prob: float) -> float:
         """Return the estimated acceptance rate of a first choice with probability `prob`."""

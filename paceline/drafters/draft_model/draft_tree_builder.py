@@ -21,10 +21,8 @@ from typing import NamedTuple
 from paceline.core.origin import Origin
 from paceline.core.tree import DraftTree
 from paceline.drafters.draft_model.draft_calibration import DraftCalibration
+from paceline.drafters.draft_model.settings import LOOKED_UP
 from paceline.drafters.shared.trees import likeliest_first
-
-CHOICES = 4  # continuations considered at each node
-LOOKED_UP = 2  # guesses behind which text is looked up
 
 
 @dataclass(slots=True)
@@ -56,12 +54,12 @@ class DraftForwardInput:
         tree: Processed tokens as a tree.
         nodes: Per processed position the node of the growing tree; -1 for the root in front, None
             for a looked-up token.
-        asked: Positions (0 is the root) whose predictions are needed.
+        predicted: Positions (0 is the root) whose predictions are needed.
     """
 
     tree: DraftTree
     nodes: list[int | None]
-    asked: list[int]
+    predicted: list[int]
 
 
 class NodePrediction(NamedTuple):
@@ -110,7 +108,7 @@ class GuessTree:
             return [-1]
         nodes = [
             n
-            for n in self._kept()
+            for n in self._selected()
             if n not in self._children and self._guesses[n].depth < self._max_depth
         ]
         return (
@@ -140,12 +138,12 @@ class GuessTree:
                 likely, [-1, *[None] * len(likely)], list(range(1 + len(likely)))
             )
         context = {ancestor for node in newest for ancestor in self._path(node)}
-        fed = sorted(context)
-        position_of = {-1: 0} | {node: position for position, node in enumerate(fed, 1)}
-        tokens = [self._guesses[node].token for node in fed]
-        parents = [position_of[self._guesses[node].parent] - 1 for node in fed]
-        nodes: list[int | None] = [-1, *fed]
-        asked = [position_of[node] for node in newest]
+        drafted = sorted(context)
+        position_of = {-1: 0} | {node: position for position, node in enumerate(drafted, 1)}
+        tokens = [self._guesses[node].token for node in drafted]
+        parents = [position_of[self._guesses[node].parent] - 1 for node in drafted]
+        nodes: list[int | None] = [-1, *drafted]
+        predicted = [position_of[node] for node in newest]
         for node in sorted(newest, key=lambda node: -self._path_confidence(node))[:LOOKED_UP]:
             path, parent = self._path(node), position_of[node] - 1
             for token in look_up(
@@ -155,13 +153,13 @@ class GuessTree:
                 parents.append(parent)
                 parent = len(tokens) - 1
                 nodes.append(None)
-                asked.append(parent + 1)
-        return DraftForwardInput(DraftTree(tokens, parents), nodes, asked)
+                predicted.append(parent + 1)
+        return DraftForwardInput(DraftTree(tokens, parents), nodes, predicted)
 
     def learn_answers(self, question: DraftForwardInput, answers: Sequence[NodePrediction]) -> None:
-        """Add the predictions, in the order of `question.asked`, to the tree."""
+        """Add the predictions, in the order of `question.predicted`, to the tree."""
         nodes = list(question.nodes)
-        for position, answer in zip(question.asked, answers, strict=True):
+        for position, answer in zip(question.predicted, answers, strict=True):
             if nodes[position] is None:  # looked-up text counts only if the draft model predicts it
                 above = nodes[question.tree.parents[position - 1] + 1]
                 nodes[position] = (
@@ -175,7 +173,7 @@ class GuessTree:
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
         """Return the tree, likeliest paths first, and first-choice probabilities."""
-        selected = self._kept()
+        selected = self._selected()
         position_of = {-1: -1} | {node: position for position, node in enumerate(selected)}
         guesses = [self._guesses[node] for node in selected]
         confidence = [
@@ -215,7 +213,7 @@ class GuessTree:
                 children[token] = len(self._guesses)
                 self._guesses.append(GuessNode(token, node, depth, above * prob, False, None))
 
-    def _kept(self) -> list[int]:
+    def _selected(self) -> list[int]:
         """Return the nodes to verify, parents first: the main path, then the likeliest."""
         ranked = sorted(filter(self._worth_keeping, range(len(self._guesses))), key=self._rank)
         return sorted(ranked[: self._limit])

@@ -24,13 +24,12 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.draft_model.draft_calibration import DraftCalibration
 from paceline.drafters.draft_model.draft_tree_builder import (
-    CHOICES,
-    LOOKED_UP,
     DraftForwardInput,
     GuessTree,
     NodePrediction,
 )
-from paceline.drafters.draft_model.options import MAX_NODES, DraftModelOptions
+from paceline.drafters.draft_model.options import DraftModelOptions
+from paceline.drafters.draft_model.settings import CHOICES, LOOKED_UP, MAX_NODES, MIN_BATCH_NODES
 from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
@@ -38,9 +37,6 @@ from paceline.model.cached_lm import CachedLM
 from paceline.sampling import sampler
 
 __all__ = ["DraftModel", "DraftModelOptions"]
-
-# nodes of each sequence of a batch, at least: together they have as many as one sequence alone
-_FEWEST = 3
 
 
 @dataclass(slots=True)
@@ -84,7 +80,7 @@ class DraftModel(ChainDrafter):
         self._grows = rule is None and options.min_branch_confidence < 1 and draft.takes_trees
         self.budget = rule is None and options.has_budget
         if rule is None and options.adapts_length:
-            self.node_rule = NodeRule(MAX_NODES, batch=MAX_NODES, least=_FEWEST)
+            self.node_rule = NodeRule(MAX_NODES, batch=MAX_NODES, least=MIN_BATCH_NODES)
         self._records: dict[int, _Record] = {}
 
     @classmethod
@@ -203,7 +199,7 @@ def greedy_answers(
     """
     answers = []
     for row, question in zip(logits, questions, strict=True):
-        indices, probs = topk_tokens(row[question.asked if question else []], CHOICES)
+        indices, probs = topk_tokens(row[question.predicted if question else []], CHOICES)
         token_ids = indices if kept_ids is None else kept_ids[indices]
         predictions = zip(token_ids.tolist(), probs.tolist(), strict=True)
         answers.append(
@@ -230,13 +226,9 @@ def adjusted_answers(
     drawn = guess_tokens(copies, sampler.draw(scores, copies, inputs, sampler.TARGET))
     answers = []
     for row, predictions, question in zip(scores, drawn, questions, strict=True):
-        asked = question.asked if question else []
-        token_ids, probs = topk_tokens(row[asked], CHOICES)
-        choices = [predictions[place] for place in asked]
-        answers.append(
-            [
-                NodePrediction(*one)
-                for one in zip(choices, token_ids.tolist(), probs.tolist(), strict=True)
-            ]
-        )
+        positions = question.predicted if question else []
+        token_ids, probs = topk_tokens(row[positions], CHOICES)
+        choices = [predictions[position] for position in positions]
+        columns = zip(choices, token_ids.tolist(), probs.tolist(), strict=True)
+        answers.append([NodePrediction(*prediction) for prediction in columns])
     return answers

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.drafters.draft_model.settings import (
+    BRANCH_THRESHOLD,
+    CHAIN_STOP_THRESHOLDS,
+    FIRST_LENGTH,
+    MAX_NODES,
+    TREE_STOP_THRESHOLD,
+)
 from paceline.drafters.shared.verification import require_verification
 from paceline.errors import ConfigError, did_you_mean
 from paceline.util.config import require_range
@@ -12,12 +19,7 @@ from paceline.util.config import require_range
 if TYPE_CHECKING:
     from paceline.drafters.shared.length_rules import LengthRule, ThresholdRule
 
-MAX_NODES = 24  # without a given length
 _RULES = ("product", "confidence", "entropy", "heuristic")
-_CHAIN_STOP_THRESHOLDS = {"product": 0.1, "confidence": 0.4, "entropy": 0.4}
-_TREE_STOP_THRESHOLD = 0.5
-_BRANCH_THRESHOLD = 0.06
-_FIRST_LENGTH = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,9 @@ class DraftModelOptions:
         max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default the
             draft grows while the draft model is confident, up to 24 tokens (3 in a batch of 8).
             With stop_rule=heuristic it is the limit of the first draft, by default 5.
-        stop_rule: Rule that ends a chain: "product" of the draft model's highest probabilities,
-            "confidence" of the newest token, "entropy" of its distribution, or "heuristic", which
-            goes by the acceptance of the last draft. Default "product".
+        stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
+            probabilities, "confidence" the probability of the newest token, "entropy" that of its
+            distribution. "heuristic" uses the acceptance of the last draft. Default "product".
         stop_threshold: Stop drafting once the value of the rule falls below this; from 0 to 1, 0
             never stops. By default 0 with a length and rule product; else 0.5 for trees, 0.1 for
             chains by rule product, and 0.4 by the other rules.
@@ -77,7 +79,7 @@ class DraftModelOptions:
         """Maximum number of draft tokens per step (heuristic: in the first draft)."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
-        return _FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
+        return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
 
     def length_rule(self) -> LengthRule:
         """Return the rule that ends chains."""
@@ -97,13 +99,13 @@ class DraftModelOptions:
             "confidence": ConfidenceRule,
             "entropy": EntropyRule,
         }
-        threshold = self._stop_threshold(_CHAIN_STOP_THRESHOLDS[self.stop_rule])
+        threshold = self._stop_threshold(CHAIN_STOP_THRESHOLDS[self.stop_rule])
         return rules[self.stop_rule](limit, threshold) if threshold > 0 else LengthRule(limit)
 
     @property
     def tree_stop_threshold(self) -> float:
         """Summed confidence of the newest nodes below which a tree is finished."""
-        return self._stop_threshold(_TREE_STOP_THRESHOLD)
+        return self._stop_threshold(TREE_STOP_THRESHOLD)
 
     def _stop_threshold(self, default: float) -> float:
         if self.stop_threshold is not None:
@@ -115,7 +117,7 @@ class DraftModelOptions:
         """Path confidence that a further choice must reach to join the tree."""
         if self.branch_threshold is not None:
             return self.branch_threshold
-        return _BRANCH_THRESHOLD if self.adapts_length else 1.0
+        return BRANCH_THRESHOLD if self.adapts_length else 1.0
 
     @property
     def looks_up(self) -> bool:

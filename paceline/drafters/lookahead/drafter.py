@@ -30,12 +30,12 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, TreeBuilder
 from paceline.drafters.lookahead.options import LookaheadOptions
+from paceline.drafters.lookahead.settings import EXTENDED_GUESSES
 from paceline.drafters.lookahead.window import LookaheadWindow
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 __all__ = ["Lookahead", "LookaheadOptions"]
 
-_EXTENDED_GUESSES = 2  # guesses that are continued behind their end
 WINDOW_LEFT_OUT = "window_left_out"  # note: steps whose max_nodes had no room for the window
 
 
@@ -131,11 +131,11 @@ class Lookahead(Drafter):
         up the rest.
         """
         state = self._states[request.id]
-        found: dict[Ngram, None] = {}
+        ngrams: dict[Ngram, None] = {}
         for pool, size in ((state.pool, 2), (state.pool, 1), (state.inner_ngrams, 1)):
             for ngram in pool.newest_first(tuple(text[-size:])):
-                found.setdefault(ngram)
-        return list(found)[:count]
+                ngrams.setdefault(ngram)
+        return list(ngrams)[:count]
 
     def _propose(self, request: Request, state: _State, limit: int) -> DraftTree:
         options = self._options
@@ -185,7 +185,7 @@ class Lookahead(Drafter):
         """
         for ngram in state.guesses:
             builder.add_path(ngram[:depth], origin=Origin.POOL)
-        for ngram in state.guesses[:_EXTENDED_GUESSES]:
+        for ngram in state.guesses[:EXTENDED_GUESSES]:
             text = ngram
             for _ in range(1 + state.accepted // (self._options.ngram - 1)):
                 more = next(state.pool.newest_first(text[-2:]), None) or next(

@@ -38,9 +38,10 @@ from paceline.drafters.lookahead.drafter import Lookahead, LookaheadOptions
 from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.options import OuroborosOptions
 from paceline.drafters.ouroboros.phrase_acceptance import PhraseAcceptance
-from paceline.drafters.ouroboros.phrase_sequence import CHOICES, PhraseSequence, probs_of
+from paceline.drafters.ouroboros.phrase_sequence import PhraseSequence, probs_of
 from paceline.drafters.ouroboros.pool_file import PoolFile
 from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
+from paceline.drafters.ouroboros.settings import BATCH_NODES, CHOICES, MIN_ENTRIES, SHARED_KEYS
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.drafters.shared.trees import outcome_of
 from paceline.engine.step import decode_step
@@ -53,12 +54,6 @@ from paceline.verification.verify import verify
 
 __all__ = ["Ouroboros", "OuroborosOptions"]
 
-_LEAST_ENTRIES = 15  # phrases kept per key, where the window is no wider: they cost memory only
-_WARM_KEYS = 1 << 16  # keys of a pool that all requests share
-_BATCH_NODES = (
-    64  # per step, for the target; each sequence has room for its draft and a phrase at least
-)
-
 
 class Ouroboros(Drafter):
     """Draft chains with a draft model that a phrase drafter speeds up."""
@@ -69,11 +64,11 @@ class Ouroboros(Drafter):
     Options = OuroborosOptions
 
     def __init__(self, options: OuroborosOptions, draft: CachedLM) -> None:
-        self.node_rule = NodeRule(batch=_BATCH_NODES, least=options.gamma + options.ngram - 1)
+        self.node_rule = NodeRule(batch=BATCH_NODES, least=options.gamma + options.ngram - 1)
         self.budget = options.budget
         self._options = options
         self._draft = draft
-        self._entries = max(options.window, _LEAST_ENTRIES)
+        self._entries = max(options.window, MIN_ENTRIES)
         guesses = max(options.window, options.suffixes)
         self._phrases = Lookahead(
             LookaheadOptions(
@@ -85,7 +80,7 @@ class Ouroboros(Drafter):
             )
         )
         self._warm = (
-            NgramPool(self._entries, _WARM_KEYS)
+            NgramPool(self._entries, SHARED_KEYS)
             if options.shared_pool or options.pool_file is not None
             else None
         )
@@ -201,20 +196,20 @@ class Ouroboros(Drafter):
             shadow = self._shadows.get(outcome.request.id)
             if shadow is None:
                 continue
-            proposal, fed = shadow.proposal, len(outcome.tree)
+            proposal, num_processed = shadow.proposal, len(outcome.tree)
             if self.budget and proposal.chain:
                 self._rates.learn(proposal.evidence, outcome_of(proposal.tree, outcome))
-                shadow.note_fed(sum(node < fed for node in proposal.chain))
-            if not fed:
+                shadow.note_processed(sum(node < num_processed for node in proposal.chain))
+            if not num_processed:
                 continue
-            # else this target takes chains, and got the best branch
+            # A target that takes chains only got the best branch instead.
             known = proposal.begins_with(outcome.tree)
             if options.refinement and known and proposal.suffixes:
                 refine(shadow.pool, outcome, proposal, options.ngram)
             chain = (
-                [node for node in proposal.chain if node < fed]
+                [node for node in proposal.chain if node < num_processed]
                 if known
-                else range(min(fed, len(proposal.chain)))
+                else range(min(num_processed, len(proposal.chain)))
             )
             for context, phrase in inspirations(outcome, chain, options.inspiration, options.ngram):
                 shadow.pool.add(context, phrase)
@@ -234,17 +229,16 @@ class Ouroboros(Drafter):
         """
         requests = [shadow.request for shadow in shadows]
         check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})
-        least = (self._options.ngram - 1) * (
-            self._options.window + 1
-        ) - 1  # the window, and a phrase
-        most = node_limit(
-            NodeRule(batch=self._phrases.max_nodes, least=least),
+        # Room for the window and a phrase.
+        min_nodes = (self._options.ngram - 1) * (self._options.window + 1) - 1
+        max_nodes = node_limit(
+            NodeRule(batch=self._phrases.max_nodes, least=min_nodes),
             len(requests),
             self._phrases.max_nodes,
         )
         reduced = is_greedy(requests)
         while any(shadow.open for shadow in shadows):
-            limits = [most if shadow.open else 0 for shadow in shadows]
+            limits = [max_nodes if shadow.open else 0 for shadow in shadows]
             decode_step(self._draft, self._phrases, requests, limits, check, reduced)
 
     def _verify_draft(
@@ -261,13 +255,13 @@ class Ouroboros(Drafter):
         if not (self._options.max_branches or self.budget):
             return outcomes
         for row, outcome in enumerate(outcomes):
-            if not outcome.new_token_ids:  # fed again without the phrases
+            if not outcome.new_token_ids:  # the step is repeated without the phrases
                 continue
-            said_at = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
+            positions = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
             if logits.top is None:
-                own, top = probs_of(outcome.new_token_ids, logits[row][said_at])
+                own, top = probs_of(outcome.new_token_ids, logits[row][positions])
             else:
-                top = logits.top.of([logits.starts[row] + place for place in said_at])
+                top = logits.top.of([logits.starts[row] + position for position in positions])
                 own = top.probs[:, 0].tolist()
             shadows[outcome.request.id].note_probs(outcome.new_token_ids, own, top)
         return outcomes

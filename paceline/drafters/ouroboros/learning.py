@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from paceline.core.drafter import Outcome
 from paceline.drafters.ouroboros.proposal import Proposal
+from paceline.drafters.ouroboros.settings import MIN_PHRASE
 from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
-
-_FEWEST_TOKENS = 2  # of a phrase that the rule "every" adds
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
@@ -44,8 +43,8 @@ def inspirations(
     if rule == "every":
         child = outcome.tree.edges()
         for node in range(-1, outcome.tree.candidates):
-            phrase = _said_after(outcome, node, child, ngram - 1)
-            if len(phrase) >= min(_FEWEST_TOKENS, ngram - 1):
+            phrase = _predicted_after(outcome, node, child, ngram - 1)
+            if len(phrase) >= min(MIN_PHRASE, ngram - 1):
                 yield context_of(outcome, node), phrase
         return
     tree = outcome.tree
@@ -54,18 +53,18 @@ def inspirations(
     ]
     wrong = right.index(False) if False in right else len(chain)
     child = {(tree.parents[node], tree.token_ids[node]): node for node in chain}
-    for place in range(wrong + (rule == "paper"), len(chain)):
-        node = chain[place]
-        if rule == "paper" and not right[place]:
-            # the paper wants the key itself confirmed; its code does not, and begins at the wrong
-            # token
+    for index in range(wrong + (rule == "paper"), len(chain)):
+        node = chain[index]
+        if rule == "paper" and not right[index]:
+            # The paper requires that the key itself is confirmed. Its code does not, and begins at
+            # the wrong token.
             continue
-        phrase = _said_after(outcome, node, child, ngram - 1)
+        phrase = _predicted_after(outcome, node, child, ngram - 1)
         if len(phrase) == ngram - 1:
             yield context_of(outcome, node), phrase
 
 
-def _said_after(
+def _predicted_after(
     outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int
 ) -> Ngram:
     """Return up to `length` tokens that the target predicts from `node` on."""
@@ -84,14 +83,14 @@ def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) ->
 
     The replacement is by value, so no suffix appears twice.
     """
-    last, fed = (proposal.chain[-1] if proposal.chain else -1), len(outcome.tree)
-    if last >= fed:
+    last = proposal.chain[-1] if proposal.chain else -1
+    num_processed = len(outcome.tree)
+    if last >= num_processed:
         return
     context = context_of(outcome, last)
     for phrase, nodes in proposal.suffixes:
-        said = tuple(outcome.target_argmax[node + 1] for node in (last, *nodes) if node < fed)[
-            : ngram - 1
-        ]
-        if len(said) >= len(phrase):  # else too little of it was verified
+        processed = [node for node in (last, *nodes) if node < num_processed]
+        predicted = tuple(outcome.target_argmax[node + 1] for node in processed)[: ngram - 1]
+        if len(predicted) >= len(phrase):  # else too little of the suffix was verified
             for key in {context, context[-1:]}:
-                pool.replace(key, phrase, said)
+                pool.replace(key, phrase, predicted)

@@ -9,11 +9,15 @@ from typing import NamedTuple
 from paceline.core.drafter import Outcome
 from paceline.draft_budget.acceptance_counts import AcceptanceCounts
 from paceline.drafters.draft_model.draft_calibration import first_choice_prior
+from paceline.drafters.ouroboros.settings import (
+    BUCKETS,
+    FADING,
+    PHRASE_PRIOR,
+    PRIOR_TRIALS,
+    SUFFIX_PRIOR,
+    WITHIN_PRIOR,
+)
 from paceline.drafters.shared.trees import tried
-
-_BUCKETS = 10  # of a probability
-_PRIOR_TRIALS = 6.0
-_MEMORY = 1000.0  # trials of a bucket after which older trials count half
 
 
 class NodeSource(IntEnum):
@@ -31,8 +35,11 @@ class NodeSource(IntEnum):
     WITHIN = 4
 
 
-# of those the draft model gives no probability
-_PRIORS = {NodeSource.SUFFIX: 0.2, NodeSource.PHRASE: 0.15, NodeSource.WITHIN: 0.6}
+_PRIORS = {
+    NodeSource.SUFFIX: SUFFIX_PRIOR,
+    NodeSource.PHRASE: PHRASE_PRIOR,
+    NodeSource.WITHIN: WITHIN_PRIOR,
+}
 
 
 class Evidence(NamedTuple):
@@ -62,7 +69,7 @@ class PhraseAcceptance:
     """
 
     def __init__(self) -> None:
-        self._counts = AcceptanceCounts(len(NodeSource), _BUCKETS, _PRIOR_TRIALS, _MEMORY)
+        self._counts = AcceptanceCounts(len(NodeSource), BUCKETS, PRIOR_TRIALS, FADING)
 
     def confidence(self, evidence: Evidence) -> float:
         """Return the estimated acceptance rate of a node given its parent."""

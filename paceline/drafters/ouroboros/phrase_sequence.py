@@ -10,12 +10,9 @@ from torch import Tensor
 from paceline.backend.resolve import topk_tokens
 from paceline.core.drafter import TopTokens
 from paceline.drafters.ouroboros.proposal import Alternative, Proposal
+from paceline.drafters.ouroboros.settings import CHOICES, MIN_ALTERNATIVE, MIN_REACH
 from paceline.drafters.shared.draft_sequence import DraftSequence
 from paceline.drafters.shared.ngram_pool import NgramPool
-
-_LEAST_REACH = 2  # tokens
-CHOICES = 3  # of the draft model per token, the drafted one included
-_LEAST_PROB = 0.03  # of an alternative and the draft before it, that it is worth a node
 
 
 @dataclass(slots=True)
@@ -52,10 +49,10 @@ class PhraseSequence(DraftSequence):
         """Tell whether drafting continues; nothing follows an end of sequence."""
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
-    def note_fed(self, count: int) -> None:
-        """Record how many nodes of the drafted chain the engine processed."""
-        whole = count == len(self.proposal.chain)
-        self.reach = max(count, self.reach) + 1 if whole else max(_LEAST_REACH, count + 1)
+    def note_processed(self, count: int) -> None:
+        """Record the number of nodes of the drafted chain that the engine processed."""
+        uncut = count == len(self.proposal.chain)
+        self.reach = max(count, self.reach) + 1 if uncut else max(MIN_REACH, count + 1)
 
     def begin(self) -> None:
         """Begin an empty draft."""
@@ -71,12 +68,12 @@ class PhraseSequence(DraftSequence):
         """
         first = len(self.request) - self.agreed
         likely = zip(top.token_ids.tolist(), top.probs.tolist(), strict=True)
-        for place, (said, prob, (tokens, values)) in enumerate(
+        for index, (drafted, prob, (tokens, values)) in enumerate(
             zip(run, own, likely, strict=True), first
         ):
             for token, value in zip(tokens, values, strict=True):
-                if token != said and self.prob * value >= _LEAST_PROB:
-                    self.alternatives.append(Alternative(self.prob * value, value, place, token))
+                if token != drafted and self.prob * value >= MIN_ALTERNATIVE:
+                    self.alternatives.append(Alternative(self.prob * value, value, index, token))
             self.prob *= prob
         self.probs += own
 
@@ -88,7 +85,7 @@ def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
         run: Token ids.
         logits: [len(run), vocab], from which the tokens were chosen.
     """
-    # of a draft model whose logits are not numbers
+    # A broken draft model may have logits that are not numbers.
     probs = logits.float().softmax(-1).nan_to_num(0.0)
     own: list[float] = probs[
         torch.arange(len(run)), torch.tensor(run, device=probs.device)

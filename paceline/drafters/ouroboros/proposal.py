@@ -50,9 +50,10 @@ class Proposal:
 
     def begins_with(self, tree: DraftTree) -> bool:
         """Return whether a tree consists of the first nodes of this one."""
-        fed = len(tree)
+        size = len(tree)
         return tree is self.tree or (
-            tree.token_ids == self.tree.token_ids[:fed] and tree.parents == self.tree.parents[:fed]
+            tree.token_ids == self.tree.token_ids[:size]
+            and tree.parents == self.tree.parents[:size]
         )
 
     def likeliest_first(self) -> Proposal:
@@ -147,7 +148,7 @@ class ProposalBuilder:
         tree = self._tree.build()
         if self._calibration is None:
             return Proposal(tree, self._chain_nodes, self._suffixes)
-        confidence = [self._calibration.confidence(one) for one in self._evidence]
+        confidence = [self._calibration.confidence(evidence) for evidence in self._evidence]
         return Proposal(
             replace(tree, confidence=confidence), self._chain_nodes, self._suffixes, self._evidence
         ).likeliest_first()

@@ -18,9 +18,8 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.pia.options import PiaOptions
+from paceline.drafters.pia.settings import OUTPUT_WEIGHT
 from paceline.drafters.pia.tries import Children, Node, PhraseTries
-
-_OUTPUT_WEIGHT = 1e-4  # weight of an occurrence in an output; 1 in the prompt
 
 
 class Pia(Drafter):
@@ -110,15 +109,13 @@ class Selection:
 
         The confidence of a child is its share of its parent's score.
         """
-        least_output, least_score = self._least(list(self._counted(children, depth)))
-        self._add(children, -1, depth, least_output, least_score)
+        min_output, min_score = self._minima(list(self._counted(children, depth)))
+        self._add(children, -1, depth, min_output, min_score)
         tree = DraftTree(self.tokens, self.parents, confidence=self.shares, origins=self.origins)
         return tree if self.tokens else EMPTY_TREE
 
     def _score(self, node: Node) -> float:
-        return (1 - _OUTPUT_WEIGHT) * node.inputs.get(
-            self.request, 0
-        ) + _OUTPUT_WEIGHT * node.output
+        return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
         """Yield output count and score of all nodes that the request knows."""
@@ -128,24 +125,24 @@ class Selection:
                 if depth > 1:
                     yield from self._counted(node.children, depth - 1)
 
-    def _least(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the output count and the score that a node needs to stay; one is enough."""
+    def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
+        """Return the output count and the score that a node needs, either of them."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(
             (node for node in range(len(counted)) if counted[node][0]),
             key=lambda node: -counted[node][0],
         )
-        kept = outputs[: self.limit // 2]
-        among = set(kept)
+        stored = outputs[: self.limit // 2]
+        among = set(stored)
         others = sorted(
             (score for node, (_, score) in enumerate(counted) if node not in among), reverse=True
         )
-        room = self.limit - len(kept)
-        return counted[kept[-1]][0] if kept else math.inf, others[room - 1]
+        room = self.limit - len(stored)
+        return counted[stored[-1]][0] if stored else math.inf, others[room - 1]
 
     def _add(
-        self, children: Children, parent: int, depth: int, least_output: float, least_score: float
+        self, children: Children, parent: int, depth: int, min_output: float, min_score: float
     ) -> None:
         known = [
             (token, node, self._score(node))
@@ -153,15 +150,15 @@ class Selection:
             if node.known_to(self.request)
         ]
         total = sum(score for _, _, score in known)
-        for token, node, score in sorted(known, key=lambda one: -one[2]):
+        for token, node, score in sorted(known, key=lambda child: -child[2]):
             if len(self.tokens) == self.limit:
                 return
-            if node.output < least_output and score < least_score:
+            if node.output < min_output and score < min_score:
                 continue
             self.tokens.append(token)
             self.parents.append(parent)
             self.shares.append(score / total)
-            # outputs are everybody's
+            # All requests share the outputs.
             self.origins.append(Origin.PROMPT if self.request in node.inputs else Origin.POOL)
             if depth > 1:
-                self._add(node.children, len(self.tokens) - 1, depth - 1, least_output, least_score)
+                self._add(node.children, len(self.tokens) - 1, depth - 1, min_output, min_score)

@@ -197,25 +197,26 @@ def _keep(
     Among equals shallower, then earlier prefixes come first. A parent never follows its child in
     this order, so the result is a tree.
     """
-    deepest, most = 0, 0
+    deepest, max_occurrences = 0, 0
     for node in range(len(trie)):
-        deepest, most = max(deepest, trie[node].depth), max(most, trie[node].occurrences)
-    places = np.empty(len(trie), dtype=np.int64)
-    # how many prefixes have each place in the order
-    having = np.zeros(most * deepest, dtype=np.int64)
+        deepest = max(deepest, trie[node].depth)
+        max_occurrences = max(max_occurrences, trie[node].occurrences)
+    # A counting sort by rank: fewer occurrences and greater depth have a higher rank.
+    ranks = np.empty(len(trie), dtype=np.int64)
+    counts = np.zeros(max_occurrences * deepest, dtype=np.int64)
     for node in range(len(trie)):
-        places[node] = (most - trie[node].occurrences) * deepest + trie[node].depth - 1
-        having[places[node]] += 1
+        ranks[node] = (max_occurrences - trie[node].occurrences) * deepest + trie[node].depth - 1
+        counts[ranks[node]] += 1
     cut, room = 0, limit
-    while cut < having.size and having[cut] <= room:
-        room -= having[cut]
+    while cut < counts.size and counts[cut] <= room:
+        room -= counts[cut]
         cut += 1
-    written = np.full(places.size, -1, dtype=np.int64)
+    written = np.full(ranks.size, -1, dtype=np.int64)
     size = 0
-    for node in range(places.size):
-        if places[node] > cut or (places[node] == cut and room == 0):
+    for node in range(ranks.size):
+        if ranks[node] > cut or (ranks[node] == cut and room == 0):
             continue
-        if places[node] == cut:
+        if ranks[node] == cut:
             room -= 1
         parent = trie[node].parent
         tokens[size] = trie[node].token

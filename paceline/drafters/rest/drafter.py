@@ -35,7 +35,7 @@ class Rest(Drafter):
     def __init__(self, options: RestOptions, store: datastore.Datastore) -> None:
         self._options, self._store = options, store
         self.ids_below = store.vocab_size
-        self._limit = 0  # ids of the target, where the store may have more
+        self._limit = 0  # vocabulary size of the target, if the store's is larger
         self._limited: Snapshot | None = None
 
     @classmethod

@@ -18,10 +18,10 @@ from paceline.text.token_ids import is_padded
 from paceline.util.files import digest_of, parse_json
 
 KIND, VERSION = "paceline acceptance head", 2
-# of the drafted token's distribution; log_rest: the log of all the others' share
+# Inputs from the distribution of the draft token; log_rest is the log of the share of all other
+# tokens.
 SCALARS = ("log_prob", "log_rest", "entropy")
-INPUTS = (("hidden",), ("hidden", *SCALARS))  # the published heads', and ours
-MOST_BLOCKS = 4
+INPUTS = (("hidden",), ("hidden", *SCALARS))  # of the published heads, and of the shipped ones
 _NAME = 8  # digits of a prompt's name
 
 
@@ -156,7 +156,7 @@ class HeadCard:
             )
         del entries["kind"], entries["version"]
         try:
-            if wrong := entries.keys() ^ {one.name for one in dataclasses.fields(HeadCard)}:
+            if wrong := entries.keys() ^ {entry.name for entry in dataclasses.fields(HeadCard)}:
                 raise ValueError(f"{min(wrong)} is one too many, or is missing")
             card = structured(entries, HeadCard)
             Sketch.decode(card.draft_sketch)
@@ -181,7 +181,7 @@ class HeadCard:
         sketch = Sketch.decode(self.draft_sketch)
         hidden_size, vocab_size = model_identity(draft)[1], _text_config(draft).vocab_size
         padded = is_padded(max(vocab_size, self.vocab_size), min(vocab_size, self.vocab_size))
-        for what, mine, theirs, fits in (
+        for quality, expected, actual, fits in (
             ("hidden size", self.hidden_size, hidden_size, self.hidden_size == hidden_size),
             ("vocabulary", self.vocab_size, vocab_size, padded),
             (
@@ -193,13 +193,13 @@ class HeadCard:
         ):
             if not fits:
                 raise ConfigError(
-                    f"head {where!r}: got a draft model whose {what} is {theirs}; expected {mine},"
-                    f" as it was trained for the draft model {self.draft!r}. Use the head's own"
-                    " draft model, or train a head for this one (paceline head)."
+                    f"head {where!r}: got a draft model whose {quality} is {actual}; expected"
+                    f" {expected}, as it was trained for the draft model {self.draft!r}. Use the"
+                    " head's own draft model, or train a head for this one (paceline head)."
                 )
 
 
-HELP = "Train it anew, or copy it again from where it came."
+HELP = "Train it again, or copy it again from its source."
 
 
 def new_card(
@@ -233,4 +233,4 @@ def _text_config(model: PreTrainedModel) -> Any:
 
 
 def _names(joined: str) -> set[str]:
-    return {joined[place : place + _NAME] for place in range(0, len(joined), _NAME)}
+    return {joined[start : start + _NAME] for start in range(0, len(joined), _NAME)}

@@ -24,23 +24,24 @@ from paceline.drafters.shared.draft_step import chain_tree
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.drafters.specdec_pp.head_rule import HeadRule
 from paceline.drafters.specdec_pp.options import AUTO, SpecDecPPOptions
+from paceline.drafters.specdec_pp.settings import (
+    FIRST_MEASURED_STEPS,
+    INITIAL_TIME_RATIO,
+    MEASURED_STEPS,
+    THRESHOLD,
+)
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 
 __all__ = ["SpecDecPP", "SpecDecPPOptions"]
-
-_THRESHOLD = 0.7  # the paper's recommendation, for a head whose card does not say better
-_FIRST_RATIO = 5.0  # target forward over draft forward, until it is known; the paper's pair has 4.8
-_FIRST_MEASURED = 8  # steps until the first measured times are used
-_RENEWED = 32  # steps between later ones, and how many of them count
 
 
 class CostClock:
     """Measure the seconds per forward pass as running medians over the last steps."""
 
     def __init__(self) -> None:
-        self._draft: deque[float] = deque(maxlen=_RENEWED)  # seconds per forward
-        self._target: deque[float] = deque(maxlen=_RENEWED)
+        self._draft: deque[float] = deque(maxlen=MEASURED_STEPS)  # seconds per forward
+        self._target: deque[float] = deque(maxlen=MEASURED_STEPS)
         self._steps = 0
         self._proposed: float | None = None
 
@@ -57,7 +58,10 @@ class CostClock:
         self._target.append(time.perf_counter() - self._proposed)
         self._proposed = None
         self._steps += 1
-        if self._steps < _FIRST_MEASURED or (self._steps - _FIRST_MEASURED) % _RENEWED:
+        if (
+            self._steps < FIRST_MEASURED_STEPS
+            or (self._steps - FIRST_MEASURED_STEPS) % MEASURED_STEPS
+        ):
             return None
         return median(self._target), median(self._draft)
 
@@ -81,10 +85,12 @@ class SpecDecPP(ChainDrafter):
     Options = SpecDecPPOptions
 
     def __init__(self, options: SpecDecPPOptions, draft: CachedLM, head: AcceptanceHead) -> None:
-        chosen = options.threshold or (AUTO if head.card.curve else _THRESHOLD)
+        chosen = options.threshold or (AUTO if head.card.curve else THRESHOLD)
         self._head = head
         self._clock = CostClock() if isinstance(chosen, str) else None
-        self.threshold = chosen if isinstance(chosen, float) else head.threshold(_FIRST_RATIO, 1.0)
+        self.threshold = (
+            chosen if isinstance(chosen, float) else head.threshold(INITIAL_TIME_RATIO, 1.0)
+        )
         self._head_rule = HeadRule(
             head,
             self.threshold,
@@ -150,21 +156,23 @@ class SpecDecPP(ChainDrafter):
         tree = chain_tree(chain, confidence)
         if chain.draws or not self._head_rule.keep_second_choices:
             return tree
-        chances = [_second_chance(*one) for one in zip(chain.drawn, confidence, strict=False)]
-        reached = [1.0, *tree.path_chances()]
-        places = sorted(range(count), key=lambda place: -reached[place] * chances[place])[
-            : chain.room
+        probabilities = [
+            _second_probability(drawn, own)
+            for drawn, own in zip(chain.drawn, confidence, strict=False)
         ]
+        reached = [1.0, *tree.path_chances()]
+        likeliest = sorted(range(count), key=lambda index: -reached[index] * probabilities[index])
+        chosen = likeliest[: chain.room]
         return DraftTree(
-            [*tree.token_ids, *(chain.drawn[place].second for place in places)],
-            [*tree.parents, *(place - 1 for place in places)],
+            [*tree.token_ids, *(chain.drawn[index].second for index in chosen)],
+            [*tree.parents, *(index - 1 for index in chosen)],
             None,
-            [*confidence, *(chances[place] for place in places)],
-            origins=[Origin.MODEL] * (count + len(places)),
+            [*confidence, *(probabilities[index] for index in chosen)],
+            origins=[Origin.MODEL] * (count + len(chosen)),
         )
 
 
-def _second_chance(drawn: DrawnToken, confidence: float) -> float:
+def _second_probability(drawn: DrawnToken, confidence: float) -> float:
     """Return the probability that the second choice replaces the token."""
     others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
     return (1.0 - confidence) * drawn.second_prob / others

@@ -23,13 +23,13 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.drafters.specdec_pp.card import HELP, INPUTS, MOST_BLOCKS, SCALARS, HeadCard, latency
+from paceline.drafters.specdec_pp.card import HELP, INPUTS, SCALARS, HeadCard, latency
 from paceline.drafters.specdec_pp.published import is_published, read_published
+from paceline.drafters.specdec_pp.settings import MAX_BLOCKS, MIN_OTHER_SHARE
 from paceline.errors import ConfigError
 from paceline.util.files import write_atomically
 
 WEIGHTS, CARD = "head.safetensors", "card.json"
-_LEAST = 1e-6  # of 1 - probability: float32 resolves no less
 REJECTED, ACCEPTED = 0, 1  # classes of the last layer, in the public code's order
 
 
@@ -60,10 +60,10 @@ class AcceptanceHead:
         pad = (width or card.hidden_size) - card.hidden_size
         self._blocks = [
             (
-                functional.pad(tensors[f"blocks.{place}.weight"], (0, pad, 0, pad)).to(device),
-                functional.pad(tensors[f"blocks.{place}.bias"], (0, pad)).to(device),
+                functional.pad(tensors[f"blocks.{block}.weight"], (0, pad, 0, pad)).to(device),
+                functional.pad(tensors[f"blocks.{block}.bias"], (0, pad)).to(device),
             )
-            for place in range(card.depth)
+            for block in range(card.depth)
         ]
         # The two-way softmax is a sigmoid of the classes' difference; calibration joins it in the
         # same product.
@@ -243,7 +243,7 @@ def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Te
     They are the log-probability, the log of 1 - probability, and the entropy. The two logarithms
     form log-odds, which separate 0.99 from 0.9999 better than the log-probability.
     """
-    return log_probs, torch.expm1(log_probs).neg_().clamp_(min=_LEAST).log_(), entropies
+    return log_probs, torch.expm1(log_probs).neg_().clamp_(min=MIN_OTHER_SHARE).log_(), entropies
 
 
 def check_tensors(card: HeadCard, tensors: dict[str, Tensor]) -> None:
@@ -262,20 +262,20 @@ def check_tensors(card: HeadCard, tensors: dict[str, Tensor]) -> None:
             f"head: got a prior of {len(card.prior)} weights; expected none or {len(SCALARS) + 1}."
             f" {HELP}"
         )
-    if not 0 <= card.depth <= MOST_BLOCKS:
+    if not 0 <= card.depth <= MAX_BLOCKS:
         raise ConfigError(
-            f"head: got depth {card.depth}; expected 0 to {MOST_BLOCKS} residual blocks. {HELP}"
+            f"head: got depth {card.depth}; expected 0 to {MAX_BLOCKS} residual blocks. {HELP}"
         )
-    found = sum(name.startswith("blocks.") and name.endswith(".weight") for name in tensors)
-    if found != card.depth:
+    num_blocks = sum(name.startswith("blocks.") and name.endswith(".weight") for name in tensors)
+    if num_blocks != card.depth:
         raise ConfigError(
-            f"head: got a file with {found} residual blocks; expected {card.depth}, the depth in"
-            f" its card. {HELP}"
+            f"head: got a file with {num_blocks} residual blocks; expected {card.depth}, the"
+            f" depth in its card. {HELP}"
         )
     hidden = card.hidden_size
     shapes = {"last.weight": (2, hidden + len(card.inputs) - 1), "last.bias": (2,)}
-    for place in range(card.depth):
-        shapes |= {f"blocks.{place}.weight": (hidden, hidden), f"blocks.{place}.bias": (hidden,)}
+    for block in range(card.depth):
+        shapes |= {f"blocks.{block}.weight": (hidden, hidden), f"blocks.{block}.bias": (hidden,)}
     for name in shapes.keys() | tensors.keys():
         got = tuple(tensors[name].shape) if name in tensors else "missing"
         if name not in shapes or got != shapes[name] or tensors[name].dtype != torch.float32:

@@ -66,8 +66,8 @@ class HeadRule(ThresholdRule):
         confidences: list[float] = self._head.confidences(
             new.hidden, figures[:, 0], figures[:, 1]
         ).tolist()
-        for place in unjudged:
-            confidences[place] = 1.0
+        for index in unjudged:
+            confidences[index] = 1.0
         return confidences
 
     def _drawn_tokens(self, new: NewTokens) -> list[DrawnToken]:

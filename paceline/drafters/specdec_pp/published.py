@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.drafters.specdec_pp.card import MOST_BLOCKS, HeadCard, new_card
+from paceline.drafters.specdec_pp.card import HeadCard, new_card
+from paceline.drafters.specdec_pp.settings import MAX_BLOCKS
 from paceline.errors import ConfigError
 from paceline.util.files import parse_json
 
@@ -43,7 +44,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
     try:
         config = parse_json((folder / _CONFIG).read_bytes())
         hidden_size, depth = int(config["hidden_size"]), int(config.get("num_layers", 0))
-        found = load_file(folder / _WEIGHTS)
+        tensors = load_file(folder / _WEIGHTS)
     except (
         OSError,
         ValueError,
@@ -63,33 +64,33 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
             f" {hidden_size}, as it was trained for. Use its own draft model, or train a head for"
             " this one (paceline head)."
         )
-    return card, _untied(found, depth, where)
+    return card, _untied(tensors, depth, where)
 
 
-def _untied(found: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
+def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
     """Return one copy of the tensors per block, under the names of `AcceptanceHead`."""
     blocks = sorted(
         {
             int(match[1])
-            for name in found
+            for name in stored
             if (match := re.fullmatch(r"model\.(\d+)\.linear\.weight", name))
         }
     )
     last = f"model.{depth}"
     if (
-        not 0 <= depth <= MOST_BLOCKS
-        or f"{last}.weight" not in found
+        not 0 <= depth <= MAX_BLOCKS
+        or f"{last}.weight" not in stored
         or bool(blocks) != bool(depth)
         or any(b >= depth for b in blocks)
     ):
         raise ConfigError(
-            f"head {where!r}: got {', '.join(sorted(found))}; expected {depth} residual blocks"
-            f" 'model.I.linear' as its config says, 0 to {MOST_BLOCKS}, and the last layer"
+            f"head {where!r}: got {', '.join(sorted(stored))}; expected {depth} residual blocks"
+            f" 'model.I.linear' as its config says, 0 to {MAX_BLOCKS}, and the last layer"
             " 'model.D'. Download it again."
         )
-    tensors = {"last.weight": found[f"{last}.weight"], "last.bias": found.get(f"{last}.bias")}
-    for place in range(depth):
-        source = place if place in blocks else blocks[0]
+    tensors = {"last.weight": stored[f"{last}.weight"], "last.bias": stored.get(f"{last}.bias")}
+    for block in range(depth):
+        source = block if block in blocks else blocks[0]
         for part in ("weight", "bias"):
-            tensors[f"blocks.{place}.{part}"] = found.get(f"model.{source}.linear.{part}")
+            tensors[f"blocks.{block}.{part}"] = stored.get(f"model.{source}.linear.{part}")
     return {name: tensor.float().clone() for name, tensor in tensors.items() if tensor is not None}

@@ -17,8 +17,9 @@ from paceline.core.tree import DraftTree
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import CANDIDATE
-from paceline.drafters.token_recycling.options import MAX_NODES, TokenRecyclingOptions
+from paceline.drafters.token_recycling.options import TokenRecyclingOptions
 from paceline.drafters.token_recycling.paper_tree import PARENTS, RANKS, fill
+from paceline.drafters.token_recycling.settings import MAX_NODES
 
 
 class TokenRecycling(RecyclingDrafter):

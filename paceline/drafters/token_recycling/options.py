@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
+from paceline.drafters.token_recycling.settings import MAX_DISTRIBUTIONS, MAX_NODES
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
 
 TREES = ("best", "paper")
-MAX_NODES = 256
-_MAX_DISTRIBUTIONS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class TokenRecyclingOptions:
         owner = "token_recycling"
         require_range(owner, "max_context_ngram", self.max_context_ngram, 1, LONGEST_KEY)
         require_range(owner, "min_path_probability", self.min_path_probability, 0, 1)
-        require_range(owner, "max_distributions", self.max_distributions, 1, _MAX_DISTRIBUTIONS)
+        require_range(owner, "max_distributions", self.max_distributions, 1, MAX_DISTRIBUTIONS)
         if self.max_nodes is not None:
             require_range(owner, "max_nodes", self.max_nodes, 1, MAX_NODES)
         if self.tree not in TREES:

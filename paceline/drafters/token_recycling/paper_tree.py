@@ -55,9 +55,7 @@ def fill(
     levels: int,
     tree: Records[TreeCandidate],
 ) -> int:
-    """Fill the fixed tree from the cached distributions, and return its size.
-
-    Nodes without a cached distribution are left out.
+    """Fill the fixed tree; nodes without a cached distribution are left out.
 
     Args:
         table: Cached distributions.
@@ -67,9 +65,11 @@ def fill(
         ranks: Rank per node of the shape.
         levels: Maximum depth.
         tree: [max_nodes], filled.
+    Returns:
+        The size of the tree.
     """
-    rows = len(parents) + 1  # the root, then the shape's nodes
-    place_of, entry_of = np.full(rows, ABSENT), np.full(rows, ABSENT)  # in the tree; of the table
+    rows = len(parents) + 1  # the root, then the nodes of the shape
+    node_of, entry_of = np.full(rows, ABSENT), np.full(rows, ABSENT)
     tails, known = np.empty((rows, LONGEST_KEY), dtype=np.int64), np.zeros(rows, dtype=np.int64)
     tails[0, LONGEST_KEY - len(newest) :] = newest
     known[0] = len(newest)
@@ -78,7 +78,7 @@ def fill(
     for node in range(len(parents)):
         above, row = parents[node] + 1, node + 1
         entry = entry_of[above]
-        depth = 1 if above == 0 or entry == ABSENT else tree[place_of[above]].depth + 1
+        depth = 1 if above == 0 or entry == ABSENT else tree[node_of[above]].depth + 1
         if (
             entry == ABSENT
             or table.entries[entry].size <= ranks[node]
@@ -87,16 +87,13 @@ def fill(
         ):
             continue
         guess = tree[size]
-        guess.parent, guess.depth = place_of[above], depth
-        guess.origin = _RECYCLED
-        guess.token, guess.confidence = (
-            table.entries[entry].tokens[ranks[node]],
-            table.entries[entry].probs[ranks[node]],
-        )
+        guess.parent, guess.depth, guess.origin = node_of[above], depth, _RECYCLED
+        guess.token = table.entries[entry].tokens[ranks[node]]
+        guess.confidence = table.entries[entry].probs[ranks[node]]
         tails[row, :-1] = tails[above, 1:]
         tails[row, -1] = guess.token
         known[row] = min(known[above] + 1, LONGEST_KEY)
         entry_of[row] = look_up(table, tails[row], min(keys, known[row]))[0]
-        place_of[row] = size
+        node_of[row] = size
         size += 1
     return size

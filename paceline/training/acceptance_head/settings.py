@@ -106,9 +106,9 @@ class TrainConfig(TrainingSettings):
 
     def __post_init__(self) -> None:
         # imports torch, which the help texts do not need
-        from paceline.drafters.specdec_pp.card import MOST_BLOCKS
+        from paceline.drafters.specdec_pp.settings import MAX_BLOCKS
 
-        require_range("head train", "depth", self.depth, 0, MOST_BLOCKS)
+        require_range("head train", "depth", self.depth, 0, MAX_BLOCKS)
         minimums = {"epochs": 1, "weight_decay": 0}
         self.require("head train", minimums, positive=("reject_weight",))
         for name in ("warmup", "dev", "held_out"):
