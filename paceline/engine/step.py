@@ -13,13 +13,12 @@ from paceline.core.request import Request
 from paceline.core.target import Target
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
-from paceline.engine.batch_result import BatchResult
+from paceline.engine.batch_result import BatchResult, distribute_outcomes
 from paceline.engine.state_recording import record_states, recorded_layers
 from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.logprobs import score_prompts
 from paceline.verification.tree_rules import check_trees
 from paceline.verification.verify import verify as verify_batch
-from paceline.verification.verify import with_top_tokens
 
 if TYPE_CHECKING:
     from paceline.draft_budget.budget import DraftBudget
@@ -89,48 +88,23 @@ def run_step(
     requests = _in_slot_order(drafts)
     if not requests:
         return failed
-    cut: list[BudgetedDrafts] | None = None
+    cut: list[BudgetedDrafts] = []
     if draft_budget is not None and any(each.ready and each.state.stats for each in drafts):
         rows = _num_rows(model, requests, chunk)
         cut = draft_budget.cut(drafts, len(requests), rows, model.packs)
         drafts = [replace(each.drafts, trees=each.trees) for each in cut]
-    trees, ready = _trees_of(drafts, requests)
-
-    all_logits, layers = _forward(model, drafts, requests, trees, chunk, reduced_logits)
-    logits = all_logits.select(ready) if len(ready) < len(requests) else all_logits
-    top_k = max(each.state.drafter.top_k for each in drafts)
-    if top_k and ready:
-        logits = find_top_tokens(logits, top_k)
-    outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
-    # NaN logits of a draft node may have spoiled these requests: they run again without a tree.
-    retries = {
-        outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids
-    }
-    if retries:
-        rows_left = [row for row, outcome in enumerate(outcomes) if outcome.request not in retries]
-        outcomes, ready = [outcomes[row] for row in rows_left], [ready[row] for row in rows_left]
-        logits = logits.select(rows_left)
-        drafts = _without_retries(drafts, retries)
-    results = _distribute(outcomes, drafts, logits)
-    accepted: list[list[int]] = [[]] * len(requests)
-    for row, outcome in zip(ready, outcomes, strict=True):
-        accepted[row] = outcome.accepted
-    if layers is not None:
-        record_states(requests, all_logits, layers, accepted)
-    model.commit(accepted)
-    _rewind(model, retries)
-    _append(model, outcomes)
+    results, has_retries = _verify_drafts(model, drafts, requests, verify, chunk, reduced_logits)
     results = [_observe(result) for result in results]
-    if draft_budget is not None and cut is not None and not retries:
+    if draft_budget is not None and cut and not has_retries:
         draft_budget.observe(
             cut,
             [result.outcomes for result in results],
             sum(result.draft_seconds for result in results),
             time.perf_counter() - start,
         )
-    for outcome in outcomes:
-        model.restart_if_due(outcome.request)
     for result in results:
+        for outcome in result.outcomes:
+            model.restart_if_due(outcome.request)
         result.outcomes.extend(_end_scored(result.batch))
     return failed + results
 
@@ -216,32 +190,51 @@ def _forward(
     return logits, layers
 
 
+def _verify_drafts(
+    model: Target,
+    drafts: Sequence[Drafts],
+    requests: Sequence[Request],
+    verify: Verifier,
+    chunk: int,
+    reduced_logits: bool,
+) -> tuple[list[BatchResult], bool]:
+    """Run the target, choose the new tokens, and commit them to the cache and the requests.
+
+    Returns:
+        One result per drafts; True if some requests must run again without a draft tree.
+    """
+    trees, ready = _trees_of(drafts, requests)
+    all_logits, layers = _forward(model, drafts, requests, trees, chunk, reduced_logits)
+    logits = all_logits.select(ready) if len(ready) < len(requests) else all_logits
+    top_k = max(each.state.drafter.top_k for each in drafts)
+    if top_k and ready:
+        logits = find_top_tokens(logits, top_k)
+    outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
+    # NaN logits of a draft node may have spoiled these requests: they run again without a tree.
+    retries = {
+        outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids
+    }
+    if retries:
+        rows_left = [row for row, outcome in enumerate(outcomes) if outcome.request not in retries]
+        outcomes, ready = [outcomes[row] for row in rows_left], [ready[row] for row in rows_left]
+        logits, drafts = logits.select(rows_left), _without_retries(drafts, retries)
+    results = distribute_outcomes(outcomes, drafts, logits)
+    accepted: list[list[int]] = [[]] * len(requests)
+    for row, outcome in zip(ready, outcomes, strict=True):
+        accepted[row] = outcome.accepted
+    if layers is not None:
+        record_states(requests, all_logits, layers, accepted)
+    model.commit(accepted)
+    _rewind(model, retries)
+    _append(model, outcomes)
+    return results, bool(retries)
+
+
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
     """Return the drafts without requests that run again; their drafters observe nothing."""
     for request in retries:
         request.without_draft = True
     return [each.without(set(retries)) for each in drafts]
-
-
-def _distribute(
-    outcomes: list[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
-) -> list[BatchResult]:
-    """Return the outcomes by drafter, with top tokens and drafts of the hidden-state head."""
-    rows = {outcome.request: row for row, outcome in enumerate(outcomes)} if len(drafts) > 1 else {}
-    results = []
-    for each in drafts:
-        indices = [rows[request] for request in each.ready] if rows else range(len(outcomes))
-        selected = [outcomes[row] for row in indices]
-        seconds, batch, top_k = each.draft_seconds, each.batch, each.state.drafter.top_k
-        own = logits.select(indices) if top_k or batch.draft_head is not None else logits
-        if top_k:
-            selected = with_top_tokens(selected, own, top_k)
-        if batch.draft_head is not None:
-            start = time.perf_counter()
-            selected = batch.draft_head.add_to(selected, own, batch.num_head_tokens)
-            seconds += time.perf_counter() - start
-        results.append(BatchResult(batch, selected, seconds))
-    return results
 
 
 def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
