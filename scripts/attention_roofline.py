@@ -70,7 +70,7 @@ def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
     ]
     query = torch.randn(1, queries, HEADS, DIM).to(dtype).transpose(1, 2)
     mask = None if layout.trivial else torch.from_numpy(layout.visible_mask(keys))[:, None]
-    order = AttentionMetadata.of(
+    order = AttentionMetadata.from_columns(
         layout.cached, layout.cache_positions, layout.positions, layout.padding
     )
     module = nn.Module()

@@ -6,7 +6,7 @@ One attends over draft trees by SDPA; the other by position, batch-invariant.
 from paceline.attention.forward import BY_POSITION, BY_SDPA, AttentionState
 from paceline.attention.registered import why_not_by_position
 from paceline.attention.sdpa import takes_tree_attention
-from paceline.core.attention_metadata import AttentionMetadata
+from paceline.backend.attention_metadata import AttentionMetadata
 
 __all__ = [
     "BY_POSITION",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from paceline.core.attention_metadata import AttentionMetadata
+from paceline.backend.attention_metadata import AttentionMetadata
 
 BY_SDPA, BY_POSITION = "paceline_sdpa", "paceline"  # names in transformers' table
 

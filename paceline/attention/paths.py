@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.attention_metadata import AttentionMetadata, KeyRun, VisibleRanges
+from paceline.backend.attention_metadata import AttentionMetadata, KeyRun, VisibleRanges
 from paceline.core.tree import IntArray
 from paceline.util.compiled import Records, compiled
 
@@ -58,9 +58,9 @@ def paths_of(
         device: Device of the result.
     """
     visible = order.visible(mask, columns)
-    paths = order.kept.get(id(visible))  # `order` keeps it, so that no other one gets its id
+    paths = order.derived.get(id(visible))  # `order` keeps it, so that no other one gets its id
     if paths is None:
-        paths = order.kept[id(visible)] = _paths(visible, order, device)
+        paths = order.derived[id(visible)] = _paths(visible, order, device)
     assert isinstance(paths, Paths)
     return paths
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.attention_metadata import RUN, KeyRun, VisibleRanges
+from paceline.backend.attention_metadata import RUN, KeyRun, VisibleRanges
 from paceline.core.tree import IntArray
 from paceline.util.compiled import Records, compiled
 

@@ -18,10 +18,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paceline.attention.forward import BY_POSITION, attention_state
+from paceline.backend.attention_metadata import AttentionMetadata
 from paceline.backend.interface import ScoreOptions
 from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.resolve import cpu_backend
-from paceline.core.attention_metadata import AttentionMetadata
 from paceline.errors import UnsupportedModelError
 
 _DEVICES = {"cpu", "cuda"}
@@ -84,7 +84,7 @@ def _attend(
         )
     metadata = attention_state(module).metadata
     if metadata is None:
-        metadata = AttentionMetadata.of_places(query.shape[0], key.shape[2])
+        metadata = AttentionMetadata.in_order(query.shape[0], key.shape[2])
     attend, scores = _attention_of(query.device.type), ScoreOptions(scaling, softcap, s_aux)
     return attend(query, key, value, attention_mask, metadata, scores), None
 

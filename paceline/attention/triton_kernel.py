@@ -35,7 +35,7 @@ from paceline.attention.settings import (
     MAX_PARTIAL_SUMS,
     QUERIES_PER_PROGRAM,
 )
-from paceline.core.attention_metadata import AttentionMetadata
+from paceline.backend.attention_metadata import AttentionMetadata
 
 _UNSPECIALIZED = [
     "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row",

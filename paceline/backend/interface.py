@@ -15,7 +15,7 @@ from paceline.core.tree import IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.core.attention_metadata import AttentionMetadata
+    from paceline.backend.attention_metadata import AttentionMetadata
 
 RowMover = Callable[[IntArray, IntArray, IntArray], None]
 """Copies cache positions within slots: slots [rows], source and target [rows, m].

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 from paceline.backend.interface import RowMover, ScoreOptions
-from paceline.core.attention_metadata import AttentionMetadata, VisibleRanges
 from paceline.core.not_numbers import marked_argmax
 from paceline.core.tree import IntArray
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.backend.attention_metadata import AttentionMetadata
 from paceline.backend.interface import RowMover, ScoreOptions
 from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.products import Products
 from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
 from paceline.backend.torch_backend import TorchBackend
-from paceline.core.attention_metadata import AttentionMetadata
 from paceline.core.tree import IntArray
 from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import attention_by_position

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.attention import BY_POSITION, takes_tree_attention, why_not_by_position
-from paceline.core.attention_metadata import VisibleRanges, address_of, mark
+from paceline.backend.attention_metadata import VisibleRanges, mask_address, stand_in_mask
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.forward_arguments import forward_parameters
 from paceline.model.padded_batch import PaddedBatch
@@ -142,8 +142,8 @@ class Architecture:
         masks: dict[str, Tensor] = {}
         visible_ranges: dict[int, VisibleRanges] = {}
         for kind in self.layer_kinds:
-            masks[kind] = mark(len(packing.token_ids), visible, device)
-            visible_ranges[address_of(masks[kind])] = packing.visible(*self._reach(kind))
+            masks[kind] = stand_in_mask(len(packing.token_ids), visible, device)
+            visible_ranges[mask_address(masks[kind])] = packing.visible(*self._reach(kind))
         return masks if self.mask_per_kind else next(iter(masks.values())), visible_ranges
 
     def _reach(self, kind: str) -> tuple[int | None, int | None]:

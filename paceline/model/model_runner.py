@@ -163,7 +163,7 @@ class ModelRunner:
         state.num_causal, state.metadata = 0, None
         if arch.by_position:
             self._use(BY_POSITION)
-            state.metadata = AttentionMetadata.of(
+            state.metadata = AttentionMetadata.from_columns(
                 layout.cached, layout.cache_positions, layout.positions, layout.padding
             )
         elif arch.tree_attention:

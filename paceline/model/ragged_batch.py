@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.attention.reach import visible_in_trees
-from paceline.core.attention_metadata import AttentionMetadata, VisibleRanges
+from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
 from paceline.util.compiled import compiled, kernel

@@ -69,7 +69,7 @@ def differing(
     for row, column in itertools.product(*map(range, layout.token_ids.shape)):
         if not layout.padding[row, column]:
             query, key, value = columns.alone(row, column, window)
-            alone = attend(query, key, value, None, AttentionMetadata.of_places(1, key.shape[2]))
+            alone = attend(query, key, value, None, AttentionMetadata.in_order(1, key.shape[2]))
             assert torch.isfinite(alone).all()
             count += not torch.equal(alone[0, 0], together[row, column])
     return count
@@ -133,12 +133,12 @@ def test_chunks_of_a_prompt(chunks: list[int], window: int | None) -> None:
     place = torch.arange(600)
     causal = (place <= place[:, None]) & (place > place[:, None] - (window or 600))
     whole = attention_by_position(
-        query, key, value, causal[None, None], AttentionMetadata.of_places(1, 600)
+        query, key, value, causal[None, None], AttentionMetadata.in_order(1, 600)
     )
     if window is None:
         assert torch.equal(
             whole,
-            attention_by_position(query, key, value, None, AttentionMetadata.of_places(1, 600)),
+            attention_by_position(query, key, value, None, AttentionMetadata.in_order(1, 600)),
         )
     ends = np.minimum(np.cumsum(chunks), 600).tolist()
     for begin, end in itertools.pairwise([0, *ends]):
@@ -148,7 +148,7 @@ def test_chunks_of_a_prompt(chunks: list[int], window: int | None) -> None:
             key[:, :, :end],
             value[:, :, :end],
             mask,
-            AttentionMetadata.of_places(1, end),
+            AttentionMetadata.in_order(1, end),
         )
         assert torch.equal(part, whole[:, begin:end])
 
@@ -205,7 +205,12 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
     mask[0, 0, 1, 2] = True
     for sinks in (None, torch.ones(2)):
         out = attention_by_position(
-            query, query, query, mask, AttentionMetadata.of_places(1, 3), ScoreOptions(sinks=sinks)
+            query,
+            query,
+            query,
+            mask,
+            AttentionMetadata.in_order(1, 3),
+            ScoreOptions(sinks=sinks),
         )
         assert not out[:, [0, 2]].any()
         assert out[:, 1].all()
@@ -214,7 +219,7 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
 def test_large_scores_do_not_overflow() -> None:
     query = torch.full((1, 1, 1, 64), 1e3)
     key = torch.stack([torch.full((64,), sign * 1e3) for sign in (1, -1, 1)])[None, None]
-    out = attention_by_position(query, key, key, None, AttentionMetadata.of_places(1, 3))
+    out = attention_by_position(query, key, key, None, AttentionMetadata.in_order(1, 3))
     assert torch.equal(out, torch.full((1, 1, 1, 64), 1e3))
 
 
@@ -228,7 +233,7 @@ def test_halves_are_read_exactly() -> None:
         value = value[: len(value) // 8 * 8][None, None, None]
         zeros = torch.zeros(1, 1, 1, 8, dtype=dtype)
         assert torch.equal(
-            attention_by_position(zeros, zeros, value, None, AttentionMetadata.of_places(1, 1))[0],
+            attention_by_position(zeros, zeros, value, None, AttentionMetadata.in_order(1, 1))[0],
             value[0],
         )
 

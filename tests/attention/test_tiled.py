@@ -27,7 +27,11 @@ def test_values_are_added_up_in_the_order_that_is_written_down(keys: int, dims: 
     ).bfloat16()
     key = torch.randn(1, 2, keys, 32, generator=noise).bfloat16()
     found = attention_by_position(
-        torch.zeros(1, 6, 1, 32).bfloat16(), key, value, None, AttentionMetadata.of_places(1, keys)
+        torch.zeros(1, 6, 1, 32).bfloat16(),
+        key,
+        value,
+        None,
+        AttentionMetadata.in_order(1, keys),
     )
     steps = -(-keys // 32) * 32
     ones, rows = torch.zeros(1, steps), torch.zeros(dims, steps)
@@ -51,7 +55,7 @@ def test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(
     mask = torch.ones(1, 1, 8, 78, dtype=torch.bool)
     mask[..., 70:] = torch.ones(8, 8).tril().bool()
     mask[..., 4:, 70:74] = False
-    order = AttentionMetadata.of_places(1, 78)
+    order = AttentionMetadata.in_order(1, 78)
     plain = attention_by_position(query, key, value, mask, order)
     assert plain.isfinite().all()
     key[:, :, 74:], value[:, :, 74:] = float("nan"), float("inf")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from paceline.attention import AttentionMetadata, registered
+from paceline.backend.attention_metadata import mask_address, stand_in_mask
 from paceline.backend.interface import ScoreOptions
-from paceline.core.attention_metadata import address_of, mark
 from paceline.cpu.attention.invariant import attention_by_position as on_cpu
 from paceline.invariance.row_classes import bits
 from paceline.model.cached_lm import CachedLM
@@ -57,7 +57,7 @@ def unequal(
         assert not columns.layout.padding[row, column]
         query, key, value = columns.alone(row, column, window)
         alone = attention_by_position(
-            query, key, value, None, AttentionMetadata.of_places(1, key.shape[2])
+            query, key, value, None, AttentionMetadata.in_order(1, key.shape[2])
         )
         assert torch.isfinite(alone).all()
         count += not torch.equal(bits(alone[0, 0]), bits(together[row, column]))
@@ -117,8 +117,8 @@ def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
     )
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
-    sign = mark(query.shape[2], columns.visible, query.device)
-    order = packing.attention_metadata({address_of(sign): packing.visible(window)})
+    sign = stand_in_mask(query.shape[2], columns.visible, query.device)
+    order = packing.attention_metadata({mask_address(sign): packing.visible(window)})
     packed = attention_by_position(query, columns.key, columns.value, sign, order)
     assert torch.equal(bits(packed[0]), bits(rows[real]))
 
@@ -152,7 +152,11 @@ def test_chunks_of_a_prompt(window: int | None, monkeypatch: pytest.MonkeyPatch)
     place = torch.arange(90)
     causal = ((place <= place[:, None]) & (place > place[:, None] - (window or 90)))[None, None]
     whole = attention_by_position(
-        query, key, value, None if window is None else causal, AttentionMetadata.of_places(1, 90)
+        query,
+        key,
+        value,
+        None if window is None else causal,
+        AttentionMetadata.in_order(1, 90),
     )
     for begin, end in ((0, 33), (33, 34), (34, 90)):
         part = attention_by_position(
@@ -160,7 +164,7 @@ def test_chunks_of_a_prompt(window: int | None, monkeypatch: pytest.MonkeyPatch)
             key[:, :, :end],
             value[:, :, :end],
             causal[:, :, begin:end, :end],
-            AttentionMetadata.of_places(1, end),
+            AttentionMetadata.in_order(1, end),
         )
         assert torch.equal(bits(part), bits(whole[:, begin:end]))
 
@@ -177,9 +181,13 @@ def test_padding_on_the_left_and_holes(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = torch.zeros(1, 1, 1, 90, dtype=torch.bool)
     seen = [*range(5, 30), *range(41, 90)]
     mask[..., seen] = True
-    padded = attention_by_position(query, key, value, mask, AttentionMetadata.of_places(1, 90))
+    padded = attention_by_position(query, key, value, mask, AttentionMetadata.in_order(1, 90))
     alone = attention_by_position(
-        query, key[:, :, seen], value[:, :, seen], None, AttentionMetadata.of_places(1, len(seen))
+        query,
+        key[:, :, seen],
+        value[:, :, seen],
+        None,
+        AttentionMetadata.in_order(1, len(seen)),
     )
     assert torch.equal(bits(padded), bits(alone))
 
@@ -191,7 +199,7 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
     mask[0, 0, 1, 2] = True
     for sinks in (None, torch.ones(2)):
         out = attention_by_position(
-            query, query, query, mask, AttentionMetadata.of_places(1, 3), sinks=sinks
+            query, query, query, mask, AttentionMetadata.in_order(1, 3), sinks=sinks
         )
         assert not out[:, [0, 2]].any()
         assert out[:, 1].all()

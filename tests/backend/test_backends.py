@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.backend.attention_metadata import AttentionMetadata
 from paceline.backend.interface import ScoreOptions
 from paceline.backend.resolve import backend_of, cpu_backend
 from paceline.backend.torch_backend import TORCH
-from paceline.core.attention_metadata import AttentionMetadata
 from paceline.cpu.backend import CPU
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -52,7 +52,7 @@ def test_attention(dtype: torch.dtype, options: ScoreOptions) -> None:
     key, value = (numbers(2, 2, 12, size, dtype=dtype, seed=size) for size in (16, 8))
     places = np.arange(7, 12)[None].repeat(2, 0)
     positions = np.array([[7, 8, 8, 9, 10], [4, 5, 6, 6, 7]])
-    metadata = AttentionMetadata.of(
+    metadata = AttentionMetadata.from_columns(
         np.array([7, 4]), places, positions, np.zeros((2, 5), dtype=np.bool_)
     )
     mask = torch.zeros(2, 1, 5, 12, dtype=torch.bool)
@@ -67,7 +67,7 @@ def test_attention(dtype: torch.dtype, options: ScoreOptions) -> None:
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
     assert not theirs[1, 4].any()
     single = query[:, :, :1]
-    in_order = AttentionMetadata.of_places(2, 12)
+    in_order = AttentionMetadata.in_order(2, 12)
     torch.testing.assert_close(
         CPU.attention(single, key, value, None, in_order, options),
         TORCH.attention(single, key, value, None, in_order, options),

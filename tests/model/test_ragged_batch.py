@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.core.attention_metadata import address_of, mark
+from paceline.backend.attention_metadata import mask_address, stand_in_mask
 from paceline.core.drafter import Drafter
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
@@ -115,18 +115,17 @@ def test_attention_has_the_bits_of_rows(reach: dict[str, int]) -> None:
     )
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
-    sign = mark(query.shape[2], columns.visible, query.device)
-    order = packing.attention_metadata({address_of(sign): packing.visible(**reach)})
-    # a part of a mark is one, too
+    sign = stand_in_mask(query.shape[2], columns.visible, query.device)
+    order = packing.attention_metadata({mask_address(sign): packing.visible(**reach)})
+    # a part of a stand-in mask has its address
     packed = attention_by_position(query, columns.key, columns.value, sign[:, :, 1:], order)
     assert torch.equal(packed[0], rows[real])
 
 
 def test_a_mask_that_was_not_given_is_refused() -> None:
-    order = both([(3, 1, 0)])[1].attention_metadata(
-        {address_of(kept := mark(1, 4, torch.device("cpu"))): both([(3, 1, 0)])[1].visible()}
-    )
-    assert order.visible(kept, 1).columns == 1
+    packed, mask = both([(3, 1, 0)])[1], stand_in_mask(1, 4, torch.device("cpu"))
+    order = packed.attention_metadata({mask_address(mask): packed.visible()})
+    assert order.visible(mask, 1).columns == 1
     for other in (None, torch.ones(1, 1, 1, 4, dtype=torch.bool)):
         with pytest.raises(
             UnsupportedModelError,

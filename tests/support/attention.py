@@ -99,7 +99,7 @@ class Columns:
     @property
     def order(self) -> AttentionMetadata:
         """The keys by position."""
-        return AttentionMetadata.of(
+        return AttentionMetadata.from_columns(
             self.layout.cached,
             self.layout.cache_positions,
             self.layout.positions,

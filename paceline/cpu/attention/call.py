@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.attention_metadata import RUN, KeyRun
+from paceline.backend.attention_metadata import RUN, KeyRun
 from paceline.core.tree import IntArray
 from paceline.cpu.settings import SUMS_PER_ROW
 from paceline.util.compiled import Records, as_pointer, compiled, inlined, record_dtype, take_number

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from paceline.backend.attention_metadata import AttentionMetadata
 from paceline.backend.interface import ScoreOptions
-from paceline.core.attention_metadata import AttentionMetadata
 from paceline.cpu.attention.kernel import attend
 from paceline.cpu.attention.tiled import attend_tiled, queries_per_block, suits
 from paceline.cpu.memory import KINDS
@@ -77,8 +77,8 @@ def attention_by_position(
         keys,
         1 / math.sqrt(dim) if options.scaling is None else options.scaling,
         options.softcap or 0.0,
-        *visible.places,
-        *metadata.places,
+        *visible.addresses,
+        *metadata.addresses,
         len(visible.runs),
         metadata.tail.shape[1],
         0,

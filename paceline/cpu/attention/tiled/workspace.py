@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.core.attention_metadata import KeyRun
+from paceline.backend.attention_metadata import KeyRun
 from paceline.core.tree import IntArray
 from paceline.cpu import amx, bf16_pack
 from paceline.cpu.attention.call import AttentionCall
