@@ -148,7 +148,7 @@ class LLM:
             cost_curve=cost_curve,
             draft_budget=draft_budget,
         )
-        self._waiters = AsyncEngine(self._engine)
+        self._async_engine = AsyncEngine(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         context = self.model.context_length
         self.max_length = context if max_length is None else min(max_length, context)
@@ -237,7 +237,7 @@ class LLM:
             ConfigError, CapacityError: a prompt, or a drafter it names, cannot be used. No request
                 has been started then.
         """
-        groups = self._intake.answers(prompts, params)
+        groups = self._inputs.request_groups(prompts, params)
         handles = self._engine.submit([request for group in groups for request in group])
         try:
             self._engine.finish(
@@ -258,7 +258,7 @@ class LLM:
         Raises:
             ConfigError, CapacityError: as `generate`; also if `SamplingParams.n` is above 1.
         """
-        return self._stream(self._intake.single(prompt, params))
+        return self._stream(self._inputs.single(prompt, params))
 
     def _stream(self, request: Request) -> Generator[Chunk, None, None]:
         (handle,) = self._engine.submit([request], keep_outcomes=True)
@@ -279,22 +279,24 @@ class LLM:
 
         Cancelling it frees everything that its requests hold.
         """
-        groups = self._intake.answers(prompts, params)
-        handles = await self._waiters.submit([request for group in groups for request in group])
-        async with self._waiters.holding(handles):
-            await self._waiters.finish(handles)
+        groups = self._inputs.request_groups(prompts, params)
+        handles = await self._async_engine.submit(
+            [request for group in groups for request in group]
+        )
+        async with self._async_engine.holding(handles):
+            await self._async_engine.finish(handles)
         return completions_of(groups, handles, self.tokenizer)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncGenerator[Chunk, None]:
         """Run `stream` in asyncio; `aclose` frees everything that the request holds."""
-        request = self._intake.single(prompt, params)
-        (handle,) = await self._waiters.submit([request], keep_outcomes=True)
+        request = self._inputs.single(prompt, params)
+        (handle,) = await self._async_engine.submit([request], keep_outcomes=True)
         chunks, done = Chunks(handle, self.tokenizer), False
-        async with self._waiters.holding([handle]):
+        async with self._async_engine.holding([handle]):
             while not done:
-                outcomes, done = await self._waiters.collect(handle)
+                outcomes, done = await self._async_engine.collect(handle)
                 for chunk in chunks.of(outcomes, done):
                     yield chunk
 
@@ -361,7 +363,7 @@ class LLM:
         return self._engine.load
 
     @property
-    def _intake(self) -> InputProcessor:
+    def _inputs(self) -> InputProcessor:
         return InputProcessor(
             self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
         )

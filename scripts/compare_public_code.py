@@ -61,7 +61,7 @@ def main(shared: Path, specs: list[str]) -> None:
                 for field in ("new_tokens", "target_forwards")
             )
             fed, drafted = (
-                sum(sum(one.fed) for one in stats),
+                sum(sum(one.query_tokens) for one in stats),
                 sum(one.draft_forwards for one in stats),
             )
             cells.append(f"{tokens / forwards:.3f} ({fed / forwards:.1f}, {drafted / tokens:.2f})")

@@ -56,7 +56,7 @@ def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
     for out in outs:
         stats = out.stats
         assert stats.new_tokens == len(out.token_ids)
-        assert len(stats.fed) == stats.target_forwards
+        assert len(stats.query_tokens) == stats.target_forwards
         assert stats.new_tokens <= stats.target_forwards + stats.accepted_tokens
         assert stats.accepted_tokens <= stats.drafted_tokens
 

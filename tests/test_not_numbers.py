@@ -170,7 +170,7 @@ def test_a_prefill_that_was_cancelled_leaves_nothing_behind(pair: Pair) -> None:
     llm = LLM(broken(pair.target, bad), "none", max_batch=1, keep_prefixes=2)
     llm.model.prefill_chunk = 4
     prompt = pair.prompts[0]
-    requests = llm._intake.answers([[*prompt[:20], bad, *prompt * 3]], SHORT)[0]
+    requests = llm._inputs.request_groups([[*prompt[:20], bad, *prompt * 3]], SHORT)[0]
     handles = llm._engine.submit(requests)
     for _ in range(8):
         llm._engine.step()

@@ -60,7 +60,7 @@ class Lockstep:
             stats = [
                 answer.stats for call, answers in calls if call.method == spec for answer in answers
             ]
-            counters = [counter.fed for counter in stats if counter is not None]
+            counters = [counter.query_tokens for counter in stats if counter is not None]
             assert self._ranks is not None
             counts = iter(
                 max(

@@ -30,7 +30,7 @@ class AnswerCounts:
     def of(stats: Stats) -> AnswerCounts:
         """Return the counts of a completion's statistics."""
         # A decoding forward has one pending token, so all its other query tokens are nodes.
-        nodes = [count - 1 for count in stats.fed[stats.prefill_forwards :]]
+        nodes = [count - 1 for count in stats.query_tokens[stats.prefill_forwards :]]
         with_prefill = stats.drafted_tokens > sum(nodes)  # the last prefill chunk had a tree
         return AnswerCounts(
             stats.target_forwards,
@@ -38,7 +38,7 @@ class AnswerCounts:
             stats.draft_forwards,
             stats.drafted_tokens,
             stats.accepted_tokens,
-            sum(stats.fed[stats.prefill_forwards :]),
+            sum(stats.query_tokens[stats.prefill_forwards :]),
             sum(n > 0 for n in nodes) + with_prefill,
         )
 

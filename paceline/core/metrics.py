@@ -1,4 +1,4 @@
-"""What is reported, each figure with its formula."""
+"""Define the reported figures, each with its formula."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ class Stats:
     """Counts of one finished request.
 
     Attributes:
-        target_forwards: forwards of the target this request took part in, prefill included.
-        prefill_forwards: those before it had its first token.
-        draft_forwards: forwards of a draft model.
-        new_tokens: tokens emitted; drafted_tokens: nodes verified; accepted_tokens: nodes kept.
-        cached_tokens: tokens of the prompt that were not fed, since the cache had them from an
-            earlier request.
-        fed: target query tokens of each forward (pending tokens + nodes).
-        notes: what the drafter counted of its own, by name (its documentation says what).
-        seconds: wall-clock from admission to the last token.
-        batch_invariant: its bits do not depend on drafts, batch or chunks (`LLM.invariance` says
-            why or why not).
+        target_forwards: Forward passes of the target for this request, prefill included.
+        prefill_forwards: Forward passes before its first token.
+        draft_forwards: Forward passes of a draft model.
+        new_tokens: Tokens emitted.
+        drafted_tokens: Draft nodes verified.
+        accepted_tokens: Draft nodes accepted.
+        cached_tokens: Prompt tokens whose keys and values an earlier request left in the cache.
+        query_tokens: Tokens that each forward pass computed: pending tokens and nodes.
+        notes: Counters of the drafter, by name; its documentation describes them.
+        seconds: Wall-clock time from admission to the last token.
+        batch_invariant: The bits of the logits do not depend on drafts, batch or chunks
+            (`LLM.invariance` has the reason).
     """
 
     target_forwards: int
@@ -32,27 +33,29 @@ class Stats:
     drafted_tokens: int
     accepted_tokens: int
     cached_tokens: int
-    fed: list[int]
+    query_tokens: list[int]
     notes: dict[str, int]
     seconds: float
     batch_invariant: bool
 
     @property
     def tokens_per_forward(self) -> float:
-        """(new_tokens - 1) / (target_forwards - prefill_forwards): the first token belongs to the
-        prefill, so plain decoding scores exactly 1. Where the prefill forward alone gave
-        everything: new_tokens."""
+        """Return (new_tokens - 1) / (target_forwards - prefill_forwards).
+
+        The first token belongs to the prefill, so plain decoding scores exactly 1. Without a
+        decoding pass, the result is `new_tokens`.
+        """
         decoding = self.target_forwards - self.prefill_forwards
         return (self.new_tokens - 1) / decoding if decoding else float(self.new_tokens)
 
     @property
     def acceptance_rate(self) -> float:
-        """accepted_tokens / drafted_tokens; 0 if nothing was drafted."""
+        """Return accepted_tokens / drafted_tokens; 0 without drafts."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     @staticmethod
     def of(request: Request, seconds: float, batch_invariant: bool = False) -> Stats:
-        """The counts of `request`."""
+        """Return the counts of a request."""
         raw = request.counters
         return Stats(
             target_forwards=raw.target_forwards,
@@ -62,7 +65,7 @@ class Stats:
             drafted_tokens=raw.drafted_tokens,
             accepted_tokens=raw.accepted_tokens,
             cached_tokens=raw.cached_tokens,
-            fed=list(raw.fed),
+            query_tokens=list(raw.query_tokens),
             notes=dict(raw.notes),
             seconds=seconds,
             batch_invariant=batch_invariant,
@@ -71,25 +74,30 @@ class Stats:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What an engine has done since it was built, and what it has to do now.
+    """Counts of an engine since it was built, and its open requests.
 
     Attributes:
-        waiting, running: requests now.
-        cache_usage: share of the memory that the cache may take which holds tokens now: 0 to 1; of
-            what is allocated where it may take any.
-        kept: ended requests whose keys and values are in the cache now.
-        finished, aborted: requests that ended by themselves, and that were withdrawn or failed.
-        prompt_tokens: of requests that got a place. prefix_hits: of these, found in the cache.
-        preemptions: requests that gave their place back for a while. drafter_failures: that went on
-            without their drafter.
-        new_tokens, drafted_tokens, accepted_tokens: as in `Stats`, over all requests.
-        forwards: of the target.
+        waiting: Requests that wait for a slot now.
+        running: Requests that have a slot now.
+        cache_usage: Share of the cache memory limit that holds tokens now, 0 to 1. Without a limit,
+            the share of the allocated memory.
+        kept_requests: Ended requests whose keys and values are in the cache now.
+        finished: Requests that ended by themselves.
+        aborted: Requests that were withdrawn or failed.
+        prompt_tokens: Prompt tokens of admitted requests.
+        prefix_hits: Prompt tokens found in the cache.
+        preemptions: Number of times a request lost its slot to another one.
+        drafter_failures: Requests that continued without their drafter.
+        new_tokens: As in `Stats`, over all requests.
+        drafted_tokens: As in `Stats`, over all requests.
+        accepted_tokens: As in `Stats`, over all requests.
+        forwards: Forward passes of the target.
     """
 
     waiting: int = 0
     running: int = 0
     cache_usage: float = 0.0
-    kept: int = 0
+    kept_requests: int = 0
     finished: int = 0
     aborted: int = 0
     prompt_tokens: int = 0
@@ -104,10 +112,14 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the wall-clock of the steps went, in seconds, summed since the engine was built.
+    """Seconds of wall-clock time in all steps, since the engine was built.
 
-    On an accelerator the launch of a forward returns before its result: only `step` is meaningful
-    there.
+    On an accelerator, a launch returns before its result exists, so only `step` is meaningful.
+
+    Attributes:
+        step: Time in steps.
+        target_forward: Time in forward passes of the target.
+        draft_forward: Time in forward passes of draft models.
     """
 
     step: float = 0.0
@@ -130,17 +142,16 @@ class Timing:
 
     @property
     def forward_share(self) -> float:
-        """target_forward / step."""
+        """Return target_forward / step."""
         return self.target_forward / self.step if self.step else 0.0
 
     @property
     def draft_share(self) -> float:
-        """draft_forward / step."""
+        """Return draft_forward / step."""
         return self.draft_forward / self.step if self.step else 0.0
 
     @property
     def overhead_share(self) -> float:
-        """(step - target_forward - draft_forward) / step: everything that is no model forward."""
-        return (
-            (self.step - self.target_forward - self.draft_forward) / self.step if self.step else 0.0
-        )
+        """Return (step - target_forward - draft_forward) / step."""
+        overhead = self.step - self.target_forward - self.draft_forward
+        return overhead / self.step if self.step else 0.0

@@ -1,6 +1,4 @@
-"""Who may feed how many draft nodes in a step: the one place where that is decided. Drafters
-obey `max_nodes`, no more.
-"""
+"""Limit the number of draft nodes that a drafter may propose in one step."""
 
 from __future__ import annotations
 
@@ -9,30 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """How many draft nodes are worth their forward, as a drafter declares it.
+    """Limits on draft nodes that a drafter declares.
 
     Attributes:
-        most: nodes a sequence may have; None = as many as the engine allows.
-        batch: nodes the sequences of one step share where there are several; None = each may have
-            `most`.
-        least: nodes a sequence may have in any batch.
+        max_nodes: Maximum nodes of a request; None = the engine's maximum.
+        batch_nodes: Nodes that all requests of a step share, if there are several; None = each
+            request may have `max_nodes`.
+        min_nodes: Nodes that a request may have in a batch of any size.
     """
 
-    most: int | None = None
-    batch: int | None = None
-    least: int = 1
+    max_nodes: int | None = None
+    batch_nodes: int | None = None
+    min_nodes: int = 1
 
 
-# Of drafters whose trees the engine cuts to what pays (`paceline.draft_budget.budget`): so many are
-# worth looking for.
-WITH_BUDGET = NodeRule(most=48, batch=256, least=4)
+def node_limit(rule: NodeRule, num_requests: int, max_nodes: int) -> int:
+    """Return the maximum nodes per request in a step.
 
-
-def node_limit(rule: NodeRule, sequences: int, max_nodes: int) -> int:
-    """Return the largest tree each of `sequences` may have in their common step, at most
-    `max_nodes` nodes.
+    Args:
+        rule: Limits of the drafter.
+        num_requests: Number of requests that the drafter drafts for in the step.
+        max_nodes: The engine's maximum per request.
     """
-    limit = max_nodes if rule.most is None else min(max_nodes, rule.most)
-    if rule.batch is not None and sequences > 1:
-        limit = min(limit, max(rule.least, rule.batch // sequences))
+    limit = max_nodes if rule.max_nodes is None else min(max_nodes, rule.max_nodes)
+    if rule.batch_nodes is not None and num_requests > 1:
+        limit = min(limit, max(rule.min_nodes, rule.batch_nodes // num_requests))
     return limit

@@ -1,6 +1,4 @@
-"""Where a token came from: said by the target itself, or guessed, and of what the guess was
-made.
-"""
+"""Name the sources that a token can come from."""
 
 from __future__ import annotations
 
@@ -8,16 +6,19 @@ from enum import IntEnum
 
 
 class Origin(IntEnum):
-    """Where a token came from; `word` is what people and programs outside are told.
+    """Enumerate the sources of tokens.
 
     Attributes:
-        TARGET: no guess: the target chose it. DRAFT: a guess of a drafter that says no more.
-        PROMPT, OUTPUT, DATASTORE: it followed the same tokens in the prompt, in the answer so far,
-            or in a datastore.
-        RECYCLED: the target once named it as likely there. WINDOW: guessed by the target for a
-            place ahead.
-        POOL: a phrase kept from earlier steps or answers. MODEL: said by a draft model.
-        DRAFT_HEAD: predicted by the draft head from the target's hidden state.
+        TARGET: Chosen by the target; no draft token.
+        DRAFT: Proposed by a drafter that names no source.
+        PROMPT: Followed the same tokens in the prompt.
+        OUTPUT: Followed the same tokens in the answer so far.
+        DATASTORE: Followed the same tokens in a datastore.
+        RECYCLED: Among the target's cached top tokens (Token Recycling).
+        WINDOW: From a lookahead window, computed by the target for a later position.
+        POOL: From a pool of n-grams of earlier steps or answers.
+        MODEL: Predicted by a draft model.
+        DRAFT_HEAD: Predicted by the draft head from the target's hidden state.
     """
 
     TARGET = 0
@@ -33,5 +34,5 @@ class Origin(IntEnum):
 
     @property
     def word(self) -> str:
-        """Its name in small letters."""
+        """Return the lower-case name that streams and traces show."""
         return self.name.lower()

@@ -227,7 +227,7 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens found in the cache at admission
-    fed: list[int] = field(default_factory=list)  # query tokens of each forward
+    query_tokens: list[int] = field(default_factory=list)  # of each forward pass
     notes: dict[str, int] = field(default_factory=dict)  # counters of the drafter, by name
 
     def note(self, what: str) -> None:
@@ -309,7 +309,7 @@ class Request:
         return self.pending <= prefill_chunk
 
     @property
-    def fed_only(self) -> bool:
+    def prefill_only(self) -> bool:
         """True if the request ends after prefill and generates no tokens."""
         return self.params.max_new_tokens == 0
 

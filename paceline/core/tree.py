@@ -51,13 +51,13 @@ class DraftTree:
         return len(self.token_ids)
 
     @property
-    def candidates(self) -> int:
+    def num_candidates(self) -> int:
         """How many nodes, from the first on, may be accepted."""
         return len(self.token_ids) - self.probes
 
     def edges(self, count: int | None = None) -> dict[tuple[int, int], int]:
         """(parent, token) -> node, of the first `count` nodes; default: of the candidates."""
-        nodes = range(self.candidates if count is None else count)
+        nodes = range(self.num_candidates if count is None else count)
         return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))
 
     @staticmethod
@@ -81,7 +81,7 @@ class DraftTree:
         node order.
         """
         result: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
-        for node, parent in enumerate(self.parents[: self.candidates]):
+        for node, parent in enumerate(self.parents[: self.num_candidates]):
             result[parent + 1].append(node)
         return result
 
@@ -112,15 +112,15 @@ class DraftTree:
         """
         if self.is_chain() and not self.probes:
             return self
-        if not self.candidates:
+        if not self.num_candidates:
             return EMPTY_TREE
         if self.confidence is None:
-            node = int(node_depths(self.parents)[: self.candidates].argmax())
+            node = int(node_depths(self.parents)[: self.num_candidates].argmax())
         else:
             expected: list[float] = []
             for parent, chance in zip(self.parents, self.path_chances(), strict=True):
                 expected.append(chance + (expected[parent] if parent >= 0 else 0.0))
-            node = max(range(self.candidates), key=expected.__getitem__)
+            node = max(range(self.num_candidates), key=expected.__getitem__)
         path = self.path(node)
         return DraftTree.chain(
             [self.token_ids[i] for i in path],
@@ -144,7 +144,7 @@ class DraftTree:
             None if self.origins is None else self.origins[:count],
         )
 
-    def above(self, depth: int) -> DraftTree:
+    def shallower_than(self, depth: int) -> DraftTree:
         """The nodes less deep than `depth`."""
         kept = np.flatnonzero(node_depths(self.parents) < depth).tolist()
         place = {-1: -1, **{node: new for new, node in enumerate(kept)}}
@@ -153,7 +153,7 @@ class DraftTree:
             [place[self.parents[node]] for node in kept],
             None if self.probs is None else [self.probs[node] for node in kept],
             None if self.confidence is None else [self.confidence[node] for node in kept],
-            sum(node >= self.candidates for node in kept),
+            sum(node >= self.num_candidates for node in kept),
             None if self.origins is None else [self.origins[node] for node in kept],
         )
 

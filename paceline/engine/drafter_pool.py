@@ -136,7 +136,7 @@ class DrafterPool:
                 state = self.find(request.params.speculation, in_use)
             except PacelineError as error:
                 raise type(error)(f"prompt {index}: speculation: {error}") from error
-            states.append(DrafterState(Plain(), None) if request.fed_only else state)
+            states.append(DrafterState(Plain(), None) if request.prefill_only else state)
         return states
 
     def knows(self, spec: str | None) -> bool:

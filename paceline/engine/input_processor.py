@@ -1,6 +1,4 @@
-"""What callers ask for, checked before any work starts: prompts and parameters of many kinds, as
-sequences.
-"""
+"""Check prompts and sampling parameters, and make requests of them."""
 
 from __future__ import annotations
 
@@ -22,12 +20,14 @@ _BYTES = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """Makes sequences of prompts.
+    """Makes requests of prompts.
 
     Attributes:
-        source: what the model was named by, where a tokenizer was looked for.
-        vocab_size: of the model. eos_token_ids: tokens that end an answer. max_length: most tokens
-            of prompt and answer.
+        tokenizer: Tokenizer of the model, or None.
+        source: Model argument of the caller, where the tokenizer was searched for.
+        vocab_size: Number of token ids of the model.
+        eos_token_ids: Tokens that end an answer.
+        max_length: Maximum tokens of prompt and answer.
     """
 
     tokenizer: Any
@@ -36,15 +36,15 @@ class InputProcessor:
     eos_token_ids: list[int]
     max_length: int
 
-    def sequences(self, prompts: Any, params: Any) -> list[Request]:
-        """Return one sequence per prompt.
+    def requests(self, prompts: Any, params: Any) -> list[Request]:
+        """Return one request per prompt.
 
         Args:
-            prompts: a text, texts, lists, tuples or one-dimensional arrays or tensors of token ids,
-                or a two-dimensional one.
-            params: `SamplingParams` for all, or one each; None = the default.
+            prompts: A text, or several; or lists, tuples or one-dimensional arrays of token ids; or
+                a two-dimensional array. Arrays may be tensors.
+            params: `SamplingParams` for all prompts, or one each; None = the default.
         Raises:
-            ConfigError, CapacityError: a prompt or parameter that cannot be used.
+            ConfigError, CapacityError: a prompt or parameter cannot be used.
         """
         if isinstance(prompts, str):
             prompts = [prompts]
@@ -58,19 +58,19 @@ class InputProcessor:
             raise ConfigError(
                 "prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]]."
             )
-        each = [self._params(one) for one in _one_each(params, len(prompts))]
+        each = [self._checked(entry) for entry in _params_per_prompt(params, len(prompts))]
         return [
-            self._sequence(place, prompt, one)
-            for place, (prompt, one) in enumerate(zip(prompts, each, strict=True))
+            self._request(index, prompt, entry)
+            for index, (prompt, entry) in enumerate(zip(prompts, each, strict=True))
         ]
 
     def single(self, prompt: Any, params: Any) -> Request:
-        """Return the sequence of a prompt that has one answer.
+        """Return the request of a prompt with a single answer.
 
         Raises:
-            ConfigError, CapacityError: as `sequences`; or several answers are asked for.
+            ConfigError, CapacityError: as `requests`, or the parameters request several answers.
         """
-        (request,) = self.sequences([prompt], params)
+        (request,) = self.requests([prompt], params)
         if request.params.n > 1:
             raise ConfigError(
                 f"n: got {request.params.n} for a stream; expected 1. Open a stream for each seed,"
@@ -78,20 +78,21 @@ class InputProcessor:
             )
         return request
 
-    def answers(self, prompts: Any, params: Any) -> list[list[Request]]:
-        """Return per prompt as many sequences as answers are asked for, with seed, seed + 1,
-        ...; arguments as `sequences`.
+    def request_groups(self, prompts: Any, params: Any) -> list[list[Request]]:
+        """Return the requests of each prompt: one per answer, with seed, seed + 1, ...
+
+        Arguments and errors are those of `requests`.
         """
         return [
-            [first, *(self._other(first, number) for number in range(1, first.params.n))]
-            for first in self.sequences(prompts, params)
+            [first, *(self._sibling(first, number) for number in range(1, first.params.n))]
+            for first in self.requests(prompts, params)
         ]
 
-    def _other(self, first: Request, number: int) -> Request:
+    def _sibling(self, first: Request, number: int) -> Request:
         params = replace(first.params, seed=first.params.seed + number, prompt_logprobs=None)
-        return self._sequence_of(first.token_ids, params)
+        return self._new_request(first.token_ids, params)
 
-    def _sequence_of(self, ids: list[int], params: SamplingParams) -> Request:
+    def _new_request(self, ids: list[int], params: SamplingParams) -> Request:
         stop = (
             StopStrings(params.stop, self.tokenizer, ids, params.skip_special_tokens)
             if params.stop
@@ -101,9 +102,9 @@ class InputProcessor:
             ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop
         )
 
-    def _params(self, params: SamplingParams) -> SamplingParams:
-        """Check token ids among the parameters, and spell words in tokens."""
-        words = [one for one in params.bad_words if isinstance(one, str)]
+    def _checked(self, params: SamplingParams) -> SamplingParams:
+        """Check token ids among the parameters, and encode bad words."""
+        words = [entry for entry in params.bad_words if isinstance(entry, str)]
         if words:
             if self.tokenizer is None:
                 raise ConfigError(
@@ -111,7 +112,7 @@ class InputProcessor:
                     " tokenizer=... to LLM."
                 )
             spelled = {ids for word in words for ids in word_ids(self.tokenizer, word, "bad_words")}
-            given = [one for one in params.bad_words if not isinstance(one, str)]
+            given = [entry for entry in params.bad_words if not isinstance(entry, str)]
             params = replace(params, bad_words=[*given, *sorted(spelled)])
         named = {
             "stop_token_ids": params.stop_token_ids,
@@ -127,20 +128,20 @@ class InputProcessor:
                 )
         return params
 
-    def _sequence(self, place: int, prompt: Any, params: SamplingParams) -> Request:
-        ids = self._token_ids(place, prompt)
+    def _request(self, index: int, prompt: Any, params: SamplingParams) -> Request:
+        ids = self._token_ids(index, prompt)
         if not ids:
             raise ConfigError(
-                f"prompt {place}: got no token; expected at least one. Leave empty prompts out."
+                f"prompt {index}: got no token; expected at least one. Leave empty prompts out."
             )
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             raise ConfigError(
-                f"prompt {place}: got token ids from {min(ids)} to {max(ids)}; expected 0 to"
+                f"prompt {index}: got token ids from {min(ids)} to {max(ids)}; expected 0 to"
                 f" {self.vocab_size - 1}."
             )
         if len(ids) + min(1, params.max_new_tokens) > self.max_length:
             raise CapacityError(
-                f"prompt {place}: got {len(ids)} tokens, which leave no room for an answer;"
+                f"prompt {index}: got {len(ids)} tokens, which leave no room for an answer;"
                 f" expected less than {self.max_length}. Shorten it, or raise max_length if the"
                 " model's context allows."
             )
@@ -148,32 +149,32 @@ class InputProcessor:
             raise ConfigError(
                 "stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM."
             )
-        request = self._sequence_of(ids, params)
+        request = self._new_request(ids, params)
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
         return request
 
-    def _token_ids(self, place: int, prompt: Any) -> list[int]:
+    def _token_ids(self, index: int, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 from paceline.model.tokenizer_loading import tokenizer_error
 
                 raise ConfigError(
-                    f"prompt {place}: got text and no tokenizer; expected token ids, or"
+                    f"prompt {index}: got text and no tokenizer; expected token ids, or"
                     f" tokenizer=... to LLM.{tokenizer_error(self.source)}"
                 )
-            return text_ids(self.tokenizer, prompt, f"prompt {place}")
+            return text_ids(self.tokenizer, prompt, f"prompt {index}")
         ids = _plain(prompt)
         if not isinstance(ids, Sequence) or isinstance(ids, _BYTES) or not all(map(_is_id, ids)):
             raise ConfigError(
-                f"prompt {place}: got {str(ids)[:60]!r}; expected a text or a list of integer"
+                f"prompt {index}: got {str(ids)[:60]!r}; expected a text or a list of integer"
                 " token ids."
             )
         return [operator.index(i) for i in ids]
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and tensors as lists."""
+    """Return arrays and tensors as lists, and other values unchanged."""
     return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
 
 
@@ -181,11 +182,11 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _one_each(params: Any, count: int) -> list[SamplingParams]:
+def _params_per_prompt(params: Any, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not isinstance(params, list | tuple) or not all(
-        isinstance(one, SamplingParams) for one in params
+        isinstance(entry, SamplingParams) for entry in params
     ):
         hint = " Write SamplingParams(**params)." if isinstance(params, Mapping) else ""
         raise ConfigError(

@@ -43,7 +43,7 @@ class Lifecycle:
             waiting=len(schedule.waiting),
             running=len(schedule.active),
             cache_usage=kv_cache.usage(),
-            kept=kv_cache.num_kept,
+            kept_requests=kv_cache.num_kept,
             prefix_hits=kv_cache.reused,
             preemptions=schedule.preemptions,
         )

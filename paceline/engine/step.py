@@ -118,7 +118,7 @@ def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchRe
     limits = {
         request: 0 if request.without_draft else limit
         for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
-        if not request.fed_only and request.ends_prefill(chunk)
+        if not request.prefill_only and request.ends_prefill(chunk)
     }
     if not limits:
         return Drafts(batch, [], [])
@@ -278,7 +278,7 @@ def _end_scored(batch: DrafterBatch) -> list[Outcome]:
     """End requests that only compute their prompt, once all of it is cached."""
     outcomes = []
     for request in batch.requests:
-        if request.fed_only and not request.pending:
+        if request.prefill_only and not request.pending:
             request.finish_reason = "length"
             logprobs: list[dict[int, float]] | None = (
                 None if request.params.logprobs is None else []

@@ -407,7 +407,7 @@ class CachedLM:
             counters = request.counters
             counters.target_forwards += 1
             counters.prefill_forwards += len(request) == request.prompt_length
-            counters.fed.append(count)
+            counters.query_tokens.append(count)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
         """Keep the pending tokens and the accepted nodes of the last forward pass.

@@ -148,7 +148,7 @@ def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
     """
     if request.rotary_length > switch or len(request) + len(tree) <= switch:
         return tree
-    return tree.above(switch - len(request) + 1)
+    return tree.shallower_than(switch - len(request) + 1)
 
 
 def restart_beyond_switch(request: Request, switch: int) -> None:

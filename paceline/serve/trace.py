@@ -112,7 +112,7 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
         parent, target_token = tree.parents[node], None
         if node in accepted:
             status = ACCEPTED
-        elif node >= tree.candidates:
+        elif node >= tree.num_candidates:
             status = PROBE
         elif parent >= 0 and parent not in accepted:
             status = PARENT

@@ -112,7 +112,7 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
             f" {count}."
         )
     edges = zip(parents, tokens, strict=True)
-    if len(set(islice(edges, tree.candidates))) != tree.candidates:
+    if len(set(islice(edges, tree.num_candidates))) != tree.num_candidates:
         return "gave {request} two siblings with the same token; siblings must differ."
     for name, values in (
         ("probs", tree.probs),

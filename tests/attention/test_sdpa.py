@@ -66,7 +66,7 @@ def test_used_in_masked_forwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
         [prompt], params
     )[0]
     assert drafted.token_ids == out.token_ids
-    assert widths == [fed for fed in drafted.stats.fed if fed > 1 for _ in range(layers)]
+    assert widths == [fed for fed in drafted.stats.query_tokens if fed > 1 for _ in range(layers)]
     widths.clear()
     model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)
     assert not widths

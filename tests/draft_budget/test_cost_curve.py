@@ -319,7 +319,7 @@ def test_a_given_curve_is_neither_measured_nor_corrected(
         llm = LLM(pair.target, "sssd", cost_curve=given)
         outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
         assert [out.token_ids for out in outs] == pair.answers
-        counts.append([out.stats.fed for out in outs])
+        counts.append([out.stats.query_tokens for out in outs])
         assert llm.cost_curve == given
         assert llm.plain_seconds == 100.0
     assert counts[0] == counts[1]

@@ -48,7 +48,7 @@ def golden_run(pair: Pair, name: str, *options: str) -> list[Any]:
 def test_compat_repeats_the_public_code_step_by_step(pair: Pair, name: str) -> None:
     outs = golden_run(pair, name, "reference_mode=true")
     assert [out.token_ids for out in outs] == GOLDEN["answers"]
-    assert [out.stats.fed for out in outs] == GOLDEN["runs"][name]["fed"]
+    assert [out.stats.query_tokens for out in outs] == GOLDEN["runs"][name]["fed"]
     assert [out.stats.target_forwards for out in outs] == GOLDEN["runs"][name]["target_forwards"]
 
 
@@ -207,7 +207,7 @@ def test_a_window_too_large_is_left_out_and_counted(pair: Pair) -> None:
     outs = llm.generate(pair.prompts, params)
     assert [out.token_ids for out in outs] == pair.answers
     assert all(out.stats.notes[WINDOW_LEFT_OUT] >= 1 for out in outs)
-    assert max(fed for out in outs for fed in out.stats.fed[1:]) <= 21
+    assert max(fed for out in outs for fed in out.stats.query_tokens[1:]) <= 21
     assert any(out.stats.accepted_tokens for out in outs)  # guesses of prompt and answer go on
     drafter, request = started(
         "lookahead:window=3,ngram=3,guesses=4,prompt_pool=false", [1, 2, 3, 4, 5, 6]
@@ -225,7 +225,7 @@ def test_compat_keeps_to_max_nodes() -> None:
     for limit in range(12):
         (tree,) = drafter.propose([request], [limit])
         assert len(tree) <= limit
-        assert tree.candidates <= tree.probes
+        assert tree.num_candidates <= tree.probes
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt"])
@@ -236,7 +236,7 @@ def test_chain_models_verify_the_best_ngram(name: str) -> None:
         [prompt], SamplingParams(max_new_tokens=24)
     )[0]
     assert out.token_ids == reference(model, prompt, 24)
-    assert max(out.stats.fed[1:]) > 1
+    assert max(out.stats.query_tokens[1:]) > 1
 
 
 @pytest.mark.parametrize("name", ["qwen2_mixed", "gemma2"])

@@ -245,15 +245,20 @@ def test_another_drafter_between_requests_only(pair: Pair) -> None:
 def test_node_rules() -> None:
     assert [node_limit(NodeRule(), count, 40) for count in (1, 8)] == [40, 40]
     assert [
-        node_limit(NodeRule(24, batch=24, least=3), count, 256) for count in (1, 2, 3, 8, 64)
+        node_limit(NodeRule(24, batch_nodes=24, min_nodes=3), count, 256)
+        for count in (1, 2, 3, 8, 64)
     ] == [24, 12, 8, 3, 3]
-    assert [node_limit(NodeRule(batch=64, least=12), count, 256) for count in (1, 2, 4, 8)] == [
+    assert [
+        node_limit(NodeRule(batch_nodes=64, min_nodes=12), count, 256) for count in (1, 2, 4, 8)
+    ] == [
         256,
         32,
         16,
         12,
     ]
-    assert [node_limit(NodeRule(24, batch=24, least=3), count, 2) for count in (1, 8)] == [2, 2]
+    assert [
+        node_limit(NodeRule(24, batch_nodes=24, min_nodes=3), count, 2) for count in (1, 8)
+    ] == [2, 2]
 
 
 class Curious(Drafter):

@@ -66,7 +66,7 @@ def test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text(
     assert [out.token_ids for out in outs] == alone(model, each, params)
     assert llm.load.preemptions > 0
     assert llm.load.waiting == llm.load.running == 0
-    assert llm.model.open_sequences == llm.load.kept <= kept
+    assert llm.model.open_sequences == llm.load.kept_requests <= kept
 
 
 def test_sampled_text_survives_preemption(model: Any) -> None:
@@ -147,11 +147,11 @@ def test_the_next_turn_of_a_conversation_feeds_only_what_is_new(model: Any, spec
     assert again.token_ids == alone(model, [turn])[0]
     assert again.stats.cached_tokens == len(first + answer.token_ids) - 1
     assert (
-        sum(again.stats.fed[: again.stats.prefill_forwards])
-        <= 4 + sum(again.stats.fed) - again.stats.new_tokens
+        sum(again.stats.query_tokens[: again.stats.prefill_forwards])
+        <= 4 + sum(again.stats.query_tokens) - again.stats.new_tokens
     )
     assert llm.load.prefix_hits == again.stats.cached_tokens
-    assert llm.load.kept == 1  # it went on where it was
+    assert llm.load.kept_requests == 1  # it went on where it was
 
 
 def test_a_common_beginning_is_copied_also_from_a_request_that_runs(model: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_common_beginning_is_copied_also_from_a_request_that_runs(model: Any) 
     assert all(out.stats.cached_tokens >= 64 for out in outs)
     list(stream)
     assert llm.load.running == 0
-    assert llm.load.kept == 4
+    assert llm.load.kept_requests == 4
 
 
 def test_nothing_is_kept_unless_it_is_asked_for(model: Any) -> None:
@@ -182,7 +182,7 @@ def test_what_is_kept_goes_where_it_is_in_the_way(model: Any) -> None:
     )
     for prompt in prompts(6, 30):
         llm.generate([prompt], LONG)
-    kept = llm.load.kept
+    kept = llm.load.kept_requests
     assert 1 <= kept < 6
     outs = llm.generate(prompts(2, 60), LONG)
     assert [out.token_ids for out in outs] == alone(model, prompts(2, 60))

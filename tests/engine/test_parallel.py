@@ -159,8 +159,10 @@ def answer_in_parallel(
         assert [out.token_ids for out in case.run(model, Scripted(known, 256), True)] == answers
         outs = case.run(model, WINDOW, True)
         assert [out.token_ids for out in outs] == answers
-        assert [out.stats.target_forwards for out in outs] == [len(out.stats.fed) for out in outs]
-        found.append(sum(sum(out.stats.fed) for out in outs))
+        assert [out.stats.target_forwards for out in outs] == [
+            len(out.stats.query_tokens) for out in outs
+        ]
+        found.append(sum(sum(out.stats.query_tokens) for out in outs))
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     if joined:
         dist.destroy_process_group()
@@ -178,7 +180,9 @@ def test_answers_are_those_of_one_process(
     asked = cases(pair)[: 16 // ranks]
     plain = [[out.token_ids for out in case.run(pair.target, "none", False)] for case in asked]
     alone = sum(
-        sum(out.stats.fed) for case in asked[:2] for out in case.run(pair.target, WINDOW, False)
+        sum(out.stats.query_tokens)
+        for case in asked[:2]
+        for out in case.run(pair.target, WINDOW, False)
     )
     group = Group(ranks, tmp_path, answer_in_parallel, tmp_path, asked, plain, ranks == 4)
     assert group.wait() == [0] * ranks, group.errors()

@@ -75,7 +75,7 @@ def test_a_batch_of_many_drafters_says_what_each_says_alone(
             assert out.stats.drafted_tokens == 0 or name != "none"
             assert out.stats.draft_forwards > 0 or name != "draft_model"
             assert out.stats.draft_forwards == 0 or name in ("draft_model", "auto")
-            assert len(out.stats.fed) == out.stats.target_forwards
+            assert len(out.stats.query_tokens) == out.stats.target_forwards
     assert llm.model.open_sequences == 0
     if not budget:
         assert all(
@@ -131,7 +131,9 @@ def test_most_nodes_of_a_request(pair: Pair) -> None:
     assert [out.token_ids for out in outs] == pair.answers
     for cap in caps:
         mine = [out.stats for out, one in zip(outs, params, strict=True) if one.max_nodes == cap]
-        widest = max(fed - 1 for stats in mine for fed in stats.fed[stats.prefill_forwards :])
+        widest = max(
+            fed - 1 for stats in mine for fed in stats.query_tokens[stats.prefill_forwards :]
+        )
         assert widest > 3 if cap is None else widest == cap
         assert (sum(stats.drafted_tokens for stats in mine) == 0) == (cap == 0)
 
@@ -436,11 +438,11 @@ def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
     engine.finish(engine.submit(requests))
     assert [request.output_ids for request in requests] == pair.answers[:8]
     useless = [request for request in requests if request.params.speculation == "useless"]
-    assert sum(fed > 30 for request in useless for fed in request.counters.fed[1:]) <= 4 * len(
-        useless
-    )
+    assert sum(
+        fed > 30 for request in useless for fed in request.counters.query_tokens[1:]
+    ) <= 4 * len(useless)
     assert all(
-        sum(request.counters.fed) > 2 * len(request.counters.fed)
+        sum(request.counters.query_tokens) > 2 * len(request.counters.query_tokens)
         for request in requests
         if request not in useless
     )

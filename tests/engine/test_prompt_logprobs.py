@@ -145,7 +145,7 @@ def test_a_request_of_greater_priority_interrupts_the_scoring_of_another() -> No
     llm.model.prefill_chunk = 16
     low, high = (SamplingParams(2, prompt_logprobs=3, priority=priority) for priority in (1, 0))
     engine, prompt = llm._engine, prompts([140])[0]
-    first, second = (llm._intake.sequences([prompt], one)[0] for one in (low, high))
+    first, second = (llm._inputs.requests([prompt], one)[0] for one in (low, high))
     handles = engine.submit([first])
     for _ in range(3):
         engine.step()
@@ -216,7 +216,7 @@ def test_few_prompts_are_scored_together() -> None:
     """Each row of logits takes memory for the whole vocabulary."""
     llm = LLM(make("llama", "sdpa"), "none")
     for params, count in ((SCORED, 3), (SamplingParams(1), 5)):
-        handles = llm._engine.submit(llm._intake.sequences(prompts([150] * 5), params))
+        handles = llm._engine.submit(llm._inputs.requests(prompts([150] * 5), params))
         llm._engine.admit()
         assert len(select_prompts(handles, 512, packed=True)) == count
         llm._engine.withdraw(handles)

@@ -89,7 +89,7 @@ def test_a_cache_is_continued_over_turns(name: str, rows: int) -> None:
             assert cache.get_seq_length() == found.shape[1] - 1
             if mine and turn:
                 assert all(
-                    5 <= row.fed[0] <= 8 for row in strategy.stats
+                    5 <= row.query_tokens[0] <= 8 for row in strategy.stats
                 )  # last token, next turn, drafts; no old prompt
             ids = torch.cat([found, torch.tensor([[17, 40, 41, 17]] * rows)], dim=-1)
             mask = torch.cat(

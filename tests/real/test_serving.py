@@ -117,7 +117,7 @@ def test_each_says_what_it_says_alone() -> None:
                 break
             asyncio.run(asyncio.sleep(0.1))
     assert (llm.load.running, llm.load.waiting, llm.load.drafter_failures) == (0, 0, 0)
-    assert llm.model.open_sequences == llm.load.kept <= 4
+    assert llm.model.open_sequences == llm.load.kept_requests <= 4
     assert llm.load.accepted_tokens > 0
     for text, request in zip(found, requests, strict=True):
         assert text is None or text == alone(llm, request), request

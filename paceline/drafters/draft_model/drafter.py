@@ -80,7 +80,7 @@ class DraftModel(ChainDrafter):
         self._grows = rule is None and options.min_branch_confidence < 1 and draft.takes_trees
         self.budget = rule is None and options.has_budget
         if rule is None and options.adapts_length:
-            self.node_rule = NodeRule(MAX_NODES, batch=MAX_NODES, least=MIN_BATCH_NODES)
+            self.node_rule = NodeRule(MAX_NODES, batch_nodes=MAX_NODES, min_nodes=MIN_BATCH_NODES)
         self._records: dict[int, _Record] = {}
 
     @classmethod

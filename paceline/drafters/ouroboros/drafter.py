@@ -64,7 +64,9 @@ class Ouroboros(Drafter):
     Options = OuroborosOptions
 
     def __init__(self, options: OuroborosOptions, draft: CachedLM) -> None:
-        self.node_rule = NodeRule(batch=BATCH_NODES, least=options.gamma + options.ngram - 1)
+        self.node_rule = NodeRule(
+            batch_nodes=BATCH_NODES, min_nodes=options.gamma + options.ngram - 1
+        )
         self.budget = options.budget
         self._options = options
         self._draft = draft
@@ -232,7 +234,7 @@ class Ouroboros(Drafter):
         # Room for the window and a phrase.
         min_nodes = (self._options.ngram - 1) * (self._options.window + 1) - 1
         max_nodes = node_limit(
-            NodeRule(batch=self._phrases.max_nodes, least=min_nodes),
+            NodeRule(batch_nodes=self._phrases.max_nodes, min_nodes=min_nodes),
             len(requests),
             self._phrases.max_nodes,
         )

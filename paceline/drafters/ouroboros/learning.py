@@ -42,7 +42,7 @@ def inspirations(
         return
     if rule == "every":
         child = outcome.tree.edges()
-        for node in range(-1, outcome.tree.candidates):
+        for node in range(-1, outcome.tree.num_candidates):
             phrase = _predicted_after(outcome, node, child, ngram - 1)
             if len(phrase) >= min(MIN_PHRASE, ngram - 1):
                 yield context_of(outcome, node), phrase

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.drafter import Drafter, Outcome
-from paceline.core.node_rule import WITH_BUDGET, NodeRule
+from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
+from paceline.core.settings import WITH_BUDGET
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.drafters.shared.draft_sources import DraftSource, flatten_sources
 from paceline.drafters.shared.merged_tree import grow, learn
@@ -31,7 +32,11 @@ def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
     """Return the node rule for the option `max_nodes`."""
     if max_nodes is not None:
         return NodeRule(max_nodes)
-    return WITH_BUDGET if budget else NodeRule(_SETTINGS.max_nodes, batch=_SETTINGS.max_batch_nodes)
+    return (
+        WITH_BUDGET
+        if budget
+        else NodeRule(_SETTINGS.max_nodes, batch_nodes=_SETTINGS.max_batch_nodes)
+    )
 
 
 class Recycler:

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.drafter import Drafter
-from paceline.core.node_rule import WITH_BUDGET, NodeRule
+from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
+from paceline.core.settings import WITH_BUDGET
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.datastore.store import Snapshot
 from paceline.drafters.sssd.answer_memory import AnswerMemory
@@ -60,7 +61,7 @@ class Sssd(Drafter):
         if options.max_nodes is None:
             # Section 3.2 of the paper: the size of the batch sets the size of the trees.
             self.node_rule = (
-                WITH_BUDGET if options.budget else NodeRule(TREE_NODES, batch=BATCH_NODES)
+                WITH_BUDGET if options.budget else NodeRule(TREE_NODES, batch_nodes=BATCH_NODES)
             )
         self._weights = load_weights()
         self._store = None if options.datastore is None else datastore.open(options.datastore)

@@ -42,7 +42,7 @@ class ParallelLM(CachedLM):
     `forward_nodes`.
 
     Logits of `forward` are those of this rank's share only, `request.cached` is this rank's own,
-    and so is `stats.fed`.
+    and so is `stats.query_tokens`.
 
     Args:
         model: this rank's copy, on its own device.
