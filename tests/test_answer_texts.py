@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import generate
-from paceline.serve.logprobs import Spelling, chat_logprobs, completion_logprobs
+from paceline.serve.logprobs import AnswerSpelling, chat_logprobs, completion_logprobs
 from tests.support.tokenizers import FALLBACK, LOCAL, whole_text
 
 TOKENIZERS: dict[str, Any] = {**LOCAL, **FALLBACK}
@@ -84,11 +84,11 @@ def test_every_cut(name: str) -> None:
             )
             assert done.logprobs is not None
             chat = chat_logprobs(
-                Spelling(tokenizer, prompt), done.token_ids, done.logprobs, 2
+                AnswerSpelling(tokenizer, prompt), done.token_ids, done.logprobs, 2
             ).content
             assert b"".join(bytes(one.bytes) for one in chat).decode(errors="replace") == done.text
             told = completion_logprobs(
-                Spelling(tokenizer, prompt), done.token_ids, done.logprobs, 0
+                AnswerSpelling(tokenizer, prompt), done.token_ids, done.logprobs, 0
             )
             assert "".join(told.tokens) == done.text
             assert told.text_offset == [len("".join(told.tokens[:place])) for place in range(size)]

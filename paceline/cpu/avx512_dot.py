@@ -138,12 +138,12 @@ def multiply_blocks(
     def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:
         for count in counts:
             with builder.if_then(builder.icmp_signed("==", num_blocks, _constant(count))):
-                _multiply(builder, count, outputs, kind, _Operands(*operands))
+                _multiply(builder, count, outputs, kind, _DotOperands(*operands))
 
     return operation(types.void, (types.int64,) * 7, where_available(emit, kind=kind))
 
 
-class _Operands(NamedTuple):
+class _DotOperands(NamedTuple):
     """Hold the arguments of `multiply_blocks` after the number of blocks."""
 
     blocks: Any
@@ -159,7 +159,7 @@ def _multiply(
     num_blocks: int,
     outputs: int,
     kind: _Numbers,
-    operands: _Operands,
+    operands: _DotOperands,
 ) -> None:
     blocks, weight, row_bytes, out, ahead, parts = operands
     zeros = ir.Constant(kind.sums, [0] * kind.sums.count)

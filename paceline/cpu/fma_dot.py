@@ -43,12 +43,12 @@ def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
     def emit(builder: Any, num_rows: Any, *operands: Any) -> None:
         for count in range(1, max_rows + 1):
             with builder.if_then(builder.icmp_signed("==", num_rows, ir.Constant(_INDEX, count))):
-                _multiply(builder, count, kind, _Operands(*operands))
+                _multiply(builder, count, kind, _FmaOperands(*operands))
 
     return operation(types.void, (types.int64,) * 8, emit)
 
 
-class _Operands(NamedTuple):
+class _FmaOperands(NamedTuple):
     """Hold the arguments of `multiply_rows` after the number of rows."""
 
     rows: Any
@@ -64,7 +64,7 @@ def _multiply(
     builder: Any,
     num_rows: int,
     kind: int,
-    operands: _Operands,
+    operands: _FmaOperands,
 ) -> None:
     rows, row_bytes, weight, stride, out, out_stride, ahead = operands
     load_weight = emit_load_bfloat16 if kind == BFLOAT16 else emit_load

@@ -86,12 +86,12 @@ def add_weighted(vectors: int) -> Any:
                     for value, expected in ((queries, number), (halves, int(is_half)))
                 ]
                 with builder.if_then(builder.and_(*matches)):
-                    _add_rows(builder, number, vectors, is_half, _Operands(*operands))
+                    _add_rows(builder, number, vectors, is_half, _SumOperands(*operands))
 
     return operation(types.void, (types.int64,) * 8, emit)
 
 
-class _Operands(NamedTuple):
+class _SumOperands(NamedTuple):
     """Hold the arguments of `add_weighted` after the number format."""
 
     weights: Any
@@ -107,7 +107,7 @@ def _add_rows(
     queries: int,
     vectors: int,
     halves: bool,
-    operands: _Operands,
+    operands: _SumOperands,
 ) -> None:
     weights, rows, stride, count, sums, size = operands
     weight_rows = [

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import AnswerRequest
-from paceline.serve.logprobs import Spelling, TokenLogprobs, chat_logprobs
+from paceline.serve.logprobs import AnswerSpelling, TokenLogprobs, chat_logprobs
 from paceline.serve.requests import ChatRequest
 from paceline.serve.responding import EVENTS, respond
 from paceline.serve.responses import (
@@ -89,7 +89,7 @@ class ChatFormatter:
     ) -> None:
         self._model, self._id = serving.names[0], f"chatcmpl-{id}"
         self._tokenizer, self._answer_requests = serving.llm.tokenizer, answer_requests
-        self._spellings: dict[int, Spelling] = {}
+        self._spellings: dict[int, AnswerSpelling] = {}
         self._top = top
 
     def full(self, completions: Sequence[Completion], usage: Usage) -> ChatResponse:
@@ -138,7 +138,7 @@ class ChatFormatter:
             return None
         if index not in self._spellings:
             answer_request = self._answer_requests[index]
-            self._spellings[index] = Spelling(
+            self._spellings[index] = AnswerSpelling(
                 self._tokenizer, answer_request.prompt, answer_request.params.skip_special_tokens
             )
         return chat_logprobs(self._spellings[index], token_ids, logprobs, self._top, last)

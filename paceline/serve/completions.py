@@ -12,7 +12,7 @@ from starlette.responses import Response
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import AnswerRequest
-from paceline.serve.logprobs import Spelling, TokenLogprobs, completion_logprobs
+from paceline.serve.logprobs import AnswerSpelling, TokenLogprobs, completion_logprobs
 from paceline.serve.protocol_settings import MAX_TOKENS
 from paceline.serve.requests import CompletionRequest
 from paceline.serve.responding import EVENTS, respond
@@ -91,7 +91,7 @@ class CompletionFormatter:
             f"cmpl-{id}",
         )
         self._answer_requests, self._echoed = answer_requests, echoed
-        self._spellings: dict[int, Spelling] = {}
+        self._spellings: dict[int, AnswerSpelling] = {}
         self._offsets: dict[
             int, int
         ] = {}  # characters before the next token, by index of the answer
@@ -145,7 +145,7 @@ class CompletionFormatter:
             return None
         if index not in self._spellings:
             answer_request = self._answer_requests[index]
-            self._spellings[index] = Spelling(
+            self._spellings[index] = AnswerSpelling(
                 self._tokenizer, answer_request.prompt, answer_request.params.skip_special_tokens
             )
             self._offsets[index] = len(self._echo(index))
@@ -166,7 +166,7 @@ class CompletionFormatter:
             result = self._spell_sent(sent, answer_request.prompt, rows)
         else:
             result = completion_logprobs(
-                Spelling(self._tokenizer, (), answer_request.params.skip_special_tokens),
+                AnswerSpelling(self._tokenizer, (), answer_request.params.skip_special_tokens),
                 answer_request.prompt,
                 rows,
                 0,
@@ -182,7 +182,9 @@ class CompletionFormatter:
         Special tokens in the sent text count, those that the tokenizer adds do not.
         """
         for hides in (True, False):
-            result = completion_logprobs(Spelling(self._tokenizer, (), hides), token_ids, rows, 0)
+            result = completion_logprobs(
+                AnswerSpelling(self._tokenizer, (), hides), token_ids, rows, 0
+            )
             spelled = "".join(result.tokens)
             if spelled == sent:
                 break

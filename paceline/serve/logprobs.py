@@ -28,7 +28,7 @@ class Position(NamedTuple):
     top: list[Scored]
 
 
-class Spelling:
+class AnswerSpelling:
     """Spells the tokens of one answer, in order.
 
     The joined texts of the tokens are the text of the answer. If several tokens form one character,
@@ -85,7 +85,7 @@ class Spelling:
 
 
 def completion_logprobs(
-    spelling: Spelling,
+    spelling: AnswerSpelling,
     token_ids: Sequence[int],
     logprobs: TokenLogprobs,
     offset: int,
@@ -114,7 +114,7 @@ def completion_logprobs(
 
 
 def chat_logprobs(
-    spelling: Spelling,
+    spelling: AnswerSpelling,
     token_ids: Sequence[int],
     logprobs: TokenLogprobs,
     top: int,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.serve.logprobs import Spelling, chat_logprobs, completion_logprobs
+from paceline.serve.logprobs import AnswerSpelling, chat_logprobs, completion_logprobs
 from tests.support.serving import served
 from tests.support.tokenizers import FALLBACK, LOCAL
 from tests.test_answer_texts import engine
@@ -78,7 +78,7 @@ def test_likely_tokens_have_bytes_of_their_own(name: str) -> None:
     a, *parts = tokenizer("a😀", add_special_tokens=False)["input_ids"][-5:]
     other = tokenizer("😃", add_special_tokens=False)["input_ids"][-1]
     found = [{token: -0.1, other: -0.5, a: -1.0, 2: -2.0} for token in parts]
-    content = chat_logprobs(Spelling(tokenizer, [a]), parts, found, 4).content
+    content = chat_logprobs(AnswerSpelling(tokenizer, [a]), parts, found, 4).content
     assert [bytes(one.bytes) for one in content] == [bytes([byte]) for byte in "😀".encode()]
     assert [one.token for one in content] == ["", "", "", "😀"]
     assert [[bytes(likely.bytes) for likely in one.top_logprobs[1:]] for one in content] == [
@@ -91,7 +91,7 @@ def test_likely_tokens_have_bytes_of_their_own(name: str) -> None:
         "</s>",
     ]
     told = completion_logprobs(
-        Spelling(tokenizer, [a]),
+        AnswerSpelling(tokenizer, [a]),
         parts[:2],
         [{token: -0.1, parts[2]: -0.2, a: -3.0} for token in parts[:2]],
         5,
@@ -107,18 +107,20 @@ def test_an_unfinished_character_is_of_the_last_token() -> None:
     tokenizer = FALLBACK["llama"]
     ids = tokenizer("a😀", add_special_tokens=False)["input_ids"][:-1]
     found = [{token: -0.1} for token in ids]
-    told = completion_logprobs(Spelling(tokenizer), ids, found, 0)
+    told = completion_logprobs(AnswerSpelling(tokenizer), ids, found, 0)
     assert ("".join(told.tokens), told.tokens[-1]) == (
         " a\N{REPLACEMENT CHARACTER}",
         "\N{REPLACEMENT CHARACTER}",
     )
-    assert completion_logprobs(Spelling(tokenizer), ids, found, 0, last=False).tokens[-1] == ""
+    assert (
+        completion_logprobs(AnswerSpelling(tokenizer), ids, found, 0, last=False).tokens[-1] == ""
+    )
 
 
 def test_bytes_of_no_character_are_told_apart() -> None:
     tokenizer = FALLBACK["llama"]
     ids = tokenizer("€", add_special_tokens=False)["input_ids"][-2:]
     (place,) = completion_logprobs(
-        Spelling(tokenizer), ids[:1], [{ids[0]: -0.1, ids[1]: -0.2}], 0
+        AnswerSpelling(tokenizer), ids[:1], [{ids[0]: -0.1, ids[1]: -0.2}], 0
     ).top_logprobs
     assert place == {"\N{REPLACEMENT CHARACTER}": -0.1, "bytes:\\xac": -0.2}

@@ -26,7 +26,7 @@ from paceline.cpu.attention.tiled.workspace import (
     INNER,
     SIDE,
     QueryTile,
-    Workspace,
+    TileWorkspace,
     blocks_per_tile,
     count_queries,
     lay_out,
@@ -94,7 +94,7 @@ attend_tiled = TeamJob(_attend, CALL)
 
 @inlined
 def _attend_tile(
-    call: AttentionCall, tile: QueryTile, space: Workspace, common_steps: IntArray
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, common_steps: IntArray
 ) -> None:
     """Compute the weights of all blocks, then the sums: common steps first.
 

@@ -13,7 +13,7 @@ from paceline.cpu.attention.tiled.workspace import (
     SIDE,
     STEP,
     QueryTile,
-    Workspace,
+    TileWorkspace,
     cache_position,
 )
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES, clear, copy
@@ -30,7 +30,7 @@ _score1 = amx.add_product(_PRODUCT1, _KEYS1, _QUERIES)
 
 @inlined
 def weigh_block(
-    call: AttentionCall, tile: QueryTile, space: Workspace, block: int, i: int, count: int
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
 ) -> int:
     """Compute the weights of a block of queries.
 
@@ -96,7 +96,7 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
 
 @inlined
 def _lay_queries(
-    call: AttentionCall, tile: QueryTile, space: Workspace, i: int, count: int
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, i: int, count: int
 ) -> None:
     """Transpose the queries of a block to words of two dims, one query a column.
 
@@ -115,7 +115,7 @@ def _lay_queries(
 
 @inlined
 def _score(
-    call: AttentionCall, tile: QueryTile, space: Workspace, scores: int, start: int, stop: int
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, scores: int, start: int, stop: int
 ) -> None:
     """Multiply all queries of a block with up to 32 keys; missing keys are zeros."""
     size, source, stride = (

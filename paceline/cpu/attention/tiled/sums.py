@@ -9,7 +9,7 @@ from paceline.cpu.attention.tiled.workspace import (
     STEP,
     STEP_BYTES,
     QueryTile,
-    Workspace,
+    TileWorkspace,
     pair_up,
     value_of,
 )
@@ -35,7 +35,7 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 
 
 @inlined
-def add_steps(call: AttentionCall, space: Workspace, block: int, first: int, last: int) -> None:
+def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
     """Add the values of the steps first .. last - 1 to the sums of a block.
 
     `first` is the first step of the section that is laid out.
@@ -91,7 +91,7 @@ def _add_single(weights: int, width: int, values: int, size: int, sums: int, cou
 def add_column_steps(
     call: AttentionCall,
     tile: QueryTile,
-    space: Workspace,
+    space: TileWorkspace,
     block: int,
     i: int,
     count: int,
@@ -135,7 +135,7 @@ def _length(tile: QueryTile, run: int) -> int:
 
 @inlined
 def _gather(
-    call: AttentionCall, tile: QueryTile, space: Workspace, run: int, rank: int, stop: int
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, run: int, rank: int, stop: int
 ) -> int:
     """Lay out the values of the keys of ranks rank .. stop - 1 as words of two keys.
 
@@ -167,7 +167,7 @@ def _gather(
 
 @inlined
 def write_out(
-    call: AttentionCall, tile: QueryTile, space: Workspace, block: int, i: int, count: int
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
 ) -> None:
     """Divide the sums of a block by the total weights, and write them as bfloat16."""
     size = call.value_dim * FLOAT_BYTES

@@ -19,7 +19,7 @@ STEP = 2 * SIDE  # Keys of a product.
 STEP_BYTES = bf16_pack.STEP
 
 
-class Workspace(NamedTuple):
+class TileWorkspace(NamedTuple):
     """Addresses of the parts of a thread's memory.
 
     Attributes:
@@ -147,7 +147,7 @@ def workspace_size(call: AttentionCall, blocks: int) -> int:
 
 
 @inlined
-def lay_out(call: AttentionCall, blocks: int, memory: int) -> Workspace:
+def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
     """Assign addresses from `memory` on to the parts of a workspace."""
     width = row_width(call)
     value_bytes = call.value_dim * FLOAT_BYTES
@@ -161,7 +161,7 @@ def lay_out(call: AttentionCall, blocks: int, memory: int) -> Workspace:
     gathered = values + STEPS_PER_SECTION * SIDE * value_bytes
     products = gathered + SIDE * value_bytes
     zeros = products + 2 * amx.TILE
-    return Workspace(
+    return TileWorkspace(
         scores, sums, totals, queries, copied, keys, zeros, values, gathered, products, width
     )
 
