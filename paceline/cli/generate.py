@@ -121,7 +121,7 @@ def read_prompts(path: Path) -> list[CliPrompt]:
         lines = read_text(path, "surrogateescape").split("\n")
     except OSError as error:
         raise ConfigError(
-            f"file: got {str(path)!r}, {error.strerror}; expected a file to read. Check the path."
+            f"The prompts {str(path)!r} cannot be read: {error.strerror}. Check the path."
         ) from error
     read = _record if path.suffix == ".jsonl" else lambda line, where: CliPrompt(line, None, line)
     numbered = (
