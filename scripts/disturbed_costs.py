@@ -7,7 +7,7 @@ machine.
 SmolLM2-135M in bfloat16. The loops run only while the first curve is measured. Then three engines
 answer the same prompts by turns: both curves with `auto`, and plain decoding. The first requests
 warm up; the figure is of those behind them. `scripts/update_benchmarks.py` writes it into
-docs/one-tree.md.
+docs/concepts/draft-budget.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Draw lookahead's draft tree for W=5 N=4 G=2 with the drafter's own code: text into
-docs/lookahead.md, picture beside it.
+docs/methods/lookahead.md, and a picture.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from paceline.core.tree import DraftTree, TreeBuilder, ancestor_mask, node_depths
+from paceline.core.tree import DraftTree, TreeBuilder, node_depths
 from paceline.drafters.lookahead.window import LookaheadWindow
 
 WIDTH, NGRAM, GUESSES = 5, 4, 2
@@ -70,13 +70,7 @@ def drawing() -> str:
         lines.append(
             f"{name:10}" + "".join(f"{cells.get(at, ''):5}" for at in range(max(depths) + 1))
         )
-    mask = ["cached  c  " + "  ".join(labels), "c    x    x"]
-    for label, seen in zip(labels, ancestor_mask(tree.parents).tolist(), strict=True):
-        mask.append(f"{label}   x    x  " + "  ".join(f"{'x' if one else '.':2}" for one in seen))
-    blocks = (lines, ["       " + mask[0], *mask[1:]])
-    return "\n".join(
-        "```text\n" + "\n".join(line.rstrip() for line in block) + "\n```\n" for block in blocks
-    )
+    return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n"
 
 
 def picture(path: Path) -> None:
@@ -88,7 +82,7 @@ def picture(path: Path) -> None:
         (float(x), -float(names.index(row)))
         for x, row in zip(node_depths(tree.parents), rows, strict=True)
     ]
-    with rc_context({"font.size": 10}):
+    with rc_context({"font.size": 10, "svg.hashsalt": "window"}):
         figure = Figure(figsize=(8.5, 4.6), layout="constrained")
         axes = figure.add_subplot()
         for node, parent in enumerate(tree.parents):
@@ -117,16 +111,16 @@ def picture(path: Path) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         axes.tick_params(length=0)
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
     """Bring the page up to date."""
-    page = DOCS / "lookahead.md"
+    page = DOCS / "methods" / "lookahead.md"
     text = page.read_text(encoding="utf-8")
     head, tail = text.split(BEGIN)[0], text.split(END)[1]
     page.write_text(head + BEGIN + drawing() + END + tail, encoding="utf-8")
-    picture(DOCS / "lookahead-window.png")
+    picture(DOCS / "img" / "lookahead-window.svg")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ docs/results/invariance-cost.json.
 
     python scripts/invariance_cost.py [--model smollm2] [--threads 1] [--rounds 9] [--json FILE]
 
-`scripts/update_benchmarks.py` writes the table of docs/batch-invariance.md from it.
+`scripts/update_benchmarks.py` writes the table of docs/concepts/batch-invariance.md from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the pages and tables of figures from docs/results/*.json, so that every figure there was
 measured.
 
-One page per result, docs/benchmarks/NAME.md; and the short tables of README.md and of some pages of
+One page per result, docs/benchmarks/NAME.md; and the tables of README.md and of the pages of
 docs, between the marks `<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch
 invariance, runs inside vLLM and disturbed cost curves have tables and no page.
 The picture of a paper is the PNG file beside its JSON file.
@@ -30,17 +30,13 @@ from paceline.report.documents import kind_of
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # `papers` is not installed
+sys.path.insert(0, str(ROOT / "scripts"))
+from docs_tables import generated  # noqa: E402
+
 from papers import paper_markdown, read_paper_json  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = ROOT / "docs" / "benchmarks"
-WITH_TABLES = (
-    ROOT / "README.md",
-    ROOT / "docs" / "benchmarks.md",
-    ROOT / "docs" / "batch-invariance.md",
-    ROOT / "docs" / "one-tree.md",
-    ROOT / "docs" / "vllm.md",
-)
 DISTURBED = "disturbed-costs"  # of scripts/disturbed_costs.py
 _MARKED = re.compile(r"(<!-- table of ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 # Where the runs had their files, and what a reader calls these (docs/benchmarks.md).
@@ -86,15 +82,25 @@ def pages() -> Iterator[tuple[Path, str]]:
         for path in sorted(Path(folder).glob("*.json")):
             if kind_of(path) not in (COST.name, VLLM.name, DISTURBED):
                 yield PAGES / f"{path.stem}.md", page(path)
-        for file in WITH_TABLES:
+        for file in _with_tables():
             text = file.read_text(encoding="utf-8")
             yield (
                 file,
                 _MARKED.sub(
-                    lambda mark: f"{mark[1]}{table(Path(folder, f'{mark[2]}.json'))}\n{mark[3]}",
-                    text,
+                    lambda mark: f"{mark[1]}{_table_of(mark[2], Path(folder))}\n{mark[3]}", text
                 ),
             )
+
+
+def _with_tables() -> list[Path]:
+    """Return the pages with marks; each may have several tables."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in pages if _MARKED.search(page.read_text(encoding="utf-8"))]
+
+
+def _table_of(name: str, results: Path) -> str:
+    found = generated(name, results)
+    return table(results / f"{name}.json") if found is None else found
 
 
 def _with_new_names(spec: re.Match[str]) -> str:

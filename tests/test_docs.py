@@ -45,7 +45,7 @@ def test_readme_lists_every_drafter_with_its_options() -> None:
 def test_the_drawn_window_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     drawing = importlib.import_module("draw_window").drawing()
-    assert drawing in (ROOT / "docs" / "lookahead.md").read_text(encoding="utf-8")
+    assert drawing in (ROOT / "docs" / "methods" / "lookahead.md").read_text(encoding="utf-8")
 
 
 def test_figures_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +69,12 @@ def test_architectures_claimed_are_those_tested() -> None:
     assert f"[{trees + chains} architectures are" in (ROOT / "README.md").read_text()
     assert (
         f"over {trees + chains} architectures ({trees} with trees, {chains} as chains)"
-        in (ROOT / "docs" / "losslessness.md").read_text()
+        in (ROOT / "docs" / "concepts" / "losslessness.md").read_text()
     )
 
 
 def test_glossary_words_are_there() -> None:
-    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    glossary = (ROOT / "docs" / "concepts" / "glossary.md").read_text()
     assert all(
         f"| {word} |" in glossary
         for word in ("accepted", "bonus", "draft tree", "target", "pending")

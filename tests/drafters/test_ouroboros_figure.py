@@ -20,7 +20,7 @@ from paceline.drafters.ouroboros.drafter import Ouroboros, OuroborosOptions
 from paceline.engine.step import decode_step
 from paceline.model.cached_lm import CachedLM
 
-PAGE = Path(__file__).parents[2] / "docs" / "ouroboros.md"
+PAGE = Path(__file__).parents[2] / "docs" / "methods" / "ouroboros.md"
 
 
 class Alphabet:

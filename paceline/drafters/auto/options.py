@@ -14,10 +14,10 @@ class AutoOptions:
     """Options of `auto`.
 
     Attributes:
-        datastore: Folder of a datastore, or "demo" for the one of the built-in target. By default
-            the drafter retrieves from the request and from earlier answers only.
-        max_context_ngram: Longest context, in tokens, under which a next-token distribution of the
-            target is cached (Token Recycling). At least 1; default 3.
+        datastore: Folder of a datastore; "demo" is the one of the built-in target. By default the
+            drafter retrieves from the request and from earlier answers only.
+        max_context_ngram: Longest context, in tokens, of a cached next-token distribution (Token
+            Recycling). At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
             budget; without it 16, and in larger batches 48 for the whole batch.
         budget: The engine processes only the nodes that are expected to save time; default true.
@@ -30,7 +30,7 @@ class AutoOptions:
             the drafter runs it only while it saves time. Default true.
         draft_head: Predict the next tokens from the target's hidden state; false disables it. A
             path names a head that `paceline draft-head train` wrote. Default true.
-        pool_file: File that the cached distributions are loaded from, if it exists, and saved to.
+        pool_file: File that keeps the cached distributions between runs. It is loaded if it exists.
             By default they are not saved.
     """
 

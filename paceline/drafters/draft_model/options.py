@@ -40,8 +40,8 @@ class DraftModelOptions:
             chains only. From 0 to 1; default 0.06, or 1 with a length. Not for sampled drafts.
         use_prompt_lookup: Speed up the draft model itself by prompt lookup. Default true, or false
             with a length or another rule.
-        budget: The engine processes only the nodes of a tree that are expected to save time, and
-            skips drafting while it is slower than plain decoding. Sampled drafts are never cut,
+        budget: The engine processes only the nodes that are expected to save time. It skips
+            drafting while drafting is slower than plain decoding. Sampled drafts are never cut,
             since the text depends on them. Default true, or false with a length or another rule.
         verification: "reject" (rejection sampling, as in the papers) or "follow" (the same noise as
             the target). Both are the same for greedy requests. Default "reject".

@@ -18,8 +18,8 @@ class LookaheadOptions:
         guesses: G, maximum number of n-grams verified per step; default 4. 0 verifies only the
             nodes of the window.
         ngrams_per_key: Maximum number of n-grams stored per key; at least 1. Default: `guesses`.
-        prompt_pool: Store the n-grams of the prompt and of the answer in the pool too ("prompt as
-            reference"); default true.
+        prompt_pool: Store the n-grams of the prompt and the answer, too ("prompt as reference");
+            default true.
         budget: Skip drafting while it is slower than plain decoding; default true.
         reference_mode: Take exactly the steps of the public code, for comparison; default false.
     """

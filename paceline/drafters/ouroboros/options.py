@@ -20,19 +20,19 @@ class OuroborosOptions:
             not cut, so a draft may be longer.
         window: W, number of columns of the draft model's lookahead window; at least 1, default 2.
         ngram: N, tokens of a phrase including its key; at least 2, default 6.
-        suffixes: K, maximum number of phrases verified after the draft, and after the newest token;
-            default 3.
-        max_branches: Maximum number of alternatives of the draft model verified next to the draft;
+        suffixes: K, maximum number of phrases verified after the draft; as many after the newest
+            token; default 3.
+        max_branches: Maximum number of the draft model's alternatives verified next to the draft;
             default 4. 0 gives the paper's tree.
         inspiration: Rejected tokens whose continuations enter the phrase pool: of "every" node, by
             the rule of the "paper", by the rule of the public "code", or "off". Default "every".
         refinement: Replace suffixes in the pool by the target's predictions; default true.
         budget: The engine processes only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
-        pool_file: File that the shared pool is loaded from, if it exists, and saved to. Implies
+        pool_file: File that keeps the shared pool between runs. It is loaded if it exists. Implies
             `shared_pool`. By default the pool is not saved.
-        on_invalid_file: If the pool file is damaged or has another vocabulary, "refuse" raises an
-            error and "reset" starts an empty pool with a warning. Default "refuse".
+        on_invalid_file: Handling of a damaged or foreign pool file: "refuse" raises an error,
+            "reset" starts an empty pool with a warning. Default "refuse".
     """
 
     gamma: int = 5

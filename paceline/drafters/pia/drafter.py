@@ -3,7 +3,7 @@
 Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large
 Language Model with Lossless Generation Accuracy" (public code:
 alipay/PainlessInferenceAcceleration). It differs from the Lookahead Decoding of `lookahead`.
-docs/retrieval-baselines.md lists the differences between paper, public code and this
+docs/methods/pia.md lists the differences between paper, public code and this
 implementation.
 """
 

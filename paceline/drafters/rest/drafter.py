@@ -3,7 +3,7 @@
 He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (public code:
 FasterDecoding/REST). The drafter looks up the longest suffix of the text that the datastore
 contains. It reads the first matches in the order of the suffix array and counts their
-continuations. docs/retrieval-baselines.md lists the differences between paper, public code and this
+continuations. docs/methods/rest.md lists the differences between paper, public code and this
 implementation.
 """
 

@@ -23,10 +23,10 @@ class PromptLookupOptions:
             longest n-gram first.
         min_ngram: Shortest n-gram that is looked up, in tokens; at least 1, default 1.
         max_draft_tokens: Maximum number of tokens in a branch; at least 1, default 16.
-        max_matches: Maximum number of different continuations, which are the branches of the draft
-            tree; at least 1, default 8. 1 drafts a chain.
-        max_frequent_tokens: Maximum number of the text's most frequent tokens that are added to
-            the tree; 0 adds none. Default 16 with the budget, else 0.
+        max_matches: Maximum number of different continuations, the branches of the draft tree; at
+            least 1, default 8. 1 drafts a chain.
+        max_frequent_tokens: Maximum number of the text's most frequent tokens added to the tree; 0
+            adds none. Default 16 with the budget, else 0.
         budget: The engine processes only the nodes that are expected to save time; default true.
     """
 

@@ -22,13 +22,13 @@ class SpecDecPPOptions:
             card has a curve, else 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
-        count_undecided: Include the newest token, whose hidden state is not known yet, in the
-            rejection probability. Default true.
+        count_undecided: Count the newest token, before its hidden state is known. Default true.
         use_prompt_lookup: Speed up the draft model itself by prompt lookup; default false.
-        budget: The engine processes only the nodes that are expected to save time, by the head's
-            confidences. Sampled drafts are never cut, since the text depends on them. Default true.
-        second_choices: Add the draft model's second choice next to each draft token, for the case
-            that the token is rejected. Used with the budget only. Default true.
+        budget: The engine processes only the nodes that are expected to save time. It goes by the
+            head's confidences. Sampled drafts are never cut, since the text depends on them.
+            Default true.
+        second_choices: Add the draft model's second choice next to each draft token. It helps if
+            the token is rejected. Used with the budget only. Default true.
         verification: "reject" (rejection sampling, as in the paper) or "follow" (the same noise as
             the target). Both are the same for greedy requests. Default "reject".
     """

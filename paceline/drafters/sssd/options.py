@@ -17,8 +17,8 @@ class SssdOptions:
     """Options of `sssd`.
 
     Attributes:
-        datastore: Folder of a datastore, or "demo" for the one of the built-in target. By default
-            the drafter searches the request and earlier answers only.
+        datastore: Folder of a datastore; "demo" is the one of the built-in target. By default the
+            drafter searches the request and earlier answers only.
         fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, "paper" the
             paper's fixed weights. Default "calibrated".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. By default 48 with the

@@ -29,7 +29,7 @@ class TokenRecyclingOptions:
             proposed with tree=best. From 0 to 1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             takes about 110 bytes.
-        pool_file: File that the cached distributions are loaded from, if it exists, and saved to.
+        pool_file: File that keeps the cached distributions between runs. It is loaded if it exists.
             By default they are not saved.
     """
 
