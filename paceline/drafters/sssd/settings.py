@@ -1,7 +1,7 @@
 """Settings of the `sssd` drafter.
 
-docs/sssd.md shows tokens per step with these values on recorded answers of three models (chat,
-maths and class completion) and of SmolLM2-135M-Instruct.
+docs/development/design-notes.md shows tokens per step with these values on recorded answers of
+three models (chat, maths and class completion) and of SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
