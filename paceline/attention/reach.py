@@ -6,6 +6,8 @@ window or a chunk hides the keys that are too far in front.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,36 +16,42 @@ from paceline.core.tree import IntArray
 from paceline.util.compiled import Records, compiled
 
 
-def visible_in_trees(
-    starts: IntArray,
-    cached: IntArray,
-    pending: IntArray,
-    parents: IntArray,
-    depths: IntArray,
-    ranks: IntArray,
-    nodes: IntArray,
-    window: int | None = None,
-    chunk: int | None = None,
-) -> VisibleRanges:
-    """Return the keys that the queries of a packed batch see.
+class PackedRows(NamedTuple):
+    """Pending tokens and tree nodes of a packed batch.
 
     The queries of a row are its pending tokens, its nodes, then padding that sees nothing.
 
-    Args:
+    Attributes:
         starts: [rows + 1], index of the first query of each row.
         cached: [rows], tokens in the cache before the forward pass.
         pending: [rows], pending tokens of the forward pass.
         parents: [nodes], parent of each node in its tree; -1 for the root.
         depths: [nodes], depth of each node; 1 below the root.
         ranks: [nodes], rank of each node in its tree by depth.
-        nodes: [rows + 1], index of the first node of each row.
+        first_nodes: [rows + 1], index of the first node of each row.
+    """
+
+    starts: IntArray
+    cached: IntArray
+    pending: IntArray
+    parents: IntArray
+    depths: IntArray
+    ranks: IntArray
+    first_nodes: IntArray
+
+
+def visible_in_trees(
+    rows: PackedRows, window: int | None = None, chunk: int | None = None
+) -> VisibleRanges:
+    """Return the keys that the queries of a packed batch see.
+
+    Args:
+        rows: The rows of the batch.
         window: Size of a sliding window; None for none.
         chunk: Size of an attention chunk; None for none.
     """
-    runs, begin = _runs(
-        starts, cached, pending, parents, depths, ranks, nodes, window or 0, chunk or 0
-    )
-    return VisibleRanges(runs, begin, starts, int(np.diff(starts).max()), packed=True)
+    runs, begin = _runs(*rows, window or 0, chunk or 0)
+    return VisibleRanges(runs, begin, rows.starts, int(np.diff(rows.starts).max()), packed=True)
 
 
 @compiled

@@ -96,11 +96,7 @@ def _attention_of(device: str) -> Callable[..., Tensor]:
         return cpu_backend().attention
     from paceline.attention.triton_kernel import attention_by_position
 
-    def attend(*states_and_metadata: Any) -> Tensor:
-        *arguments, options = states_and_metadata
-        return attention_by_position(*arguments, *options)
-
-    return attend
+    return attention_by_position
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:

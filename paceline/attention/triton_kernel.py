@@ -36,6 +36,7 @@ from paceline.attention.settings import (
     QUERIES_PER_PROGRAM,
 )
 from paceline.backend.attention_metadata import AttentionMetadata
+from paceline.backend.interface import ScoreOptions
 
 _UNSPECIALIZED = [
     "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row",
@@ -49,10 +50,8 @@ def attention_by_position(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    order: AttentionMetadata,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    metadata: AttentionMetadata,
+    options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
     """Return attention by position; a query that sees no key gets zeros.
 
@@ -63,20 +62,20 @@ def attention_by_position(
         key: [rows, key heads, positions, dim].
         value: [rows, key heads, positions, value dim].
         mask: As in `Backend.attention`.
-        order: Keys of each row by position.
-        scaling: As in `ScoreOptions`.
-        softcap: As in `ScoreOptions`.
-        sinks: As in `ScoreOptions`.
+        metadata: Keys of each row by position.
+        options: Options of the scores.
     Returns:
         [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
     """
     heads, dim = query.shape[1], query.shape[3]
     value_dim = value.shape[3]
-    scaling = 1 / math.sqrt(dim) if scaling is None else scaling
-    paths = paths_of(order, mask, query.shape[2], query.device)
-    rows, columns = len(order.cached), paths.columns
+    scaling = 1 / math.sqrt(dim) if options.scaling is None else options.scaling
+    paths = paths_of(metadata, mask, query.shape[2], query.device)
+    rows, columns = len(metadata.cached), paths.columns
     states = _readable(query), _readable(key), _readable(value)
+    sinks = options.sinks
     sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
+    options = ScoreOptions(scaling, options.softcap or 0.0, sinks)
     out = torch.empty(
         query.shape[0], query.shape[2], heads, value_dim, dtype=torch.float32, device=query.device
     )
@@ -86,7 +85,7 @@ def attention_by_position(
     step = max(1, MAX_PARTIAL_SUMS // (rows * heads * splits * (states[2].shape[3] + 2)))
     for first in range(0, columns, step):
         last = min(first + step, columns)
-        _launch(*states, paths, out, sinks, (first, last, splits, block), scaling, softcap or 0.0)
+        _launch(states, paths, out, options, (first, last, splits, block))
     return out.to(query.dtype)
 
 
@@ -115,18 +114,23 @@ def _readable(states: Tensor) -> Tensor:
 
 
 def _launch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    states: tuple[Tensor, Tensor, Tensor],
     paths: Paths,
     out: Tensor,
-    sinks: Tensor | None,
+    options: ScoreOptions,
     part: tuple[int, int, int, int],
-    scaling: float,
-    softcap: float,
 ) -> None:
-    """Run the kernels for the columns first .. last - 1 of every row."""
-    first, last, splits, block = part
+    """Run the kernels for the columns first .. last - 1 of every row.
+
+    Args:
+        states: Query, key and value.
+        paths: Keys of the queries.
+        out: Output of the attention.
+        options: Scaling, soft cap (0 for none) and sinks.
+        part: First and last column, number of splits, and keys per block.
+    """
+    (query, key, value), (first, last, splits, block) = states, part
+    scaling, softcap, sinks = options
     heads, dim = query.shape[1], query.shape[3]
     rows, key_heads, value_dim = len(paths.starts) - 1, value.shape[1], value.shape[3]
     groups, queries = heads // key_heads, rows * (last - first) * heads

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.attention.reach import visible_in_trees
+from paceline.attention.reach import PackedRows, visible_in_trees
 from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
@@ -38,9 +38,9 @@ class RaggedBatch:
         scored: Pending tokens before the newest whose logits are also computed, [rows].
         logit_queries: Queries whose logits are computed, [n]: of every request the `scored` tokens,
             the newest token and the nodes; then padding.
-        parents: Parent of every node, see `visible_in_trees`.
-        depths: Depth of every node, see `visible_in_trees`.
-        ranks: Breadth-first rank of every node, see `visible_in_trees`.
+        parents: Parent of every node, see `PackedRows`.
+        depths: Depth of every node, see `PackedRows`.
+        ranks: Breadth-first rank of every node, see `PackedRows`.
         tail: Cache positions in text order, see `AttentionMetadata`.
     """
 
@@ -67,8 +67,16 @@ class RaggedBatch:
             chunk: Positions per chunk of chunked attention; None = no chunks.
         """
         first_nodes = np.concatenate([[0], np.cumsum(self.nodes)])
-        shape = self.parents, self.depths, self.ranks, first_nodes
-        return visible_in_trees(self.starts, self.cached, self.pending, *shape, window, chunk)
+        rows = PackedRows(
+            self.starts,
+            self.cached,
+            self.pending,
+            self.parents,
+            self.depths,
+            self.ranks,
+            first_nodes,
+        )
+        return visible_in_trees(rows, window, chunk)
 
     def attention_metadata(self, visible_ranges: dict[int, VisibleRanges]) -> AttentionMetadata:
         """Return the keys of every request by position.

@@ -87,7 +87,7 @@ def test_values_are_those_of_the_kernel_for_the_cpu(
     states = columns.query, columns.key, columns.value, columns.mask(window), columns.order
     sinks = torch.linspace(-2, 2, shape[0]) if with_sinks else None
     options = ScoreOptions(0.3, softcap, sinks)
-    ours, expected = attention_by_position(*states, *options), on_cpu(*states, options)
+    ours, expected = attention_by_position(*states, options), on_cpu(*states, options)
     real = ~torch.from_numpy(columns.layout.padding)
     assert (ours.shape, ours.dtype) == (expected.shape, dtype)
     assert torch.allclose(
@@ -199,7 +199,7 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
     mask[0, 0, 1, 2] = True
     for sinks in (None, torch.ones(2)):
         out = attention_by_position(
-            query, query, query, mask, AttentionMetadata.in_order(1, 3), sinks=sinks
+            query, query, query, mask, AttentionMetadata.in_order(1, 3), ScoreOptions(sinks=sinks)
         )
         assert not out[:, [0, 2]].any()
         assert out[:, 1].all()
@@ -260,7 +260,7 @@ def test_a_model_decodes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(query)
         return attention_by_position(query, *others)
 
-    monkeypatch.setattr(registered, "_kernel_for", lambda device: watch)
+    monkeypatch.setattr(registered, "_attention_of", lambda device: watch)
     model = models.make("mistral")
     check_tree_forward(CachedLM(model, batch_invariant=True))
     assert len(calls) == 2 * model.config.num_hidden_layers
