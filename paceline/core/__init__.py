@@ -1,1 +1,1 @@
-"""Define the types that all rooms share: requests, draft trees, outcomes, drafters."""
+"""Define the types that all rooms share, such as requests and draft trees."""

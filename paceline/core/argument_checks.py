@@ -1,4 +1,4 @@
-"""Values of sampling parameters: what is allowed, in the one form they are kept in."""
+"""Check the values of sampling parameters and bring them into one form."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
+from paceline.core.settings import MAX_LOGIT_BIAS
 from paceline.errors import ConfigError
 from paceline.text.tokens import is_text
-
-MOST_BIAS = 100.0
-MOST_PENALTY = 2.0
 
 _TEXTS = (str, bytes, bytearray, Mapping)
 
 
 def is_int(value: object) -> bool:
-    """Whether it is an integer, and no truth value."""
+    """Return whether a value is an integer and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, and no truth value."""
+    """Return whether a value is a finite number and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def require(fine: bool, name: str, value: object, expected: str) -> None:
-    """Refuse a value that is not fine.
+def require(valid: bool, name: str, value: object, expected: str) -> None:
+    """Raise an error that names the parameter if its value is not valid.
 
+    Args:
+        valid: Whether the value may be used.
+        name: Name of the parameter.
+        value: Its value.
+        expected: Description of valid values.
     Raises:
-        ConfigError: naming what is expected.
+        ConfigError: `valid` is False.
     """
-    if not fine:
+    if not valid:
         raise ConfigError(f"{name}: got {value!r}; expected {expected}.")
 
 
 def stop_strings(value: object) -> tuple[str, ...]:
-    """Return stop strings given as one, several or None."""
+    """Return stop strings as a tuple; a single one and None are accepted."""
     if value is None or isinstance(value, str):
         value = () if value is None else (value,)
     texts = (
@@ -53,7 +56,7 @@ def stop_strings(value: object) -> tuple[str, ...]:
 
 
 def stop_token_ids(value: Any) -> tuple[int, ...]:
-    """Return the token ids that end an answer, given as one, several or None."""
+    """Return stop token ids as a tuple; a single one and None are accepted."""
     listed = () if value is None else (value,) if _is_id(value) else value
     ids = _ids(listed)
     require(ids is not None, "stop_token_ids", value, "token ids of at least 0, or None")
@@ -61,24 +64,22 @@ def stop_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def logit_bias(value: Any) -> dict[int, float] | None:
-    """Return what is added to the logits of single tokens, by token id; None where there is
-    nothing.
-    """
+    """Return the numbers added to single logits, by token id; None if there are none."""
     pairs = {} if value is None else value
-    fine = isinstance(pairs, Mapping) and all(
-        _is_id(token) and is_number(bias) and abs(bias) <= MOST_BIAS
+    valid = isinstance(pairs, Mapping) and all(
+        _is_id(token) and is_number(bias) and abs(bias) <= MAX_LOGIT_BIAS
         for token, bias in pairs.items()
     )
     expected = (
-        f"token ids with numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}, such as {{42: -5.0}}, or"
-        " None"
+        f"token ids with numbers from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}, such as"
+        " {42: -5.0}, or None"
     )
-    require(fine, "logit_bias", value, expected)
+    require(valid, "logit_bias", value, expected)
     return {operator.index(token): float(bias) for token, bias in pairs.items()} or None
 
 
 def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
-    """Return what an answer must not contain: words, and sequences of token ids."""
+    """Return the words and token-id sequences that an answer must not contain."""
     expected = "a list of words or of lists of token ids, or None"
     require(
         value is None or (isinstance(value, Iterable) and not isinstance(value, _TEXTS)),
@@ -86,21 +87,17 @@ def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
         value,
         expected,
     )
-    found: list[str | tuple[int, ...]] = []
-    for one in value or ():
-        ids = None if isinstance(one, str) else _ids(one)
-        require(
-            is_text(one) and bool(one.strip()) if isinstance(one, str) else bool(ids),
-            "bad_words",
-            value,
-            expected,
-        )
-        found.append(one if ids is None else ids)
-    return tuple(found)
+    entries: list[str | tuple[int, ...]] = []
+    for entry in value or ():
+        ids = None if isinstance(entry, str) else _ids(entry)
+        valid = is_text(entry) and bool(entry.strip()) if isinstance(entry, str) else bool(ids)
+        require(valid, "bad_words", value, expected)
+        entries.append(entry if ids is None else ids)
+    return tuple(entries)
 
 
 def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
-    """Return the processors, given as one, several or None."""
+    """Return logits processors as a tuple; a single one and None are accepted."""
     listed = (
         ()
         if value is None
@@ -108,11 +105,11 @@ def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
         if callable(value) and not isinstance(value, Iterable)
         else value
     )
-    fine = isinstance(listed, Iterable) and not isinstance(listed, _TEXTS)
-    found = tuple(listed) if fine else ()
+    valid = isinstance(listed, Iterable) and not isinstance(listed, _TEXTS)
+    processors = tuple(listed) if valid else ()
     expected = "callables (ids, scores) -> scores, as transformers' LogitsProcessor, or None"
-    require(fine and all(map(callable, found)), "logits_processors", value, expected)
-    return found
+    require(valid and all(map(callable, processors)), "logits_processors", value, expected)
+    return processors
 
 
 def _is_id(value: object) -> bool:
@@ -120,7 +117,7 @@ def _is_id(value: object) -> bool:
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    """Token ids of a list, array or tensor; None where it is none of them."""
+    """Return the token ids of a list, array or tensor; None for another value."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(listed, Iterable) or isinstance(listed, _TEXTS):
         return None

@@ -1,4 +1,4 @@
-"""The target's hidden states along one sequence, for draft models that read them."""
+"""Record the target's hidden states, for draft models that read them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class HiddenStateLog:
-    """Of each token of a sequence the states it was chosen by: what the target's LM head read one
-    place before, and some layers.
+    """The hidden states from which the target chose each token of a request.
 
-    The states of a stretch of tokens are known, from `first` to before `last`: none of the first
-    token, none of a prefix whose keys and values were there already, none of what is drafted.
+    The states of a token come from the text position before it: the input of the LM head, then the
+    inputs of some layers. They are known for tokens `first` to `last` - 1. Unknown are those of
+    the first token, of a prefix found in the cache, and of draft tokens.
 
     Args:
-        layers: whose inputs are kept behind what the LM head reads.
+        layers: Layers whose inputs are recorded in addition to the input of the LM head.
     """
 
     def __init__(self, layers: tuple[int, ...] = ()) -> None:
@@ -22,14 +22,14 @@ class HiddenStateLog:
         self.first = self.last = 0
         self._rows = torch.empty(0, 1 + len(layers), 0)
 
-    def write(self, place: int, states: Tensor) -> None:
-        """Take in the states of tokens in a row.
+    def write(self, position: int, states: Tensor) -> None:
+        """Record the states after consecutive tokens.
 
         Args:
-            place: of the first of them in the sequence. states: [n, 1 + layers, hidden], n may be
-                0.
+            position: Text position of the first of these tokens.
+            states: Hidden states, [n, 1 + layers, hidden]; n may be 0.
         """
-        begin, end = place + 1, place + 1 + len(states)
+        begin, end = position + 1, position + 1 + len(states)
         if not len(states):
             return
         if not self.first <= begin <= self.last:
@@ -43,10 +43,10 @@ class HiddenStateLog:
         self.last = end
 
     def known(self, begin: int, end: int) -> tuple[int, Tensor]:
-        """Return the states of the tokens from `begin` to before `end` that are known.
+        """Return the known states of the tokens `begin` to `end` - 1.
 
         Returns:
-            the place of the first of them, and the states, [n, 1 + layers, hidden].
+            Text position of the first of them, and the states, [n, 1 + layers, hidden].
         """
         begin, end = max(begin, self.first), min(end, self.last)
         return begin, self._rows[begin : max(begin, end)]

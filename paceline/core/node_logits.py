@@ -1,4 +1,4 @@
-"""Define the logits of a forward pass: rows after the newest token and after every node."""
+"""Define the logits of a forward pass, after newest tokens and draft nodes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Logits that are not numbers: a row that holds NaN, or whose largest value is infinite.
+"""Handle logits that are not numbers: NaN in a row, or an infinite maximum.
 
-Functions that choose a token mark such a row by `NO_TOKEN`, so that no device is synchronised for
-it. -inf for single tokens is a number here: vocabularies are padded with it, and options forbid
-tokens by it.
+Functions that choose tokens mark such a row with `NO_TOKEN`, so no device needs to synchronise for
+the check. A single -inf is valid: vocabularies are padded with it, and options ban tokens by it.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ _OTHERWISE = (
 
 
 def marked_argmax(scores: Tensor) -> Tensor:
-    """Return `scores.argmax(-1)`, NO_TOKEN for rows that are not numbers.
+    """Return `scores.argmax(-1)`, with NO_TOKEN for rows that are not numbers.
 
     Args:
-        scores: [..., vocab].
+        scores: Logits, [..., vocab].
     """
-    found = scores.argmax(-1, keepdim=True)
-    return torch.where(scores.gather(-1, found).isfinite(), found, NO_TOKEN).squeeze(-1)
+    best = scores.argmax(-1, keepdim=True)
+    return torch.where(scores.gather(-1, best).isfinite(), best, NO_TOKEN).squeeze(-1)
 
 
 def logits_error(dtype: torch.dtype) -> LogitsError:
-    """Return what a request ends with whose logits are not numbers.
+    """Return the error that ends a request whose logits are not numbers.
 
     Args:
-        dtype: of the logits.
+        dtype: Data type of the logits.
     """
     name = str(dtype).removeprefix("torch.")
     return LogitsError(
@@ -52,11 +51,12 @@ def logits_error(dtype: torch.dtype) -> LogitsError:
 
 
 def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
-    """Return the token chosen for a sequence; NO_TOKEN ends its request, and 0 stands for the token
-    until then.
+    """Return the token chosen for a request; NO_TOKEN becomes 0 and ends the request.
 
     Args:
-        dtype: of the logits.
+        request: The request, whose `failure` is set for NO_TOKEN.
+        token: The chosen token, or NO_TOKEN.
+        dtype: Data type of the logits.
     """
     if token != NO_TOKEN:
         return token
@@ -65,12 +65,11 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
 
 
 def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
-    """Return the tokens that a draft model chooses: 0, a wrong guess, where its logits are not
-    numbers.
+    """Replace NO_TOKEN in the tokens of a draft model by 0, a wrong guess.
 
     Args:
-        requests: The copies of the requests that the draft model decodes.
-        drawn: the tokens of each.
+        requests: The draft model's copies of the requests.
+        drawn: Tokens that the draft model chose, per request.
     """
     for row, (request, tokens) in enumerate(zip(requests, drawn, strict=True)):
         if NO_TOKEN in tokens:

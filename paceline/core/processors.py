@@ -1,8 +1,7 @@
-"""transformers' logits processors for a sequence that grows by several tokens at once.
+"""Run logits processors of transformers on steps with several tokens.
 
-A processor may remember what it was asked, so it is asked as plain decoding would ask it: once for
-each token that is emitted, in order, with all tokens before it. Nodes of a draft tree that the walk
-does not reach are never shown to it.
+A processor may keep state, so its calls are those of plain decoding: one per emitted token, in
+order, with all tokens before it. It never sees draft nodes that the target rejects.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class Processed:
-    """Processors and the tokens they have been told of.
+    """Logits processors of a request, with the tokens chosen so far.
 
     Args:
-        process: the processors as one, such as a `LogitsProcessorList`.
-        ids: [1, n], what precedes the next token.
+        process: All processors as one function, such as a `LogitsProcessorList`.
+        ids: Tokens before the next one, [1, n].
     """
 
     def __init__(self, process: Processor, ids: Tensor) -> None:
@@ -34,7 +33,7 @@ class Processed:
 
     @property
     def ids(self) -> Tensor:
-        """[1, n]: all tokens so far."""
+        """Return all tokens so far, [1, n]."""
         if self._unwritten:
             new = torch.tensor([self._unwritten], device=self._ids.device)
             self._ids, self._unwritten = torch.cat([self._ids, new], dim=-1), []
@@ -44,30 +43,30 @@ class Processed:
         return int(self._ids.shape[1]) + len(self._unwritten)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Tell of tokens that have been chosen."""
+        """Append tokens that have been chosen."""
         self._unwritten.extend(token_ids)
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Scores [1, vocab] of the token that follows `ids`.
+        """Return the processed scores of the token after `ids`, [1, vocab].
 
         Args:
-            scores: float32 [1, vocab], which may be changed in place.
+            scores: Scores of the model, float32 [1, vocab]; may be changed in place.
         """
         return self._process(self.ids, scores)
 
 
 class OwnProcessors:
-    """The processors of one request, in order: shallow copies, and what they return is checked.
+    """Shallow copies of the processors of one request, called in order.
 
     Raises:
-        ConfigError: from a call, one that fails or returns anything but scores of the same shape.
+        ConfigError: a processor fails, or does not return scores of the same shape.
     """
 
     def __init__(self, processors: Sequence[Callable[..., Any]]) -> None:
         self._processors = [copy.copy(processor) for processor in processors]
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [1, vocab] as all processors leave them."""
+        """Return the scores after all processors, [1, vocab]."""
         for processor in self._processors:
             name, shape = getattr(processor, "__name__", type(processor).__name__), scores.shape
             try:
@@ -79,9 +78,9 @@ class OwnProcessors:
                     " expected scores. Correct the processor, or leave it out."
                 ) from error
             if not isinstance(scores, Tensor) or scores.shape != shape:
-                found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+                given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
                 raise ConfigError(
-                    f"logits_processors: got {found} from {name!r}; expected scores of shape"
+                    f"logits_processors: got {given} from {name!r}; expected scores of shape"
                     f" {tuple(shape)}. Return them from it."
                 )
         return scores.float()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core import argument_checks
 from paceline.core.argument_checks import is_int, is_number, require
+from paceline.core.settings import MAX_PENALTY
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,6 +146,10 @@ class SamplingParams:
             "a positive number, 1 = off",
         )
         require(is_int(self.seed), "seed", self.seed, "an integer")
+        self._check_length_and_penalties()
+        self._check_request()
+
+    def _check_length_and_penalties(self) -> None:
         for name in ("ignore_eos", "skip_special_tokens"):
             require(
                 isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False"
@@ -158,12 +163,11 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             require(
-                is_number(value) and abs(value) <= argument_checks.MOST_PENALTY,
+                is_number(value) and abs(value) <= MAX_PENALTY,
                 name,
                 value,
                 "a number from -2 to 2, 0 = off",
             )
-        self._check_request()
 
     def _check_request(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -305,7 +309,7 @@ class Request:
         return len(self.token_ids) - self.cached
 
     def ends_prefill(self, prefill_chunk: int) -> bool:
-        """Return True if a forward pass with chunks of this size computes the newest token."""
+        """Return True if a pass with chunks of this size computes the newest token."""
         return self.pending <= prefill_chunk
 
     @property

@@ -74,11 +74,11 @@ class Target(Protocol):
 
     @property
     def packs(self) -> bool:
-        """Return True if requests of different widths share a forward pass without padding."""
+        """Return True if requests of any widths share a forward pass without padding."""
 
     @property
     def uses_target_states(self) -> bool:
-        """Return True for a draft model that reads hidden states of its own target (EAGLE)."""
+        """Return True for a draft model that reads the target's hidden states (EAGLE)."""
 
     @property
     def stale(self) -> bool:
@@ -99,7 +99,7 @@ class Target(Protocol):
             CapacityError: the request is too long.
         """
 
-    def open(self, request: Request, place_of: Request | None = None, length: int = 0) -> None:
+    def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
         """Give a request a slot, or the slot of an ended request with its first positions."""
 
     def close(self, request: Request) -> None:
@@ -112,7 +112,7 @@ class Target(Protocol):
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """Run one forward pass over the pending tokens and the draft trees of the requests."""
+        """Run one forward pass over pending tokens and draft trees of the requests."""
 
     def forward_with_states(
         self,
@@ -131,7 +131,7 @@ class Target(Protocol):
     def rewind(self, request: Request, length: int) -> None:
         """Drop the cache of a request from position `length` on."""
 
-    def clear_behind(self, request: Request) -> None:
+    def clear_after(self, request: Request) -> None:
         """Zero the slot of a request behind its cached tokens."""
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:

@@ -1,8 +1,7 @@
-"""Draft trees: the guesses of one step, as two flat lists, and the arrays a model's mask is made
-of.
+"""Define draft trees, and the arrays that attention masks are made of.
 
 A tree is `token_ids` and `parents` (parents[i] < i; -1 is the root, the last committed token).
-Everything else is derived. Imports numpy only, so drafters can be written and tested without torch.
+Everything else is derived. The module imports numpy only, so drafters need no torch.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.origin import Origin
+from paceline.core.settings import CACHED_TREE_SHAPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,18 +26,17 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Guessed continuations of one sequence. Node -1 is the root: the last committed token.
+    """Draft tokens of one request; node -1 is the root, its last committed token.
 
     Attributes:
-        token_ids: n token ids.
-        parents: n indices; parents[i] < i, -1 = child of the root.
-        probs: per node the distribution [vocab] it was drawn from, given its ancestors and earlier
-            siblings; None = a guess. A tree whose `probs` is None holds guesses only.
-        confidence: per node the estimated chance that it is accepted, given that its parent is.
-        probes: the last `probes` nodes are fed only to learn what the target says after them; they
-            are never accepted.
-        origins: per node where the guess came from (`Origin`). Trees that guess the same are equal,
-            whatever they say here.
+        token_ids: Token ids of the n nodes.
+        parents: Parent of each node; parents[i] < i, -1 = the root.
+        probs: Distribution that each node was drawn from, [vocab], given its ancestors and earlier
+            siblings; None for a node = a guess. None = guesses only.
+        confidence: Estimated probability that each node is accepted if its parent is.
+        probes: Number of nodes at the end that are never accepted. The target only computes the
+            token after them.
+        origins: Source of each node (`Origin`); ignored by comparisons.
     """
 
     token_ids: list[int]
@@ -52,11 +51,15 @@ class DraftTree:
 
     @property
     def num_candidates(self) -> int:
-        """How many nodes, from the first on, may be accepted."""
+        """Return the number of nodes that may be accepted; they come first."""
         return len(self.token_ids) - self.probes
 
     def edges(self, count: int | None = None) -> dict[tuple[int, int], int]:
-        """(parent, token) -> node, of the first `count` nodes; default: of the candidates."""
+        """Map (parent, token) to node.
+
+        Args:
+            count: Number of nodes from the first on; None = all that may be accepted.
+        """
         nodes = range(self.num_candidates if count is None else count)
         return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))
 
@@ -67,18 +70,19 @@ class DraftTree:
         confidence: list[float] | None = None,
         origins: Sequence[int] | None = None,
     ) -> DraftTree:
-        """A tree without branches: each token is the child of the one before it."""
+        """Return a tree without branches: each token is the child of the previous one."""
         return DraftTree(
             token_ids, list(range(-1, len(token_ids) - 1)), probs, confidence, origins=origins
         )
 
     def is_chain(self) -> bool:
-        """Whether no node has a sibling."""
+        """Return whether no node has a sibling."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     def children(self) -> list[list[int]]:
-        """Candidates below the root (index 0) and below every node i (index i + 1), each list in
-        node order.
+        """Return the children of the root (index 0) and of every node i (index i + 1).
+
+        Probes are left out.
         """
         result: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
         for node, parent in enumerate(self.parents[: self.num_candidates]):
@@ -86,7 +90,7 @@ class DraftTree:
         return result
 
     def path(self, node: int) -> list[int]:
-        """The nodes from below the root down to `node`; none for the root (-1)."""
+        """Return the nodes from a child of the root down to `node`; empty for -1."""
         path: list[int] = []
         while node >= 0:
             path.append(node)
@@ -94,21 +98,18 @@ class DraftTree:
         return path[::-1]
 
     def path_chances(self) -> list[float]:
-        """Per node the chance that it and all nodes above it are accepted, by the tree's
-        confidence, which it must have.
-        """
-        assert self.confidence is not None
+        """Return the probability per node that it and all its ancestors are accepted."""
+        assert self.confidence is not None, "trees with confidence only"
         chances: list[float] = []
         for parent, confidence in zip(self.parents, self.confidence, strict=True):
             chances.append(confidence * (chances[parent] if parent >= 0 else 1.0))
         return chances
 
     def best_chain(self) -> DraftTree:
-        """The single branch to keep where only a chain can be verified.
+        """Return the single path to verify if the target cannot verify trees.
 
-        With `confidence`: the path on which most tokens are expected to be accepted; else the
-        deepest, the first one on ties. Drawn nodes form chains already, so no drawn node is lost by
-        it.
+        With `confidence`, it is the path with the most expected accepted tokens; otherwise the
+        first of the deepest. Drawn nodes form chains already, so none of them is dropped.
         """
         if self.is_chain() and not self.probes:
             return self
@@ -130,7 +131,7 @@ class DraftTree:
         )
 
     def first(self, count: int) -> DraftTree:
-        """The first `count` nodes, which are a tree as well: parents come first."""
+        """Return the tree of the first `count` nodes; parents come before children."""
         if count >= len(self):
             return self
         if count <= 0:
@@ -145,16 +146,16 @@ class DraftTree:
         )
 
     def shallower_than(self, depth: int) -> DraftTree:
-        """The nodes less deep than `depth`."""
-        kept = np.flatnonzero(node_depths(self.parents) < depth).tolist()
-        place = {-1: -1, **{node: new for new, node in enumerate(kept)}}
+        """Return the tree of the nodes with a depth below `depth`."""
+        nodes = np.flatnonzero(node_depths(self.parents) < depth).tolist()
+        index = {-1: -1, **{node: new for new, node in enumerate(nodes)}}
         return DraftTree(
-            [self.token_ids[node] for node in kept],
-            [place[self.parents[node]] for node in kept],
-            None if self.probs is None else [self.probs[node] for node in kept],
-            None if self.confidence is None else [self.confidence[node] for node in kept],
-            sum(node >= self.num_candidates for node in kept),
-            None if self.origins is None else [self.origins[node] for node in kept],
+            [self.token_ids[node] for node in nodes],
+            [index[self.parents[node]] for node in nodes],
+            None if self.probs is None else [self.probs[node] for node in nodes],
+            None if self.confidence is None else [self.confidence[node] for node in nodes],
+            sum(node >= self.num_candidates for node in nodes),
+            None if self.origins is None else [self.origins[node] for node in nodes],
         )
 
 
@@ -162,8 +163,9 @@ EMPTY_TREE = DraftTree([], [])
 
 
 class TreeBuilder:
-    """Merges branches that share a prefix into one tree, never exceeding `max_nodes`. Probes
-    come after all else.
+    """Merges paths with common prefixes into one tree of at most `max_nodes` nodes.
+
+    Probes are added after all other nodes.
     """
 
     def __init__(self, max_nodes: int) -> None:
@@ -178,16 +180,17 @@ class TreeBuilder:
         return len(self.token_ids)
 
     def __contains__(self, edge: tuple[int, int]) -> bool:
-        """Whether there is a candidate (parent, token)."""
+        """Return whether `parent` has a child with this token, as (parent, token)."""
         return edge in self._child
 
     def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Add one node, or find it; `parent` where there is no room."""
+        """Add one node, or find it; return `parent` if the tree is full."""
         return self.add_path((token,), parent, origin)
 
     def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Add a node that is fed and never accepted; it may repeat a sibling. The caller sees to
-        `max_nodes`.
+        """Add a node that is never accepted; it may repeat a sibling.
+
+        The caller must observe `max_nodes`.
         """
         self.token_ids.append(token)
         self.parents.append(parent)
@@ -198,11 +201,14 @@ class TreeBuilder:
     def add_path(
         self, token_ids: Sequence[int], parent: int = -1, origin: Origin = Origin.DRAFT
     ) -> int:
-        """Add a branch below `parent`, reusing the nodes it shares; returns its last node that
-        fitted.
+        """Add a path below `parent`; return its last node that fitted.
+
+        Existing nodes are reused.
 
         Args:
-            origin: of the nodes that are new.
+            token_ids: Tokens of the path.
+            parent: Node that the path starts from.
+            origin: Source of the new nodes.
         """
         for token in token_ids:
             node = self._child.get((parent, token))
@@ -218,26 +224,25 @@ class TreeBuilder:
         return parent
 
     def build(self) -> DraftTree:
-        """The tree so far."""
+        """Return the tree of all nodes so far."""
         return DraftTree(self.token_ids, self.parents, probes=self._probes, origins=self.origins)
 
 
 def node_depths(parents: Sequence[int]) -> IntArray:
-    """Depth of every node, 1 for a child of the root. Shape [n]."""
+    """Return the depth of every node, [n]; 1 for a child of the root."""
     return tree_shape(tuple(parents))[0]
 
 
 def ancestor_mask(parents: Sequence[int]) -> BoolArray:
-    """[n, n]: entry (i, j) is True where j is i itself or one of its ancestors."""
+    """Return a mask [n, n] that is True where node j is node i or its ancestor."""
     return tree_shape(tuple(parents))[1]
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=CACHED_TREE_SHAPES)
 def tree_shape(parents: tuple[int, ...]) -> tuple[IntArray, BoolArray]:
-    """Depths [n] and ancestor mask [n, n] of a tree shape; kept, since drafters repeat their
-    shapes.
+    """Return the depths [n] and the ancestor mask [n, n] of a tree shape.
 
-    Climbs from all nodes to their parents at once, so the Python loop runs over levels, not nodes.
+    Results are cached, since drafters repeat their shapes.
     """
     count = len(parents)
     mask = np.eye(count, dtype=np.bool_)
@@ -246,13 +251,14 @@ def tree_shape(parents: tuple[int, ...]) -> tuple[IntArray, BoolArray]:
         mask = np.tri(count, dtype=np.bool_)
         depth = np.arange(1, count + 1, dtype=np.int64)
     else:
-        above = np.asarray(parents, dtype=np.int64)
-        ancestor = above.copy()
+        parent_of = np.asarray(parents, dtype=np.int64)
+        ancestor = parent_of.copy()
         nodes = np.flatnonzero(ancestor >= 0)
+        # Climb from all nodes at once, so that the Python loop runs over levels and not nodes.
         while nodes.size:
             mask[nodes, ancestor[nodes]] = True
             depth[nodes] += 1
-            ancestor[nodes] = above[ancestor[nodes]]
+            ancestor[nodes] = parent_of[ancestor[nodes]]
             nodes = nodes[ancestor[nodes] >= 0]
     mask.setflags(write=False)
     depth.setflags(write=False)

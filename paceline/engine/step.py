@@ -246,7 +246,7 @@ def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
     """
     for request, cached in retries.items():
         model.rewind(request, cached)
-        model.clear_behind(request)
+        model.clear_after(request)
 
 
 def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
@@ -254,7 +254,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         request = outcome.request
         if outcome.unclean:
-            model.clear_behind(request)
+            model.clear_after(request)
         request.append(outcome.new_token_ids, outcome.logprobs or ())
         request.without_draft = False
         request.counters.drafted_tokens += len(outcome.tree)

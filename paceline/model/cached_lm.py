@@ -205,32 +205,32 @@ class CachedLM:
                 f" {self.context_length}. Shorten the prompt."
             )
 
-    def open(self, request: Request, place_of: Request | None = None, length: int = 0) -> None:
+    def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
         """Give a request a slot.
 
         Args:
             request: The request.
-            place_of: Ended request that hands over its slot; None for an empty slot.
-            length: Number of first cache positions that `request` takes over from `place_of`.
+            slot_of: Ended request that hands over its slot; None for an empty slot.
+            length: Number of first cache positions that `request` takes over from `slot_of`.
         Raises:
             CapacityError: As in `check_length`.
         """
         self.check_length(request)
         if self.stale:
             self._runner.view = self._view(self._model, self.products)
-        if place_of is None:
+        if slot_of is None:
             self.slots.take(request)
         else:
-            self.slots.inherit(request, place_of, length)
+            self.slots.inherit(request, slot_of, length)
 
     def close(self, request: Request) -> None:
         """Free the slot of a request."""
         if request.tainted or request.failure is not None:
             self.rewind(request, 0)
-            self.clear_behind(request)
+            self.clear_after(request)
         self.slots.free(request)
 
-    def clear_behind(self, request: Request) -> None:
+    def clear_after(self, request: Request) -> None:
         """Zero the slot of a request behind its cached tokens."""
         # Attention multiplies masked values by 0, which leaves NaN as it is.
         if request.slot >= 0:
