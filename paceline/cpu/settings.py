@@ -2,8 +2,8 @@
 
 None of these values changes which numbers a kernel adds or in which order. Unless a comment says
 otherwise, they were tuned with the products and the attention of SmolLM2-135M on AMD EPYC servers
-with AVX2 and with AVX512_BF16 (docs/concepts/batch-invariance.md). Compiled code contains the values:
-`CodeCache` compiles again when this file changes.
+with AVX2 and with AVX512_BF16. Compiled code contains the values: `CodeCache` compiles again when
+this file changes.
 """
 
 from __future__ import annotations
