@@ -49,6 +49,11 @@ class Stats:
         return (self.new_tokens - 1) / decoding if decoding else float(self.new_tokens)
 
     @property
+    def fed(self) -> list[int]:
+        """Return `query_tokens` under its short public name."""
+        return self.query_tokens
+
+    @property
     def acceptance_rate(self) -> float:
         """Return accepted_tokens / drafted_tokens; 0 without drafts."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
