@@ -86,6 +86,11 @@ class Outcome:
     head_draft: DraftTree | None = None
     unclean: bool = False
 
+    @property
+    def seq(self) -> Request:
+        """Return `request` under the short name of the drafter contract."""
+        return self.request
+
 
 class Drafter:
     """Proposes draft trees for requests; `stop` frees the state of a request.
