@@ -30,6 +30,7 @@ WITH_DRAFT = {
     "EPYC with AVX512-BF16": "smollm2-draft-1b-bf16-dots",
 }
 EXACT = {"AMD EPYC": "smollm2-equal-fp32"}
+HEAD = {"EPYC with AVX512-BF16": "smollm2-nodes-bf16-dots"}
 INVARIANCE = {
     "Xeon with AMX": "invariance-cost-amx",
     "EPYC with AVX512-BF16": "invariance-cost-dots",
@@ -39,14 +40,20 @@ INVARIANCE = {
 _RUNS = {
     **dict.fromkeys(("draft_model", "specdec_pp", "ouroboros"), WITH_DRAFT),
     **dict.fromkeys(("rest", "pia", "jacobi"), EXACT),
+    "draft_head": HEAD,
 }
 _STORE = "datastore=store"
 _SPELLED = {"rest": [f"rest:{_STORE}"], "sssd": ["sssd", f"sssd:{_STORE}"]}
+_SPELLED["draft_head"] = [
+    "auto:max_nodes=16,budget=false",
+    "auto:max_nodes=16,budget=false,draft_head=false",
+]
 _SPELLED["auto"] = ["auto", f"auto:{_STORE}"]
 _PADDED = "SmolLM2-135M-Instruct padded to the compute cost of a 1 B model, with its draft model"
 _TITLES = {
     id(SINGLE): "SmolLM2-135M-Instruct",
     id(EXACT): "SmolLM2-135M-Instruct",
+    id(HEAD): "SmolLM2-135M-Instruct",
     id(WITH_DRAFT): _PADDED,
 }
 
