@@ -388,7 +388,7 @@ def _ranks_of(lookahead_parallel: object, device: str) -> Ranks:
 
 
 def _check_ranks(ranks: Ranks, drafter: str | Drafter, device: str) -> str:
-    """Check that ranks can share the drafter's trees; return the device of this process."""
+    """Check that ranks can share a drafter's trees; return this process's device."""
     from paceline.engine.parallel.ranks import check_columns, local_device
 
     if isinstance(drafter, Drafter):
