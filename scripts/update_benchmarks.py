@@ -1,12 +1,11 @@
-"""Write the pages and tables of figures from docs/results/*.json, so that every figure there was
-measured.
+"""Write the tables and plots of the benchmarks, so that every figure in the pages was measured.
 
-One page per result, docs/benchmarks/NAME.md; and the tables of README.md and of the pages of
-docs, between the marks `<!-- table of NAME -->` and `<!-- end of table -->`. The cost of batch
-invariance, runs inside vLLM and disturbed cost curves have tables and no page.
-The picture of a paper is the PNG file beside its JSON file.
+python scripts/update_benchmarks.py [RESULT.json ...]
 
-python scripts/update_benchmarks.py
+The script first adds the summaries of the given results, as written by `paceline bench --json` or
+`python -m papers --json`, to docs/results under their file names. It then writes each table between
+the marks `<!-- table of NAME -->` and `<!-- end of table -->` in README.md and docs, and each plot
+docs/img/NAME.svg.
 """
 
 from __future__ import annotations
@@ -14,58 +13,57 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from paceline.bench import markdown, read_json
+import benchmark_serving as serving
+import benchmark_tables as bench
+from benchmark_data import RESULTS
+from benchmark_papers import paper_tables
+from benchmark_plots import PLOTS
+from benchmark_summaries import summary, write_summary
+from docs_tables import EXACT, INVARIANCE, SINGLE, WITH_DRAFT, generated
+
 from paceline.bench.inside_vllm import KIND as VLLM
 from paceline.bench.inside_vllm import read_vllm, vllm_table
 from paceline.bench.invariance_cost import KIND as COST
 from paceline.bench.invariance_cost import cost_table, read_cost
-from paceline.bench.report import KIND as BENCH
-from paceline.bench.serving import report as serving
 from paceline.report.documents import kind_of
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # `papers` is not installed
-sys.path.insert(0, str(ROOT / "scripts"))
-from docs_tables import generated  # noqa: E402
-
-from papers import paper_markdown, read_paper_json  # noqa: E402
-
-RESULTS = ROOT / "docs" / "results"
-PAGES = ROOT / "docs" / "benchmarks"
+IMAGES = ROOT / "docs" / "img"
 DISTURBED = "disturbed-costs"  # of scripts/disturbed_costs.py
+TABLES: dict[str, Callable[[], str]] = {
+    "setup": bench.setup,
+    "single-requests": bench.single_requests,
+    "over-transformers": bench.over_transformers,
+    "per-forward": bench.per_forward,
+    "batches": bench.batches,
+    "texts": bench.texts,
+    "contexts": bench.contexts,
+    "sampled": bench.sampled,
+    "random-text": bench.random_text,
+    "draft-models": bench.draft_models,
+    "draft-model-in-auto": bench.draft_model_in_auto,
+    "exactness": bench.exactness,
+    "exact-float32": bench.exact_float32,
+    "nodes": bench.nodes,
+    "beside-generate-batch": bench.beside_generate_batch,
+    "commands": bench.commands,
+    "under-load": serving.under_load,
+    "long-prompts-under-load": serving.long_prompts_under_load,
+    "random-text-under-load": serving.random_text_under_load,
+    "under-load-avx2": serving.under_load_avx2,
+    "server-notes": serving.server_notes,
+    "vllm-single": lambda: serving.inside_vllm("batch1"),
+    "vllm-batches": lambda: serving.inside_vllm("spec60", "maths60"),
+    "vllm-preempted": lambda: serving.inside_vllm("batch16"),
+    "vllm-adaptive": lambda: serving.inside_vllm("turns", "wave"),
+    "vllm-bfloat16": lambda: serving.inside_vllm("bf16"),
+}
 _MARKED = re.compile(r"(<!-- table of ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-# Where the runs had their files, and what a reader calls these (docs/benchmarks.md).
-_FILES = {
-    "../shared/data/prompts/": "prompts/",
-    "../shared/models/target": "demo",
-    "../shared/models/draft": "demo",
-    "bench-output/": "",
-}
-# Drafter options that have been renamed since a result was written, by drafter.
-_RENAMED = {
-    "auto": {"nodes": "max_nodes", "draft": "use_draft_model", "foresight": "draft_head"},
-    "token_recycling": {"nodes": "max_nodes"},
-    "sssd": {"nodes": "max_nodes", "remember": "answer_cache_tokens"},
-    "prompt_lookup": {"length": "max_draft_tokens"},
-    "draft_model": {
-        "length": "max_draft_tokens",
-        "rule": "stop_rule",
-        "stop_below": "stop_threshold",
-    },
-    "specdec_pp": {
-        "newest": "count_undecided",
-        "min": "min_draft_tokens",
-        "seconds": "second_choices",
-    },
-    "lookahead": {"compat": "reference_mode"},
-    "ouroboros": {"branches": "max_branches", "warm": "shared_pool"},
-}
-_SPEC = re.compile(rf"\b({'|'.join(_RENAMED)}):((?:[a-z_]+=[^\s,\"`]*,?)+)")
+_COMMIT = re.compile(r", commit [0-9a-f]{40}( with local changes)?")  # stays in the results
 _OUTSIDE = {
     "transformers": "transformers",
     "transformers:prompt_lookup": "transformers, prompt lookup",
@@ -74,85 +72,53 @@ _OUTSIDE = {
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Every generated file with its text."""
-    with TemporaryDirectory() as folder:
-        for path in RESULTS.glob("*.json"):
-            text = _SPEC.sub(_with_new_names, path.read_text(encoding="utf-8"))
-            Path(folder, path.name).write_text(text, encoding="utf-8")
-        for path in sorted(Path(folder).glob("*.json")):
-            if kind_of(path) not in (COST.name, VLLM.name, DISTURBED):
-                yield PAGES / f"{path.stem}.md", page(path)
-        for file in _with_tables():
-            text = file.read_text(encoding="utf-8")
+    """Yield every file with tables or plots, and the text that it should have."""
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = file.read_text(encoding="utf-8")
+        if _MARKED.search(text):
             yield (
                 file,
                 _MARKED.sub(
-                    lambda mark: f"{mark[1]}{_table_of(mark[2], Path(folder))}\n{mark[3]}", text
+                    lambda mark: f"{mark[1]}{_COMMIT.sub('', table(mark[2]))}\n{mark[3]}", text
                 ),
             )
+    for name, draw in PLOTS.items():
+        yield IMAGES / f"{name}.svg", draw()
 
 
-def _with_tables() -> list[Path]:
-    """Return the pages with marks; each may have several tables."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in pages if _MARKED.search(page.read_text(encoding="utf-8"))]
+def shown_results() -> set[str]:
+    """Return the names of the results that a table or a plot shows."""
+    list(pages())
+    return set(bench.used)
 
 
-def _table_of(name: str, results: Path) -> str:
-    found = generated(name, results)
-    return table(results / f"{name}.json") if found is None else found
-
-
-def _with_new_names(spec: re.Match[str]) -> str:
-    names = _RENAMED[spec[1]]
-    options = re.sub(
-        r"(^|,)(\w+)=", lambda option: f"{option[1]}{names.get(option[2], option[2])}=", spec[2]
-    )
-    return f"{spec[1]}:{options}"
-
-
-def page(path: Path) -> str:
-    """The section of a result, as a page of its own."""
+def table(name: str) -> str:
+    """Return the table of this name, or of the result of this name."""
+    if name in TABLES:
+        return TABLES[name]()
+    from_code = generated(name, RESULTS)
+    if from_code is not None:
+        for runs in (EXACT, INVARIANCE, SINGLE, WITH_DRAFT):
+            bench.used.update(runs.values())
+        return from_code
+    bench.used.add(name)
+    path = RESULTS / f"{name}.json"
     kind = kind_of(path)
-    paper = kind not in (BENCH.name, serving.KIND.name)
-    picture = f"../results/{path.stem}.png"
-    drawn = picture if (PAGES / picture).exists() else None
-    if paper:
-        text = paper_markdown(read_paper_json(path), drawn)
-    elif kind == serving.KIND.name:
-        text = serving.markdown(serving.read_json(path), drawn)
-    else:
-        text = markdown(read_json(path))
-    title = "# " if paper else f"# {path.stem}: "
-    return _readable(text).strip().replace("### ", title, 1).replace("\n### ", "\n## ") + "\n"
-
-
-def table(path: Path) -> str:
-    """Speed, tokens per forward and equal answers of each method of a run; or what batch
-    invariance cost.
-    """
-    if kind_of(path) == COST.name:
+    if kind == COST.name:
         return cost_table(read_cost(path))
-    if kind_of(path) == VLLM.name:
+    if kind == VLLM.name:
         return vllm_table(read_vllm(path))
+    if name.startswith("paper-"):
+        return paper_tables(name)
     content = json.loads(path.read_text(encoding="utf-8"))
-    if kind_of(path) == DISTURBED:
+    if kind == DISTURBED:
         return _disturbed_table(content)
-    methods = content["summary"]["all"]
     lines = [
-        "| | tokens/s over plain transformers | median | tokens per forward | equal |",
+        "| method | speed over transformers | median | tokens per forward pass | equal |",
         "|---|---:|---:|---:|---:|",
     ]
-    return _readable(
-        "\n".join([*lines, *(f"| {' | '.join(_cells(method))} |" for method in methods[1:])])
-    )
-
-
-def _readable(text: str) -> str:
-    """Name files as a reader has them."""
-    for there, here in _FILES.items():
-        text = text.replace(there, here)
-    return text
+    rows = (f"| {' | '.join(_cells(method))} |" for method in content["summary"]["all"][1:])
+    return "\n".join([*lines, *rows])
 
 
 def _disturbed_table(result: dict[str, Any]) -> str:
@@ -189,6 +155,13 @@ def _cells(figures: dict[str, Any]) -> list[str]:
     ]
 
 
-if __name__ == "__main__":
+def main(results: list[str]) -> None:
+    """Add the summaries of results, then write the tables and plots."""
+    for result in map(Path, results):
+        write_summary(summary(result), RESULTS / result.name)
     for file, text in pages():
         file.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
