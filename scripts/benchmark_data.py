@@ -1,4 +1,4 @@
-"""Read the summaries in docs/results for tables and plots, and note which of them are shown."""
+"""Read the results in docs/results, and note which of them a page shows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ used = set[str]()  # results that a table or a plot shows
 
 
 def load(name: str) -> dict[str, Any]:
-    """Return the summary of this name, which counts as used; an empty one if there is none."""
+    """Return a summary, which then counts as used; an empty one if there is none."""
     used.add(name)
     return read(name)
 
@@ -59,17 +59,13 @@ def figures(name: str, method: str, category: str | None = None) -> dict[str, An
 
 def over(name: str, method: str, base: str = PLAIN, category: str | None = None) -> float | None:
     """Return the ratio of a method's tokens per second to that of another method."""
-    speeds = [
-        figures(name, which, category).get("tokens_per_second") for which in (method, base)
-    ]
+    speeds = [figures(name, which, category).get("tokens_per_second") for which in (method, base)]
     return speeds[0] / speeds[1] if speeds[0] and speeds[1] else None
 
 
 def machines_of(pattern: str) -> dict[str, str]:
-    """Return the machines with a result of this name, such as "smollm2-batch1-bf16-{}"."""
-    return {
-        suffix: name for suffix, name in MACHINES.items() if load(pattern.format(suffix))
-    }
+    """Return the machines with a result; `pattern` has "{}" for the machine."""
+    return {suffix: name for suffix, name in MACHINES.items() if load(pattern.format(suffix))}
 
 
 def shown(method: str) -> str:
@@ -121,5 +117,3 @@ def shell(command: str) -> str:
 def markdown(table: Table) -> str:
     """Return a table as Markdown."""
     return "\n".join(table.markdown()).strip()
-
-

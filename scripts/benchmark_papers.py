@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmark_data import load, shell
 
-# Sections with the published numbers beside the measured ones; the rest stays in the JSON files.
+# Sections with the published numbers next to the measured ones; the rest stays in the JSON files.
 _SHOWN = {
     "lookahead": ("Figure 4: S against W = G, measured (fitted), with", "Table 3", "Table 6"),
     "ouroboros": ("Table 1", "Table 2", "Table 3", "Table 4"),
@@ -16,7 +16,7 @@ _SHOWN = {
 
 
 def paper_tables(name: str) -> str:
-    """Return setting, tables, notes and command of a summary such as "paper-lookahead"."""
+    """Return setting, tables, notes and command of a paper's summary."""
     result = load(name)
     paper = name.removeprefix("paper-").removesuffix("-smollm2")
     lines = [f"*{'; '.join(result['setting'])}.*", ""]

@@ -1,11 +1,11 @@
-"""Plots of the benchmark pages as SVG: grouped bars and curves, drawn from docs/results."""
+"""Draw the plots of the benchmark pages as SVG from docs/results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
 
-from benchmark_data import BATCHES, DRAFTERS, MACHINES, figures, load, machines_of, over
+from benchmark_data import BATCHES, DRAFTERS, MACHINES, load, machines_of, over
 from benchmark_serving import vllm_rows
 
 _COLOURS = ("#0f766e", "#5eaaa2", "#d97706", "#7c8aa0")
@@ -19,7 +19,7 @@ def bars(
     rows: Sequence[tuple[str, Sequence[float | None]]],
     unit: str = "x",
 ) -> str:
-    """Return horizontal bars as SVG; a dashed line marks 1, the speed of plain decoding.
+    """Return horizontal bars as SVG; a dashed line marks the value 1.
 
     Args:
         title: Title above the bars.
@@ -153,7 +153,10 @@ def texts() -> str:
         f"Kinds of text: speed over plain decoding, {MACHINES['amx']}",
         methods,
         [
-            (category.replace("_", " "), [over(name, method, category=category) for method in methods])
+            (
+                category.replace("_", " "),
+                [over(name, method, category=category) for method in methods],
+            )
             for category in load(name)["summary"]["categories"]
         ],
     )

@@ -45,7 +45,7 @@ def server_notes() -> str:
 
 @dataclass(frozen=True, slots=True)
 class VllmRow:
-    """What a drafter reached in a run inside vLLM.
+    """Figures of a drafter in a run inside vLLM.
 
     Attributes:
         prompts: Names of the prompt files.

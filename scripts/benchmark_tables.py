@@ -19,7 +19,6 @@ from benchmark_data import (
     read,
     shell,
     shown,
-    used,
 )
 
 from paceline.report.tables import Column, Table
@@ -171,7 +170,7 @@ def random_text() -> str:
 
 
 def draft_models() -> str:
-    """Return speed and tokens per forward of drafters with a draft model, on a larger target."""
+    """Return speed and tokens per forward of drafters with a draft model."""
     return _with_draft("smollm2-draft-1b-bf16-{}")
 
 
@@ -267,9 +266,7 @@ def commands() -> str:
 def _with_draft(pattern: str) -> str:
     suffixes = ("amx", "dots")
     names = [pattern.format(suffix) for suffix in suffixes]
-    methods = dict.fromkeys(
-        row["method"] for name in names for row in load(name)["summary"]["all"]
-    )
+    methods = dict.fromkeys(row["method"] for name in names for row in load(name)["summary"]["all"])
     columns = [Column("drafter", left=True)]
     columns += [
         Column(f"{what}, {MACHINES[suffix]}", ".2f")

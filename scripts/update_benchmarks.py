@@ -1,4 +1,4 @@
-"""Write the tables and plots of the benchmarks, so that every figure in the pages was measured.
+"""Write the tables and plots of the benchmark pages from results.
 
 python scripts/update_benchmarks.py [RESULT.json ...]
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import benchmark_serving as serving
 import benchmark_tables as bench
-from benchmark_data import RESULTS
+from benchmark_data import RESULTS, used
 from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
@@ -89,7 +89,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 def shown_results() -> set[str]:
     """Return the names of the results that a table or a plot shows."""
     list(pages())
-    return set(bench.used)
+    return set(used)
 
 
 def table(name: str) -> str:
@@ -99,9 +99,9 @@ def table(name: str) -> str:
     from_code = generated(name, RESULTS)
     if from_code is not None:
         for runs in (EXACT, INVARIANCE, SINGLE, WITH_DRAFT):
-            bench.used.update(runs.values())
+            used.update(runs.values())
         return from_code
-    bench.used.add(name)
+    used.add(name)
     path = RESULTS / f"{name}.json"
     kind = kind_of(path)
     if kind == COST.name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -49,17 +50,21 @@ def test_the_drawn_window_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_figures_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written by scripts/update_benchmarks.py; a page for each result, and none without."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    pages = dict(importlib.import_module("update_benchmarks").pages())
-    for page, text in pages.items():
+    for page, text in importlib.import_module("update_benchmarks").pages():
         assert page.read_text(encoding="utf-8") == text, (
             f"{page.name} is stale; run scripts/update_benchmarks.py"
         )
-    generated = {page for page in pages if page.parent.name == "benchmarks"}
-    assert set((ROOT / "docs" / "benchmarks").glob("*.md")) - generated == {
-        ROOT / "docs" / "benchmarks" / "targets.md"
-    }
+
+
+def test_every_result_is_shown_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    shown = importlib.import_module("update_benchmarks").shown_results()
+    results = list((ROOT / "docs" / "results").iterdir())
+    assert {result.name for result in results} <= {f"{name}.json" for name in shown}
+    assert sum(result.stat().st_size for result in results) < 2_000_000
+    for result in results:
+        assert not {"calls", "cells"} & json.loads(result.read_text(encoding="utf-8")).keys()
 
 
 def test_architectures_claimed_are_those_tested() -> None:
