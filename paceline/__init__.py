@@ -12,9 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline import demo
-
 if TYPE_CHECKING:
+    from paceline import demo
     from paceline.core.drafter import Drafter, Outcome
     from paceline.core.request import SamplingParams
     from paceline.core.tree import DraftTree
@@ -49,6 +48,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "demo":
+        return import_module("paceline.demo")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(module), name)

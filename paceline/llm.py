@@ -10,31 +10,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.core.argument_checks import check_limits
 from paceline.core.drafter import Drafter
-from paceline.core.metrics import EngineLoad, Timing
-from paceline.core.request import Request, SamplingParams
-from paceline.core.settings import BATCH_INVARIANT, BatchInvariant
-from paceline.drafters import Maker, create, entry
+from paceline.core.request import SamplingParams
+from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, OnDrafterError
+from paceline.drafters import Maker, create, uses_draft_model
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.completion import Chunk, Completion
-from paceline.engine.delivery import Chunks, completions_of
-from paceline.engine.engine import Engine, OnDrafterError
+from paceline.engine.delivery import Chunks, completions_of, stream_chunks
+from paceline.engine.engine import Engine
+from paceline.engine.figures import EngineFigures
 from paceline.engine.input_processor import InputProcessor
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
-from paceline.util.config import parse_spec, require_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
     from paceline.draft_budget.cost_curve import CostCurve
-    from paceline.draft_budget.costs import Costs
-    from paceline.draft_budget.decisions import StepDecision
     from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.engine.parallel.ranks import Ranks
-    from paceline.invariance.invariance import Invariance
-    from paceline.model.cached_lm import CachedLM
 
 __all__ = ["LLM", "Chunk", "Completion"]
 
@@ -42,7 +37,7 @@ Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor
 Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
 
 
-class LLM:
+class LLM(EngineFigures):
     """A model with a drafter; answers are exactly those of the model alone.
 
     Several threads may call it, also while streams are open. All calls share one batch, and each
@@ -103,26 +98,9 @@ class LLM:
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
     ) -> None:
-        require_count("LLM", "max_batch", max_batch, 1)
-        require_count("LLM", "max_nodes", max_nodes, 0)
-        require_count("LLM", "keep_prefixes", keep_prefixes, 0)
-        if on_drafter_error not in ("raise", "plain"):
-            raise ConfigError(
-                f"on_drafter_error: got {on_drafter_error!r}; expected 'raise' or 'plain'."
-            )
-        if max_length is not None:
-            require_count("LLM", "max_length", max_length, 2)
-        if not isinstance(drafter, str | Drafter):
-            raise ConfigError(
-                f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object."
-                " Plain decoding is 'none'."
-            )
-        ranks = None if lookahead_parallel is False else _ranks_of(lookahead_parallel, device)
+        check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
         spec = drafter if isinstance(drafter, str) else None
-        if isinstance(drafter, str) and not _built_with_draft(drafter, draft_model):
-            drafter = create(drafter)  # before the model loads: report mistakes early
-        if ranks is not None:
-            device = _check_ranks(ranks, drafter, device)
+        ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
         from paceline.model.loading import eos_token_ids, load_model
         from paceline.model.tokenizer_loading import load_tokenizer
@@ -130,11 +108,9 @@ class LLM:
         loaded = load_model(model, dtype, device)
         self.tokenizer, self._source = load_tokenizer(tokenizer, model), model
         make = Maker(draft_model, dtype, str(loaded.device))
-        if isinstance(drafter, str):
-            drafter = make(drafter)
         self._engine = Engine(
             loaded,
-            drafter,
+            make(drafter) if isinstance(drafter, str) else drafter,
             spec=spec,
             make=make,
             tokenizer=self.tokenizer,
@@ -152,61 +128,6 @@ class LLM:
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         context = self.model.context_length
         self.max_length = context if max_length is None else min(max_length, context)
-
-    @property
-    def model(self) -> CachedLM:
-        """The target model with its KV cache."""
-        return self._engine.model
-
-    @property
-    def drafter(self) -> Drafter:
-        """The drafter of requests that name none."""
-        return self._engine.drafter
-
-    @property
-    def invariance(self) -> Invariance:
-        """State of batch invariance: on or off, and the reason."""
-        return self._engine.invariance
-
-    @property
-    def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Observed acceptance by drafter confidence, in bins; None without a budget."""
-        return self._engine.acceptance_calibration
-
-    @property
-    def cost_curve(self) -> CostCurve | None:
-        """Seconds of a forward pass by its number of rows, as the draft budget uses it.
-
-        None before the budget needs the curve, or without a budget.
-        """
-        return None if self._engine.draft_budget is None else self._engine.draft_budget.curve
-
-    @property
-    def costs(self) -> Costs | None:
-        """The measurement behind the cost curve: its conditions, and a way to repeat it.
-
-        None without a draft budget.
-        """
-        return self._engine.costs
-
-    @property
-    def draft_decisions(self) -> list[StepDecision]:
-        """Decisions of the draft budget in the newest steps, oldest first.
-
-        Empty unless `DraftBudgetSettings.recorded_steps` is set.
-        """
-        draft_budget = self._engine.draft_budget
-        return [] if draft_budget is None else list(draft_budget.decisions)
-
-    @property
-    def plain_seconds(self) -> float | None:
-        """Seconds of a step of one request without drafts; None like the cost curve.
-
-        The value comes from the cost curve, corrected by measured steps of this kind.
-        """
-        return (
-            None if self._engine.draft_budget is None else self._engine.draft_budget.plain_seconds
-        )
 
     def change_drafter(self, drafter: Drafter) -> None:
         """Use another drafter from now on; only while no request is open.
@@ -258,26 +179,14 @@ class LLM:
         Raises:
             ConfigError, CapacityError: as `generate`; also if `SamplingParams.n` is above 1.
         """
-        return self._stream(self._inputs.single(prompt, params))
-
-    def _stream(self, request: Request) -> Generator[Chunk, None, None]:
-        (handle,) = self._engine.submit([request], keep_outcomes=True)
-        chunks, done = Chunks(handle, self.tokenizer), False
-        try:
-            while not done:
-                outcomes, done = self._engine.collect(handle)
-                yield from chunks.of(outcomes, done)
-        finally:
-            self._engine.withdraw([handle])
+        return stream_chunks(self._engine, self._inputs.single(prompt, params), self.tokenizer)
 
     async def agenerate(
         self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
         """Run `generate` in asyncio without blocking the event loop.
 
-        All calls share one batch.
-
-        Cancelling it frees everything that its requests hold.
+        All calls share one batch. Cancelling a call frees everything that its requests hold.
         """
         groups = self._inputs.request_groups(prompts, params)
         handles = await self._async_engine.submit(
@@ -353,49 +262,35 @@ class LLM:
         )
 
     @property
-    def timing(self) -> Timing:
-        """Time spent in all steps since this object was built, by kind of work."""
-        return self._engine.timing
-
-    @property
-    def load(self) -> EngineLoad:
-        """Counts of finished work and of requests open now, over all callers."""
-        return self._engine.load
-
-    @property
     def _inputs(self) -> InputProcessor:
         return InputProcessor(
             self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
         )
 
 
-def _ranks_of(lookahead_parallel: object, device: str) -> Ranks:
-    """Return the processes of a lookahead-parallel run.
+def _prepare(
+    drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
+) -> tuple[Ranks | None, str | Drafter, str]:
+    """Check drafter and ranks before the model loads, to report mistakes early.
 
-    Raises:
-        ConfigError: the argument is neither True nor `Ranks`, or the processes cannot be joined.
+    Returns:
+        The ranks; the drafter, or its spec if it needs the draft model; the device.
     """
-    from paceline.engine.parallel.ranks import Ranks
-
-    if lookahead_parallel is True:
-        return Ranks.join(device)
-    if not isinstance(lookahead_parallel, Ranks):
+    if not isinstance(drafter, str | Drafter):
         raise ConfigError(
-            f"lookahead_parallel: got {lookahead_parallel!r}; expected True, False or the"
-            " Ranks that were joined."
+            f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object."
+            " Plain decoding is 'none'."
         )
-    return lookahead_parallel
+    ranks: Ranks | None = None
+    if lookahead_parallel is not False:
+        # Imported here: not every build of torch has torch.distributed.
+        from paceline.engine.parallel.ranks import check_columns, join_ranks, local_device
 
-
-def _check_ranks(ranks: Ranks, drafter: str | Drafter, device: str) -> str:
-    """Check that ranks can share a drafter's trees; return this process's device."""
-    from paceline.engine.parallel.ranks import check_columns, local_device
-
-    if isinstance(drafter, Drafter):
-        check_columns(drafter, ranks.size)
-    return local_device(device)
-
-
-def _built_with_draft(spec: str, draft_model: object) -> bool:
-    named = entry(parse_spec(spec)[0])
-    return named.needs_draft_model or (draft_model is not None and named.takes_draft_model)
+        ranks = join_ranks(lookahead_parallel, device)
+    if isinstance(drafter, str) and not uses_draft_model(drafter, draft_model):
+        drafter = create(drafter)
+    if ranks is not None:
+        if isinstance(drafter, Drafter):
+            check_columns(drafter, ranks.size)
+        device = local_device(device)
+    return ranks, drafter, device

@@ -211,13 +211,13 @@ def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
 
 def test_only_those_wake_up_who_have_news(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait for a place in the batch."""
-    llm, waits, wait = pair.engine("prompt_lookup", max_batch=2), [], AsyncEngine._news
+    llm, waits, wait = pair.engine("prompt_lookup", max_batch=2), [], AsyncEngine._wait_for_news
 
     async def counted(self: AsyncEngine, handles: Any) -> None:
         waits.append(len(handles))
         await wait(self, handles)
 
-    monkeypatch.setattr(AsyncEngine, "_news", counted)
+    monkeypatch.setattr(AsyncEngine, "_wait_for_news", counted)
 
     async def run() -> list[list[Chunk]]:
         return await asyncio.gather(

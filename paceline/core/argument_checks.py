@@ -1,4 +1,4 @@
-"""Check the values of sampling parameters and bring them into one form."""
+"""Check arguments of `LLM` and of `SamplingParams`, and bring them into one form."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from paceline.core.settings import MAX_LOGIT_BIAS
 from paceline.errors import ConfigError
 from paceline.text.tokens import is_text
+from paceline.util.config import require_count
 
 _TEXTS = (str, bytes, bytearray, Mapping)
 
@@ -38,6 +39,31 @@ def require(valid: bool, name: str, value: object, expected: str) -> None:
     """
     if not valid:
         raise ConfigError(f"{name}: got {value!r}; expected {expected}.")
+
+
+def check_limits(
+    max_batch: object,
+    max_nodes: object,
+    keep_prefixes: object,
+    max_length: object,
+    on_drafter_error: object,
+) -> None:
+    """Check arguments of `LLM` that need no model.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    require_count("LLM", "max_batch", max_batch, 1)
+    require_count("LLM", "max_nodes", max_nodes, 0)
+    require_count("LLM", "keep_prefixes", keep_prefixes, 0)
+    require(
+        on_drafter_error in ("raise", "plain"),
+        "on_drafter_error",
+        on_drafter_error,
+        "'raise' or 'plain'",
+    )
+    if max_length is not None:
+        require_count("LLM", "max_length", max_length, 2)
 
 
 def stop_strings(value: object) -> tuple[str, ...]:

@@ -237,18 +237,9 @@ def require_drafter(where: str, drafter: object) -> None:
         )
 
 
-_PASSED_ON = (
-    "name",
-    "vocab_size",
-    "ids_below",
-    "columns",
-    "node_rule",
-    "budget",
-    "top_k",
-    "needs_predictions",
-    "needs_draft_model",
-    "draft_head",
-)
+# Attributes that a `DelegatingDrafter` copies from the drafter inside.
+_COPIED = ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k")
+_COPIED += ("needs_predictions", "needs_draft_model", "draft_head")
 
 
 class DelegatingDrafter(Drafter):
@@ -262,7 +253,7 @@ class DelegatingDrafter(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        for name in _PASSED_ON:
+        for name in _COPIED:
             setattr(self, name, getattr(inner, name))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:

@@ -16,6 +16,9 @@ PREFILL_CHUNK = 512
 BatchInvariant = bool | Literal["auto"]
 BATCH_INVARIANT: BatchInvariant = "auto"
 
+# "raise": an error of a drafter ends its requests; "plain": they continue without drafts.
+OnDrafterError = Literal["raise", "plain"]
+
 # Draft nodes that drafters search for if the draft budget selects among them afterwards.
 WITH_BUDGET = NodeRule(max_nodes=48, batch_nodes=256, min_nodes=4)
 

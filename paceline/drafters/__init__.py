@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from paceline.drafters.creation import Maker, create
+from paceline.drafters.creation import Maker, create, uses_draft_model
 from paceline.drafters.registry import GROUP, PLAIN, REGISTRY, DrafterEntry, available, entry
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "available",
     "create",
     "entry",
+    "uses_draft_model",
 ]

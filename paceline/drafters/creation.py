@@ -59,6 +59,19 @@ def create(
     return built
 
 
+def uses_draft_model(spec: str, draft_model: object) -> bool:
+    """Return whether the drafter of a drafter string is built with a draft model.
+
+    Args:
+        spec: Drafter string.
+        draft_model: The caller's draft model; None for none.
+    Raises:
+        ConfigError: An unknown name.
+    """
+    named = entry(parse_spec(spec)[0])
+    return named.needs_draft_model or (draft_model is not None and named.takes_draft_model)
+
+
 class Maker:
     """Build drafters that share one draft model, which is loaded on first use.
 

@@ -1,3 +1,1 @@
-"""One decoding step, and what keeps it running. Imports nothing: trees, sequences and the
-contract need no torch.
-"""
+"""Run decode steps for the requests of many callers."""

@@ -1,6 +1,4 @@
-"""Callers in event loops: they wait for steps that a thread makes, one step for all of a loop at
-a time.
-"""
+"""Advance the requests of coroutines while a thread runs the steps."""
 
 from __future__ import annotations
 
@@ -17,27 +15,26 @@ from paceline.engine.engine import Engine
 from paceline.engine.request_handle import RequestHandle, raise_errors
 from paceline.util.threads import Threads
 
-_Taken = deque[tuple[list[Outcome], bool]]
+_Collected = deque[tuple[list[Outcome], bool]]
 
 
-class _Loop:
-    """What the callers of one event loop share.
+class _LoopState:
+    """State that the callers of one event loop share.
 
     Attributes:
-        steps: the task that makes steps while anybody waits for one.
-        waiting: what is set when there is news of a ticket. Only those it concerns wake up: a
-            thousand may wait for a place.
-        streams: what has been collected for the tickets that keep their outcomes, and not yet been
-            given out.
+        steps: Task that runs steps while a caller waits.
+        waiting: Future per request that is set when the request has news. Only its callers wake
+            up, since thousands may wait.
+        streams: Collected outcomes of streamed requests that their callers have not taken yet.
     """
 
     def __init__(self) -> None:
         self.steps: asyncio.Task[None] | None = None
         self.waiting: dict[RequestHandle, asyncio.Future[None]] = {}
-        self.streams: dict[RequestHandle, _Taken] = {}
+        self.streams: dict[RequestHandle, _Collected] = {}
 
-    def tell(self) -> None:
-        """Wake up those of whose tickets there is news."""
+    def wake(self) -> None:
+        """Wake the callers whose requests have ended or have outcomes to collect."""
         for handle in [
             handle for handle in self.waiting if handle.done or self.streams.get(handle)
         ]:
@@ -46,7 +43,7 @@ class _Loop:
                 news.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """No more steps are made: all that wait are told why."""
+        """Raise the error that ended the steps in all waiting callers."""
         for news in {*self.waiting.values()}:
             if isinstance(error, asyncio.CancelledError):
                 news.cancel()
@@ -56,112 +53,108 @@ class _Loop:
 
 
 class AsyncEngine:
-    """Advances the requests of coroutines. No event loop stands still for a step."""
+    """Serves coroutines without blocking an event loop for a step.
+
+    Args:
+        engine: The engine that runs all requests.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Threads of their own: however many callers wait for a drafter that takes long to make, the
-        # steps of the others go on.
+        # Two threads: callers that wait for a slow drafter to be built do not delay steps.
         self._stepping = Threads(1, "paceline-steps")
         self._making = Threads(1, "paceline-drafters")
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = (
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = (
             weakref.WeakKeyDictionary()
         )
 
     async def submit(
         self, requests: Sequence[Request], keep_outcomes: bool = False
     ) -> list[RequestHandle]:
-        """Queue sequences as `Engine.submit` does: the loop goes on while a drafter that one of
-        them names is built.
-        """
+        """Queue requests as `Engine.submit`; a thread builds drafters that they name."""
         if self._engine.has_drafters(requests):
             return self._engine.submit(requests, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(
+        submitted = loop.run_in_executor(
             self._making.executor,
             partial(self._engine.submit, requests, keep_outcomes=keep_outcomes),
         )
         try:
-            return await asyncio.shield(made)
+            return await asyncio.shield(submitted)
         except asyncio.CancelledError:
-            made.add_done_callback(partial(self._withdraw, loop))
+            submitted.add_done_callback(partial(self._withdraw, loop))
             raise
 
     def _withdraw(
-        self, loop: asyncio.AbstractEventLoop, made: asyncio.Future[list[RequestHandle]]
+        self, loop: asyncio.AbstractEventLoop, submitted: asyncio.Future[list[RequestHandle]]
     ) -> None:
-        """Free what was queued for a caller that has gone meanwhile."""
-        if made.exception() is None:
-            loop.run_in_executor(None, self._engine.withdraw, made.result())
+        """Withdraw requests whose caller was cancelled while they were submitted."""
+        if submitted.exception() is None:
+            loop.run_in_executor(None, self._engine.withdraw, submitted.result())
 
     @asynccontextmanager
     async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
-        """Free what `handles` hold at the end, however it comes."""
+        """Withdraw the requests at the end of the context, also after an error."""
         loop = asyncio.get_running_loop()
-        mine = self._loops.setdefault(loop, _Loop())
-        mine.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})
+        state = self._loops.setdefault(loop, _LoopState())
+        state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})
         try:
             yield
         finally:
             for handle in handles:
-                mine.streams.pop(handle, None)
-            # It may have to wait for a step, and a second cancellation must not keep it from being
-            # done.
+                state.streams.pop(handle, None)
+            # Withdrawing may wait for a step; the shield protects it from a second cancellation.
             await asyncio.shield(loop.run_in_executor(None, self._engine.withdraw, handles))
 
     async def finish(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until all of `handles` are done.
+        """Wait until all requests are done.
 
         Raises:
-            whatever ended one of them.
+            Exception: the error that ended one of them.
         """
-        while going := [handle for handle in handles if not handle.done]:
-            await self._news(going)
+        while unfinished := [handle for handle in handles if not handle.done]:
+            await self._wait_for_news(unfinished)
             raise_errors(handles)
 
     async def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Wait for steps of a ticket that keeps them; returns and raises as `Engine.collect`."""
-        taken = self._loops[asyncio.get_running_loop()].streams[handle]
-        while not taken:
+        """Wait for outcomes of a streamed request; results as `Engine.collect`."""
+        collected = self._loops[asyncio.get_running_loop()].streams[handle]
+        while not collected:
             if not handle.outcomes:
                 raise_errors([handle])
-            await self._news([handle])
-        return taken.popleft()
+            await self._wait_for_news([handle])
+        return collected.popleft()
 
-    async def _news(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until one of `handles` is done or has something to collect; meanwhile steps are
-        made, for everybody.
-        """
+    async def _wait_for_news(self, handles: Sequence[RequestHandle]) -> None:
+        """Wait until a request is done or has outcomes; start the steps if none run."""
         loop = asyncio.get_running_loop()
-        mine = self._loops[loop]
+        state = self._loops[loop]
         news = loop.create_future()
-        mine.waiting.update(dict.fromkeys(handles, news))
-        if mine.steps is None:
-            mine.steps = loop.create_task(self._make_steps(mine))
+        state.waiting.update(dict.fromkeys(handles, news))
+        if state.steps is None:
+            state.steps = loop.create_task(self._run_steps(state))
         try:
             await news
         finally:
             for handle in handles:
-                mine.waiting.pop(handle, None)
+                state.waiting.pop(handle, None)
 
-    async def _make_steps(self, mine: _Loop) -> None:
+    async def _run_steps(self, state: _LoopState) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while mine.waiting:
-                await loop.run_in_executor(self._stepping.executor, self._advance, mine)
-                mine.tell()
+            while state.waiting:
+                await loop.run_in_executor(self._stepping.executor, self._advance, state)
+                state.wake()
         except BaseException as error:
-            mine.fail(error)
+            state.fail(error)
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            mine.steps = None
+            state.steps = None
 
-    def _advance(self, mine: _Loop) -> None:
-        """Make a step, and collect it before the next one begins: collecting waits for a step
-        that is being made.
-        """
+    def _advance(self, state: _LoopState) -> None:
+        """Run a step, and collect its outcomes before the next step may start."""
         self._engine.step()
-        for handle, taken in mine.streams.copy().items():
+        for handle, collected in state.streams.copy().items():
             if handle.outcomes:
-                taken.append(self._engine.collect(handle))
+                collected.append(self._engine.collect(handle))

@@ -1,4 +1,4 @@
-"""Define the result of a step per drafter, and distribute the outcomes among drafters."""
+"""Define the result of a step per drafter, and distribute outcomes to drafters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.verification.verify import with_top_tokens
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What a step brought to the requests of one drafter.
+    """The outcomes of a step for the requests of one drafter.
 
     Attributes:
         batch: The drafter batch.
@@ -32,7 +32,7 @@ class BatchResult:
 def distribute_outcomes(
     outcomes: list[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
 ) -> list[BatchResult]:
-    """Return the outcomes by drafter, with top tokens and drafts of the hidden-state head."""
+    """Return the outcomes by drafter, with top tokens and head drafts."""
     rows = {outcome.request: row for row, outcome in enumerate(outcomes)} if len(drafts) > 1 else {}
     results = []
     for each in drafts:

@@ -1,4 +1,4 @@
-"""What callers get: an answer, and what one step added to it."""
+"""Define answers and the chunks of streamed answers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from paceline.sampling.stream_writer import TokenMark, token_origins
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer.
+    """An answer to one prompt.
 
     Attributes:
-        text: of the answer, cut before a stop string; "" without a tokenizer. It continues the
+        text: Text of the answer, cut before a stop string; "" without a tokenizer. It continues the
             prompt's text: both joined are the text of all tokens. An unfinished character at the
             end is U+FFFD.
-        token_ids: the answer's tokens, an end-of-sequence token included.
+        token_ids: Tokens of the answer, an end-of-sequence token included.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
-        logprobs: per token, with `SamplingParams.logprobs`: token id -> log-probability by the
-            model's own logits, before any option changes them; the likeliest tokens, likeliest
-            first, and the one that came.
-        prompt_logprobs: per token of the prompt, with `SamplingParams.prompt_logprobs`: as
-            `logprobs`; None for the first token, which nothing comes before.
-        others: the further answers, with `SamplingParams.n`.
+        stats: Counts of the request.
+        logprobs: Per token, with `SamplingParams.logprobs`: token id -> log-probability by the
+            model's own logits, before any option changes them. The entries are the likeliest
+            tokens, likeliest first, and the chosen one.
+        prompt_logprobs: Per token of the prompt, with `SamplingParams.prompt_logprobs`, as
+            `logprobs`. None for the first token, which has no token before it.
+        others: The further answers, with `SamplingParams.n`.
     """
 
     text: str
@@ -38,30 +39,30 @@ class Completion:
 
     @property
     def outputs(self) -> list[Completion]:
-        """All answers to the prompt, this one first."""
+        """Return all answers to the prompt, this one first."""
         return [self, *self.others]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added to a streamed answer.
+    """The tokens and the text that one step added to a streamed answer.
 
     Attributes:
-        text: text that became certain; the chunks' texts joined are the completion's text.
-        token_ids: tokens of this step.
-        accepted: per token, whether it came from the draft.
-        pieces: (text, accepted) per token with text, for displays; joined they are `text`.
-        completion: the whole answer, with the last chunk.
-        logprobs: as in `Completion`, of the tokens of this step.
-        origins: per token where it came from, a word of `paceline.core.origin.Origin`: "target",
-            which is the bonus or a plain token, or "prompt", "output", "datastore", ...
-        marks: per piece the token it belongs to; text that may become a stop string is held back,
-            also beyond its step.
-        outcome: of this step: the draft tree that was verified, and what the target said. None
-            outside of an engine.
-        step, forwards: steps and target forwards of the answer so far, prefill included; not what a
-            preemption has repeated.
-        prompt_logprobs: as in `Completion`, with the first chunk.
+        text: Text that became final. The joined texts of all chunks are the completion's text.
+        token_ids: Tokens of this step.
+        accepted: Per token, whether it came from the draft tree.
+        pieces: (text, accepted) per token with text, for displays; joined, they are `text`.
+        completion: The finished answer, in the last chunk.
+        logprobs: As in `Completion`, for the tokens of this step.
+        origins: Source of each token, a word of `paceline.core.origin.Origin`: "target" (the bonus
+            token or a plain one), "prompt", "output", "datastore", ...
+        marks: Token that each piece belongs to. Text that may become a stop string is held back,
+            possibly for several steps.
+        outcome: Outcome of this step, with the verified draft tree; None outside an engine.
+        step: Steps of the answer so far, prefill included.
+        forwards: Forward passes of the target so far, prefill included. Passes that a preemption
+            repeats do not count.
+        prompt_logprobs: As in `Completion`, in the first chunk.
     """
 
     text: str
@@ -85,10 +86,14 @@ class Chunk:
         forwards: int,
         completion: Completion | None = None,
     ) -> Chunk:
-        """The chunk of a step.
+        """Return the chunk of a step.
 
         Args:
-            written: the pieces of text that have become certain with it.
+            outcome: Outcome of the step.
+            written: Pieces of text that became final with it.
+            step: As in `Chunk`.
+            forwards: As in `Chunk`.
+            completion: As in `Chunk`.
         """
         origins = token_origins(outcome)
         return Chunk(

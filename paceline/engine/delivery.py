@@ -1,10 +1,10 @@
-"""What callers get of their tickets: completions, and the chunks of streams."""
+"""Make completions, and the chunks of streams, from requests and outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.drafter import Outcome
 from paceline.core.origin import Origin
@@ -13,13 +13,16 @@ from paceline.engine.completion import Chunk, Completion
 from paceline.engine.request_handle import RequestHandle
 from paceline.sampling.stream_writer import StreamWriter, token_origins
 
+if TYPE_CHECKING:
+    from paceline.engine.engine import Engine
+
 
 class Chunks:
     """Makes the chunks of one stream.
 
     Args:
-        handle: of the streamed request.
-        tokenizer: of the model; None leaves the texts empty.
+        handle: Handle of the streamed request.
+        tokenizer: Tokenizer of the model; None leaves the texts empty.
     """
 
     def __init__(self, handle: RequestHandle, tokenizer: Any) -> None:
@@ -27,11 +30,11 @@ class Chunks:
         self._writer = writer_of(handle.request, tokenizer)
 
     def of(self, outcomes: Sequence[Outcome], done: bool) -> Iterator[Chunk]:
-        """Yield a chunk for each step.
+        """Yield one chunk per step.
 
         Args:
-            outcomes: of the steps since the last call.
-            done: the last of them ended the request.
+            outcomes: Outcomes since the last call.
+            done: The last of them ended the request.
         """
         writer = self._writer
         for outcome in outcomes:
@@ -42,8 +45,26 @@ class Chunks:
             yield Chunk.of(outcome, written, writer.step, forwards, completion)
 
 
+def stream_chunks(engine: Engine, request: Request, tokenizer: Any) -> Generator[Chunk, None, None]:
+    """Run steps until a request ends, and yield a chunk per step.
+
+    Args:
+        engine: The engine that runs the request.
+        request: The request, not yet submitted.
+        tokenizer: Tokenizer of the model, or None.
+    """
+    (handle,) = engine.submit([request], keep_outcomes=True)
+    chunks, done = Chunks(handle, tokenizer), False
+    try:
+        while not done:
+            outcomes, done = engine.collect(handle)
+            yield from chunks.of(outcomes, done)
+    finally:
+        engine.withdraw([handle])
+
+
 def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
-    """Return the writer of an answer's text."""
+    """Return the writer that turns an answer's tokens into text."""
     return StreamWriter(
         tokenizer,
         request.token_ids[: request.prompt_length],
@@ -74,9 +95,9 @@ def completions_of(
     """Return one completion per prompt; with `SamplingParams.n`, it holds the others.
 
     Args:
-        groups: the sequences of each prompt.
-        handles: of all groups, in their order.
-        tokenizer: of the model, or None.
+        groups: Requests of each prompt.
+        handles: Handles of all requests, in the same order.
+        tokenizer: Tokenizer of the model, or None.
     """
     completions = iter([completion_of(handle, tokenizer) for handle in handles])
     each = [[next(completions) for _ in group] for group in groups]

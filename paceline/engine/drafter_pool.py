@@ -1,4 +1,4 @@
-"""Hold the drafters of one engine: its own, and the ones that single requests name."""
+"""Hold the drafters of one engine: its own, and those that requests name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refuse_others(spec: str) -> Drafter:
 
 
 class DrafterPool:
-    """Creates a drafter for each spec that a request names, once, and keeps its statistics.
+    """Creates a drafter once per spec that requests name, and keeps its statistics.
 
     Args:
         make: Creates a drafter from its spec.

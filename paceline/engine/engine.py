@@ -1,33 +1,27 @@
 """Run one continuous batch for all callers (continuous batching).
 
-Requests join and leave at any step, and a free slot is reused at once. The engine has no thread.
-A caller that waits for an answer runs the steps for everybody (`advance`), in turn with other
-threads. A program with one thread stays a simple loop, and several threads share forward passes.
+The engine has no thread. A caller that waits for an answer runs the steps for everybody
+(`advance`), in turn with other threads, so several threads share forward passes.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from paceline.core.drafter import Drafter, Outcome, check_vocabulary, require_drafter, turn_of
+from paceline.core.drafter import Drafter, Outcome, require_drafter, turn_of
 from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
-from paceline.core.settings import BATCH_INVARIANT, PREFILL_CHUNK, BatchInvariant
-from paceline.draft_budget.drafts import DrafterBatch
-from paceline.engine.batch_result import BatchResult
+from paceline.core.settings import BATCH_INVARIANT, PREFILL_CHUNK, BatchInvariant, OnDrafterError
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
-from paceline.engine.grouping import StepGroup, group_by_drafter
 from paceline.engine.keyboard_interrupts import interrupts_held
 from paceline.engine.kv_cache_manager import KVCacheManager, max_cache_bytes
 from paceline.engine.lifecycle import Lifecycle
 from paceline.engine.request_handle import RequestHandle, raise_errors
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.step import Verifier, run_step
+from paceline.engine.step import Verifier
+from paceline.engine.step_runner import StepRunner
 from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
 from paceline.verification.verify import verify as verify_batch
@@ -40,8 +34,6 @@ if TYPE_CHECKING:
     from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.engine.parallel.ranks import Ranks
 
-OnDrafterError = Literal["raise", "plain"]
-
 
 class Engine:
     """Runs steps for up to `max_batch` requests of any number of callers.
@@ -52,22 +44,13 @@ class Engine:
         spec: Spec that `drafter` was created from, if known.
         make: Creates the drafters that requests name, from their specs.
         tokenizer: Tokenizer of the prompts, for drafters bound to one tokenizer.
-        max_batch: Most requests per forward pass; None = no limit.
-        max_nodes: Most draft nodes verified per request and step.
-        prefill_chunk: Most prompt tokens per step (chunked prefill); batch invariance may lower it.
-        ranks: Share the work on every draft tree with these processes, which make the same calls
-            (`engine/parallel`).
-        batch_invariant: True: the logits of a text are the same to the last bit in any batch.
-            "auto": on if it costs under 5 %; always off with ranks.
-        cache_gib: Most memory of the KV cache in GiB. Requests wait for it; if answers outgrow it,
-            the engine preempts the newest. None = most of the available memory.
-        keep_prefixes: Number of ended requests whose keys and values stay cached for prompts with
-            the same beginning (prefix caching).
-        on_drafter_error: "raise": an error of a drafter ends its requests; "plain": they continue
-            without drafts.
-        cost_curve: Cost of forward passes; draft trees are then cut by this curve and not by
-            measured time. None = measure.
-        draft_budget: Settings of the draft budget; None = the defaults.
+        max_batch: Maximum requests per forward pass; None = no limit.
+        max_nodes: Maximum draft nodes verified per request and step.
+        prefill_chunk: Maximum prompt tokens per step (chunked prefill); batch invariance may lower
+            it.
+        ranks: Processes that share the work on every draft tree (`engine/parallel`).
+        batch_invariant, cache_gib, keep_prefixes: As in `paceline.llm.LLM`.
+        on_drafter_error, cost_curve, draft_budget: As in `paceline.llm.LLM`.
         verify: Verification rule that chooses the tokens.
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
@@ -106,33 +89,28 @@ class Engine:
             max_batch, max_nodes, prefill_chunk, batch_invariant, ranks, cost_curve, draft_budget
         )
         target = set_up_target(model, drafter, options)
-        self.model, self.invariance, self.costs = target.model, target.invariance, target.costs
-        self._parallel, self._draft_heads = target.parallel, target.draft_heads
-        self._tokenizer = tokenizer
-        self._max_batch, self._max_nodes = max_batch, max_nodes
-        self._max_rows = self.invariance.max_rows
-        self._verify = verify if self._parallel is None else self._parallel.verify
-        self.draft_budget = target.draft_budget
+        self.model, self.invariance = target.model, target.invariance
+        self.costs, self.draft_budget = target.costs, target.draft_budget
+        self._parallel, self._max_batch = target.parallel, max_batch
+        new_stats = None if self.draft_budget is None else self.draft_budget.new_stats
         self._drafters = DrafterPool(
             make if ranks is None else refuse_others,
-            self._check,
-            None if self.draft_budget is None else self.draft_budget.new_stats,
+            lambda drafter: target.check_drafter(drafter, tokenizer),
+            new_stats,
         )
         self._use(drafter, spec)
-        self._kv_cache = KVCacheManager(
-            self.model, max_batch, keep_prefixes, max_cache_bytes(model, cache_gib)
-        )
+        max_bytes = max_cache_bytes(model, cache_gib)
+        self._kv_cache = KVCacheManager(self.model, max_batch, keep_prefixes, max_bytes)
         self._schedule = Scheduler(
-            self.model, self._kv_cache, max_batch, self._max_rows, target.chunking
+            self.model, self._kv_cache, max_batch, self.invariance.max_rows, target.chunking
         )
         self._lifecycle = Lifecycle(self._schedule, self._kv_cache, on_drafter_error == "plain")
+        self._runner = StepRunner(target, self._schedule, self._lifecycle, max_nodes, verify)
         self._turn = Turn(
             lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._drafters.locks]
         )
         self._stepping = False
         self._withdrawn: deque[RequestHandle] = deque()  # during a step
-        self._steps = 0
-        self._step_seconds = self._draft_seconds = 0.0
 
     @property
     def drafter(self) -> Drafter:
@@ -179,7 +157,7 @@ class Engine:
     @property
     def timing(self) -> Timing:
         """Time spent in all steps, by kind of work."""
-        return Timing(self._step_seconds, self.model.forward_seconds, self._draft_seconds)
+        return self._runner.timing
 
     def submit(
         self, requests: Sequence[Request], *, keep_outcomes: bool = False, keep_slots: bool = False
@@ -194,36 +172,28 @@ class Engine:
             keep_slots: Keep their slots in the cache after they end, until `withdraw`.
         Raises:
             CapacityError: the cache could not hold a request even alone. Nothing is queued then.
-            ConfigError: a drafter that a request names cannot be created or used, and nothing is
-                queued then. Or torch uses another number of threads than batch invariance was
-                proven for. Or this process was forked while another thread ran a step.
+            ConfigError: a drafter that a request names cannot be used; nothing is queued then. Or
+                torch uses another number of threads than batch invariance was proven for. Or this
+                process was forked while another thread ran a step.
         """
         self._turn.check()
         self.invariance.check_threads()
         if self._turn.inherited:
-            self._drop_inherited()
+            with self._turn, self._drafters_turn:
+                self._turn.inherited = False
+                self._lifecycle.disown()
         if self._parallel is not None:
             self._parallel.check_requests(requests, self._max_batch)
         for request in requests:
             self._kv_cache.check(request)
-        schedule = self._schedule
-        drafter_states = self._drafters.find_all(
-            requests,
-            lambda: {
-                handle.drafter_state for handle in (*schedule.waiting, *schedule.active.copy())
-            },
-        )
+        states = self._drafters.find_all(requests, self._schedule.drafters_in_use)
         handles = [
             RequestHandle(
-                request,
-                drafter_state,
-                deque() if keep_outcomes else None,
-                keep_slots,
-                self.invariance.on,
+                request, state, deque() if keep_outcomes else None, keep_slots, self.invariance.on
             )
-            for request, drafter_state in zip(requests, drafter_states, strict=True)
+            for request, state in zip(requests, states, strict=True)
         ]
-        schedule.waiting.join(handles)
+        self._schedule.waiting.join(handles)
         return handles
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
@@ -239,15 +209,11 @@ class Engine:
             Exception: the error that ended one of `handles`.
             KeyboardInterrupt: raised between two steps if other callers share them.
         """
-        before = self._steps
+        before = self._runner.steps
         with self._turn:
-            if before == self._steps and not all(handle.done for handle in handles):
-                own = set(handles)
-                with (
-                    nullcontext()
-                    if own.issuperset(self._schedule.active) or self._parallel is not None
-                    else interrupts_held()
-                ):
+            if before == self._runner.steps and not all(handle.done for handle in handles):
+                shared = not set(handles).issuperset(self._schedule.active)
+                with interrupts_held(shared and self._parallel is None):
                     self.step()
         raise_errors(handles)
 
@@ -262,7 +228,7 @@ class Engine:
             handles: The requests to finish.
             stepped: Callback after each step, with the number of requests that ended in it.
         Raises:
-            as `advance`.
+            Exception: the error that ended one of `handles`.
         """
         while unfinished := [handle for handle in handles if not handle.done]:
             self.advance(unfinished)
@@ -275,10 +241,9 @@ class Engine:
         Args:
             handle: A request submitted with `keep_outcomes`.
         Returns:
-            The outcomes, and whether they are the last ones. The next call raises an error that
-            ended the request early.
+            The outcomes, and whether they are the last ones.
         Raises:
-            as `advance`.
+            Exception: the error that ended the request early, after its last outcomes.
         """
         assert handle.outcomes is not None, "submit with keep_outcomes=True"
         with self._turn:  # never read the outcomes of a step half done
@@ -291,8 +256,7 @@ class Engine:
     def step(self) -> list[Outcome]:
         """Run one decode step for one group of requests; ended requests free their slots.
 
-        An error ends the requests of this step, and their callers get it. An error of a drafter
-        ends only the requests that use this drafter. All others continue.
+        An error ends the requests of the group; an error of a drafter ends only its requests.
 
         Raises:
             ConfigError: a drafter called its own engine from inside a step.
@@ -303,23 +267,11 @@ class Engine:
                     "got a call from inside a step of the same engine; expected none there. Use"
                     " another LLM."
                 )
-            start, self._stepping = time.perf_counter(), True
-            group: list[RequestHandle] = []
+            self._stepping = True
             try:
-                self.admit()
-                step_group = self._schedule.next_group()
-                group = step_group.handles
-                return self._decode(step_group) if group else []
-            except BaseException as error:
-                self._lifecycle.fail(group, error)
-                # Without a group no request ends: the same error would come back for ever.
-                if not isinstance(error, Exception) or not group:
-                    raise
-                return []
+                return self._runner.run()
             finally:
                 self._stepping = False
-                self._steps += 1
-                self._step_seconds += time.perf_counter() - start
                 if self._withdrawn:
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
@@ -330,10 +282,7 @@ class Engine:
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests, waiting or running, and free everything they hold.
-
-        Requests that have ended already are allowed.
-        """
+        """Drop requests, waiting, running or ended, and free everything they hold."""
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:
@@ -343,70 +292,6 @@ class Engine:
                 return
             for handle in handles:
                 self._lifecycle.drop(handle)
-
-    def _drop_inherited(self) -> None:
-        with self._turn, self._drafters_turn:
-            self._turn.inherited = False
-            self._lifecycle.disown()
-
-    def _decode(self, group: StepGroup) -> list[Outcome]:
-        batches, failed = self._with_draft_heads(
-            group_by_drafter(group, self.model, self._max_nodes, self._max_rows)
-        )
-        start, num_pending = time.perf_counter(), sum(group.num_pending)
-        results = failed + run_step(
-            self.model, batches, self._verify, self.draft_budget, group.prefill_chunk
-        )
-        self._schedule.record_step(num_pending, time.perf_counter() - start)
-        self._lifecycle.count_forward()
-        self._draft_seconds += sum(result.draft_seconds for result in results)
-        handles = {handle.request: handle for handle in group.handles}
-        outcomes = []
-        for result in results:
-            if result.error is not None and not self._lifecycle.drafter_failed(
-                [handles[request] for request in result.batch.requests], result.error
-            ):
-                continue
-            for outcome in result.outcomes:
-                self._lifecycle.deliver(handles[outcome.request], outcome)
-            outcomes += result.outcomes
-        self._schedule.grow_cache()
-        if self.draft_budget is not None:
-            self.draft_budget.renew()
-        return outcomes
-
-    def _with_draft_heads(
-        self, batches: list[DrafterBatch]
-    ) -> tuple[list[DrafterBatch], list[BatchResult]]:
-        """Return the batches with the draft heads that their drafters ask for.
-
-        The first use of a head takes seconds, since it may be fitted.
-
-        Returns:
-            The batches that can step, and a result for each batch whose drafter raised an error.
-        """
-        if self._draft_heads is None:
-            return batches, []
-        able: list[DrafterBatch] = []
-        failed: list[BatchResult] = []
-        for batch in batches:
-            drafter = batch.drafter_state.drafter
-            try:
-                count = drafter.num_head_tokens()
-                head = self._draft_heads.of(drafter) if count else None
-            except Exception as error:
-                failed.append(BatchResult(batch, [], error=error))
-            else:
-                able.append(replace(batch, draft_head=head, num_head_tokens=count))
-        return able, failed
-
-    def _check(self, drafter: Drafter) -> None:
-        check_vocabulary(drafter, self.model.vocab_size, self._tokenizer)
-        drafter.attach(self.model.model, self._tokenizer)
-        if self._tokenizer is not None:
-            drafter.check_tokenizer(self._tokenizer)
-        if self._draft_heads is not None:
-            self._draft_heads.check(drafter)
 
     def _use(self, drafter: Drafter, spec: str | None) -> None:
         self._drafters.use(drafter, spec)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.core.node_rule import node_limit
-from paceline.core.target import Target
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.settings import MAX_PADDING_RATIO, MAX_SCORED_ROWS
+
+if TYPE_CHECKING:
+    from paceline.core.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class StepGroup:
 
 
 def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
-    """Return the number of pending tokens that the next forward pass computes for a request."""
+    """Return the pending tokens that the next forward pass computes for a request."""
     return min(handle.request.pending, prefill_chunk)
 
 
@@ -46,7 +49,7 @@ def select_prompts(
     max_rows: int | None = None,
     packed: bool = False,
 ) -> list[RequestHandle]:
-    """Return the first prompt in order, and prompts in the next slots that share its forward pass.
+    """Return the first prompt in order, and prompts of next slots that fit its pass.
 
     A prompt joins if it adds little padding.
 

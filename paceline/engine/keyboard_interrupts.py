@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a step which other callers share."""
+"""Delay Ctrl-C to the end of a step that several callers share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from types import FrameType
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back while open, and give it to its handler afterwards. Does nothing outside
-    the main thread.
+def interrupts_held(hold: bool = True) -> Iterator[None]:
+    """Delay SIGINT while the context is open; its handler runs afterwards.
+
+    Args:
+        hold: False does nothing; neither does a thread that is not the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not hold or not in_main_thread or not callable(handler):
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []

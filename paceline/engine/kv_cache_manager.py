@@ -1,4 +1,4 @@
-"""Assign cache slots to requests, and reuse the slots of ended ones (prefix caching)."""
+"""Assign cache slots to requests, and reuse those of ended ones (prefix caching)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from paceline.core.argument_checks import is_number
 from paceline.core.request import Request, SamplingParams
-from paceline.core.target import Target
 from paceline.core.tree import IntArray
 from paceline.engine.settings import (
     ADMISSION_HEADROOM,
@@ -20,6 +19,7 @@ from paceline.engine.settings import (
     INHERITED_SHARE,
     MIN_PREFIX_TOKENS,
     SPARE_NODE_POSITIONS,
+    UNLIMITED_POSITIONS,
 )
 from paceline.errors import CapacityError, ConfigError
 from paceline.util.machine import available_memory
@@ -27,11 +27,11 @@ from paceline.util.machine import available_memory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_UNLIMITED = 1 << 40  # cache positions
+    from paceline.core.target import Target
 
 
 class KVCacheManager:
-    """Decides which requests fit the KV cache, and keeps ended requests for later prompts.
+    """Assigns the slots of the KV cache, and keeps ended requests for later prompts.
 
     Args:
         model: The target.
@@ -146,10 +146,10 @@ class KVCacheManager:
 
     def _keep(self, request: Request) -> None:
         """Keep the cached tokens of an ended request; drop kept requests that they cover."""
-        kept = Request(request.token_ids[: request.cached], SamplingParams())
-        kept.rotary_length = request.rotary_length
-        self._model.slots.inherit(kept, request, request.cached)
-        tokens = np.array(kept.token_ids, dtype=np.int64)
+        prefix = Request(request.token_ids[: request.cached], SamplingParams())
+        prefix.rotary_length = request.rotary_length
+        self._model.slots.inherit(prefix, request, request.cached)
+        tokens = np.array(prefix.token_ids, dtype=np.int64)
         covered = [
             other
             for other, known in self._kept.items()
@@ -157,7 +157,7 @@ class KVCacheManager:
         ]
         for other in covered:
             self._forget(other)
-        self._kept[kept] = tokens
+        self._kept[prefix] = tokens
         if len(self._kept) > self._max_kept:
             self._forget_oldest()
 
@@ -181,7 +181,7 @@ class KVCacheManager:
         return best, best_length
 
     def _ensure(self, num_slots: int, positions: int, ideal: int) -> bool:
-        """Provide slots of a size, besides the kept requests, which are dropped if in the way.
+        """Provide slots of a size; drop kept requests if they leave too little memory.
 
         Args:
             num_slots: Slots for active requests.
@@ -211,7 +211,7 @@ class KVCacheManager:
         return True
 
     def _preferred_slots(self, slots: int) -> int:
-        """Return the number of slots to allocate for `slots`: growing copies the whole cache."""
+        """Return the slots to allocate for `slots`; growing copies the whole cache."""
         current = len(self._model.slots)
         if slots <= current or self._max_batch is None:
             return max(slots, current)
@@ -220,11 +220,13 @@ class KVCacheManager:
     def _max_positions(self, slots: int) -> int:
         """Return the cache positions that each of this number of slots may have."""
         each = slots * self._model.position_bytes
-        return _UNLIMITED if self._max_bytes is None or not each else self._max_bytes // each
+        return (
+            UNLIMITED_POSITIONS if self._max_bytes is None or not each else self._max_bytes // each
+        )
 
-    def _forget(self, kept: Request) -> None:
-        del self._kept[kept]
-        self._model.close(kept)
+    def _forget(self, prefix: Request) -> None:
+        del self._kept[prefix]
+        self._model.close(prefix)
 
     def _forget_oldest(self) -> bool:
         if not self._kept:

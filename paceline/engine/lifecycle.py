@@ -49,7 +49,7 @@ class Lifecycle:
         )
 
     def admit(self) -> None:
-        """Give waiting requests a cache slot and start their drafters, while slots are free."""
+        """Give waiting requests a cache slot, while slots are free, and start drafters."""
         while (handle := self._schedule.waiting.first()) is not None:
             try:
                 if not self._schedule.admit(handle):
@@ -61,7 +61,7 @@ class Lifecycle:
                     raise
 
     def _start_drafter(self, handle: RequestHandle) -> None:
-        """Start the drafter for an admitted request; a preempted request has it started already."""
+        """Start the drafter for an admitted request, unless it was preempted before."""
         if handle.started:
             return
         handle.started, handle.admitted = True, time.perf_counter()

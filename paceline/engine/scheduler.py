@@ -1,17 +1,18 @@
-"""Schedule requests: admission to the batch, preemption, and the requests of the next step."""
+"""Schedule requests: admission, preemption, and the requests of the next step."""
 
 from __future__ import annotations
 
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from paceline.core.target import Target
 from paceline.engine.grouping import StepGroup, select_prompts
 from paceline.engine.kv_cache_manager import KVCacheManager
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.request_queue import RequestQueue
 
 if TYPE_CHECKING:
+    from paceline.core.target import Target
+    from paceline.draft_budget.drafts import DrafterState
     from paceline.draft_budget.prefill_chunking import PrefillChunkController
 
 
@@ -48,6 +49,10 @@ class Scheduler:
         self.preemptions = 0
         self._chunking = chunking
         self._in_prefill = False  # the newest group holds prompts
+
+    def drafters_in_use(self) -> set[DrafterState]:
+        """Return the drafters of all waiting and active requests."""
+        return {handle.drafter_state for handle in (*self.waiting, *self.active.copy())}
 
     def admit(self, handle: RequestHandle) -> bool:
         """Give a waiting request a slot; preempts requests of lower priority if needed.

@@ -23,6 +23,9 @@ SPARE_NODE_POSITIONS = 32
 # the request again soon.
 ADMISSION_HEADROOM = 128
 
+# Cache positions of a slot without a memory limit: more than any text has.
+UNLIMITED_POSITIONS = 1 << 40
+
 # Shortest common prefix worth copying, in tokens. Computing fewer tokens is as fast as a lookup.
 MIN_PREFIX_TOKENS = 16
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
-from paceline.core.target import Target
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.engine.batch_result import BatchResult, distribute_outcomes
@@ -21,6 +20,7 @@ from paceline.verification.tree_rules import check_trees
 from paceline.verification.verify import verify as verify_batch
 
 if TYPE_CHECKING:
+    from paceline.core.target import Target
     from paceline.draft_budget.budget import DraftBudget
     from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 
@@ -151,7 +151,7 @@ def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
 def _trees_of(
     drafts: Sequence[Drafts], requests: Sequence[Request]
 ) -> tuple[list[DraftTree], list[int]]:
-    """Return the tree of each request, empty in prefill, and the rows of the ready requests."""
+    """Return one tree per request, empty in prefill, and the rows of ready requests."""
     by_request = {
         request: tree
         for each in drafts
@@ -198,7 +198,7 @@ def _verify_drafts(
     chunk: int,
     reduced_logits: bool,
 ) -> tuple[list[BatchResult], bool]:
-    """Run the target, choose the new tokens, and commit them to the cache and the requests.
+    """Run the target, choose the new tokens, and commit them to cache and requests.
 
     Returns:
         One result per drafts; True if some requests must run again without a draft tree.
@@ -231,7 +231,7 @@ def _verify_drafts(
 
 
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
-    """Return the drafts without requests that run again; their drafters observe nothing."""
+    """Return the drafts without the requests that run again."""
     for request in retries:
         request.without_draft = True
     return [each.without(set(retries)) for each in drafts]
@@ -262,7 +262,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Show the outcomes to the drafter; return the result with the drafter's error, if any."""
+    """Let the drafter observe its outcomes; return the result with its error, if any."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.core.drafter import check_vocabulary
 from paceline.core.settings import BatchInvariant
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """How an engine uses its target; see `paceline.engine.engine.Engine`.
+    """Options of an engine for its target; see `paceline.engine.engine.Engine`.
 
     Attributes:
         max_batch: Most requests per forward pass; None = no limit.
@@ -73,6 +74,22 @@ class TargetSetup:
     draft_budget: DraftBudget | None = None
     chunking: PrefillChunkController | None = None
     draft_heads: DraftHeads | None = None
+
+    def check_drafter(self, drafter: Drafter, tokenizer: Any) -> None:
+        """Check that a drafter fits the target, and attach it.
+
+        Args:
+            drafter: The drafter.
+            tokenizer: Tokenizer of the prompts; None = unknown.
+        Raises:
+            ConfigError, DatastoreError, UnsupportedModelError: the drafter does not fit.
+        """
+        check_vocabulary(drafter, self.model.vocab_size, tokenizer)
+        drafter.attach(self.model.model, tokenizer)
+        if tokenizer is not None:
+            drafter.check_tokenizer(tokenizer)
+        if self.draft_heads is not None:
+            self.draft_heads.check(drafter)
 
 
 def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:

@@ -169,6 +169,25 @@ class Ranks:
             return isinstance(error, ParallelError)
 
 
+def join_ranks(ranks: object, device: str) -> Ranks:
+    """Return the processes of a lookahead-parallel run.
+
+    Args:
+        ranks: True to join them, or `Ranks` that were joined.
+        device: Device of the model, as in `LLM`.
+    Raises:
+        ConfigError: the argument is something else, or the processes cannot be joined.
+    """
+    if ranks is True:
+        return Ranks.join(device)
+    if not isinstance(ranks, Ranks):
+        raise ConfigError(
+            f"lookahead_parallel: got {ranks!r}; expected True, False or the Ranks that were"
+            " joined."
+        )
+    return ranks
+
+
 def check_columns(drafter: Drafter, size: int) -> None:
     """Hold the number of ranks against the branches of the drafter's trees; once, when an engine is
     built.

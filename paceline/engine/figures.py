@@ -1,0 +1,87 @@
+"""Show the figures and settings of the engine behind an `LLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.core.drafter import Drafter
+    from paceline.core.metrics import EngineLoad, Timing
+    from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+    from paceline.draft_budget.cost_curve import CostCurve
+    from paceline.draft_budget.costs import Costs
+    from paceline.draft_budget.decisions import StepDecision
+    from paceline.engine.engine import Engine
+    from paceline.invariance.invariance import Invariance
+    from paceline.model.cached_lm import CachedLM
+
+
+class EngineFigures:
+    """Read-only properties of `LLM`; subclasses set `_engine`."""
+
+    _engine: Engine
+
+    @property
+    def model(self) -> CachedLM:
+        """The target model with its KV cache."""
+        return self._engine.model
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter of requests that name none."""
+        return self._engine.drafter
+
+    @property
+    def invariance(self) -> Invariance:
+        """State of batch invariance: on or off, and the reason."""
+        return self._engine.invariance
+
+    @property
+    def acceptance_calibration(self) -> AcceptanceCalibration | None:
+        """Observed acceptance by drafter confidence, in bins; None without a budget."""
+        return self._engine.acceptance_calibration
+
+    @property
+    def cost_curve(self) -> CostCurve | None:
+        """Seconds of a forward pass by its number of rows, as the draft budget uses it.
+
+        None before the budget needs the curve, or without a budget.
+        """
+        draft_budget = self._engine.draft_budget
+        return None if draft_budget is None else draft_budget.curve
+
+    @property
+    def costs(self) -> Costs | None:
+        """The measurement behind the cost curve: its conditions, and a way to repeat it.
+
+        None without a draft budget.
+        """
+        return self._engine.costs
+
+    @property
+    def draft_decisions(self) -> list[StepDecision]:
+        """Decisions of the draft budget in the newest steps, oldest first.
+
+        Empty unless `DraftBudgetSettings.recorded_steps` is set.
+        """
+        draft_budget = self._engine.draft_budget
+        return [] if draft_budget is None else list(draft_budget.decisions)
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds of a step of one request without drafts; None like the cost curve.
+
+        The value comes from the cost curve, corrected by measured steps of this kind.
+        """
+        draft_budget = self._engine.draft_budget
+        return None if draft_budget is None else draft_budget.plain_seconds
+
+    @property
+    def timing(self) -> Timing:
+        """Time spent in all steps since this object was built, by kind of work."""
+        return self._engine.timing
+
+    @property
+    def load(self) -> EngineLoad:
+        """Counts of finished work and of requests open now, over all callers."""
+        return self._engine.load
