@@ -238,8 +238,10 @@ def require_drafter(where: str, drafter: object) -> None:
 
 
 # Attributes that a `DelegatingDrafter` copies from the drafter inside.
-_COPIED = ("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k")
-_COPIED += ("needs_predictions", "needs_draft_model", "draft_head")
+_COPIED = (
+    *("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k"),
+    *("needs_predictions", "needs_draft_model", "draft_head"),
+)
 
 
 class DelegatingDrafter(Drafter):
