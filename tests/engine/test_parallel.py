@@ -78,7 +78,7 @@ def test_a_share_keeps_what_it_has_of_a_path(
         path.insert(0, parents[path[0]])
     for rank in range(ranks):
         one = share(parents, ranks, rank)
-        kept = one.nodes[one.kept(path)].tolist() if path else []
+        kept = one.nodes[one.path_indices(path)].tolist() if path else []
         assert kept == path[: len(kept)]
         assert not set(path[len(kept) :]) & set(one.nodes.tolist())
 

@@ -1,1 +1,1 @@
-"""Several processes, each with a copy of the model, compute one step's draft tree together."""
+"""Compute the draft tree of a step in several processes (lookahead parallelism)."""

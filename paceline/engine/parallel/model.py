@@ -1,11 +1,10 @@
-"""Lookahead parallelism: several processes, each with a whole copy of the model, compute one step's
-draft tree together.
+"""Share the draft tree of a step among processes with copies of the model.
 
 After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
-section 3.4. Every rank runs the same loop and proposes the same trees, feeds only its share of the
-nodes, and one exchange of integers tells all ranks the target's token and arg-max after every node.
-Draws are keyed by seed and position, so they do not depend on who makes them. A rank that has not
-fed an accepted node feeds its token in front of the next step.
+section 3.4 (lookahead parallelism). Every rank runs the same loop, proposes the same trees and
+computes its share of the nodes. One exchange of integers then gives all ranks the target's token
+and arg-max after every node. Random draws are keyed by seed and position, so they are the same on
+every rank. A rank that has not computed an accepted node computes its token in the next step.
 """
 
 from __future__ import annotations
@@ -27,29 +26,35 @@ from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import DraftTree, IntArray
 from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.engine.parallel.split import Share, share
+from paceline.engine.settings import CHECKSUM_BLOCK
 from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import CachedLM
 from paceline.verification.outcomes import make_outcome, token_chooser
 from paceline.verification.rules import follow
 from paceline.verification.verify import target_tokens
 
-_PIECE = 1 << 18  # integers summed at once, to bound the memory it takes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
 
 
 class ParallelLM(CachedLM):
-    """A model whose draft trees are computed by all ranks together; `verify` belongs to its
-    `forward_nodes`.
+    """A model whose draft trees all ranks compute together.
 
-    Logits of `forward` are those of this rank's share only, `request.cached` is this rank's own,
-    and so is `stats.query_tokens`.
+    `forward_nodes` returns the logits of this rank's share, which `verify` merges with the others.
+    `Request.cached` and `Stats.query_tokens` count what this rank has computed.
 
     Args:
-        model: this rank's copy, on its own device.
-        drafter: whose trees are going to be verified; max_nodes: most nodes of one.
-        prefill_chunk, batch_invariant, min_rows, products, chains: as for `CachedLM`.
+        model: This rank's copy, on its own device.
+        ranks: The processes of the run.
+        drafter: Drafter whose trees will be verified.
+        max_nodes: Maximum nodes of a tree.
+        prefill_chunk: As in `CachedLM`.
+        batch_invariant: As in `CachedLM`.
+        min_rows: As in `CachedLM`.
+        products: As in `CachedLM`.
+        chains: As in `CachedLM`.
     Raises:
-        ConfigError: trees that cannot be split so far, or ranks with different options or weights.
+        ConfigError: the trees have fewer branches than ranks, or the ranks have different options
+            or weights.
     """
 
     def __init__(
@@ -65,12 +70,12 @@ class ParallelLM(CachedLM):
         chains: bool = False,
     ) -> None:
         check_columns(drafter, ranks.size)
-        # Tokens fed again must fit one forward on every rank, or the ranks would part ways.
+        # Tokens computed again must fit one forward pass, or the ranks would get out of step.
         chunk = max(prefill_chunk, 1 + max_nodes)
         super().__init__(model, chunk, batch_invariant, min_rows, products, chains=chains)
         self.ranks = ranks
         self._max_nodes = max_nodes
-        self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last forward, by sequence
+        self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last pass, by request id
         ranks.agree(
             "drafters",
             (drafter.name, drafter.columns, max_nodes),
@@ -92,8 +97,7 @@ class ParallelLM(CachedLM):
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
         Raises:
-            DrafterError: a tree with drawn nodes, whose verification needs distributions and not
-                tokens alone.
+            DrafterError: a tree has drawn nodes, whose verification needs distributions.
         """
         if any(tree.probs is not None for tree in trees):
             raise DrafterError(
@@ -107,7 +111,7 @@ class ParallelLM(CachedLM):
         shares = [
             share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)
         ]
-        parts = [mine.part(tree) for mine, tree in zip(shares, trees, strict=True)]
+        parts = [own.part(tree) for own, tree in zip(shares, trees, strict=True)]
         self._parts = {
             request.id: both
             for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)
@@ -115,25 +119,28 @@ class ParallelLM(CachedLM):
         return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Run `CachedLM.commit` with nodes of the whole trees: keep what this rank has of each
-        path.
+        """Keep the accepted nodes that this rank has computed.
+
+        Args:
+            accepted: Accepted nodes of the whole trees, per request.
         """
+        own_shares = (own for own, _ in self._parts.values())
         super().commit(
-            [
-                mine.kept(path)
-                for (mine, _), path in zip(self._parts.values(), accepted, strict=True)
-            ]
+            [own.path_indices(path) for own, path in zip(own_shares, accepted, strict=True)]
         )
 
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """What is emitted for each sequence, alike on all ranks; the `Verifier` of `decode_step`.
+        """Choose the new tokens of each request, equal on all ranks (a `Verifier`).
 
         Args:
-            logits: of the last `forward_nodes`, the rows of `requests`.
+            requests: Requests of the last `forward_nodes` that are ready to decode.
+            trees: Their draft trees.
+            logits: Their rows of its result.
         Raises:
-            DrafterError: the ranks' trees are not the same. ParallelError: a process was lost.
+            DrafterError: the ranks have different trees.
+            ParallelError: a process was lost.
         """
         if not requests:
             return []
@@ -146,18 +153,18 @@ class ParallelLM(CachedLM):
         for request, tree, (token_row, argmax_row) in zip(requests, trees, merged, strict=True):
             if token_row[0] != -argmax_row[0]:
                 raise DrafterError(
-                    "the processes of this parallel run drafted different trees for sequence"
+                    "the processes of this parallel run drafted different trees for request"
                     f" {request.id}; a drafter must guess alike in all of them. Run this drafter in"
                     " one process."
                 )
             tokens = token_row[1 : 2 + len(tree)]
-            said = argmax_row[1 : 2 + len(tree)]
+            tree_argmax = argmax_row[1 : 2 + len(tree)]
             accepted, run = follow(
                 tree,
-                token_chooser(request, tree, tokens, said, logits.flat.dtype),
+                token_chooser(request, tree, tokens, tree_argmax, logits.flat.dtype),
                 request.end_reason,
             )
-            outcomes.append(make_outcome(request, tree, accepted, run, said))
+            outcomes.append(make_outcome(request, tree, accepted, run, tree_argmax))
         return outcomes
 
     def _table(
@@ -167,18 +174,20 @@ class ParallelLM(CachedLM):
         drawn: list[list[int]],
         argmax: list[list[int]],
     ) -> IntArray:
-        """What this rank knows, [batch, 2, 2 + max_nodes], -1 elsewhere: a check of the tree, then
-        the root's and the nodes' tokens (row 0) and arg-maxes (row 1). Its shape does not depend on
-        the trees, so that unequal ones can be reported.
+        """Return the results of this rank, [batch, 2, 2 + max_nodes]; -1 = unknown.
+
+        Column 0 has a checksum of the tree; the next columns have the tokens (row 0) and the
+        arg-maxes (row 1) after the root and the nodes. The shape does not depend on the trees, so
+        different trees can be reported.
         """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-            # its negative fits, too
+            # shifted, so that the negative value fits as well
             check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
-            table[row, :, 0] = check, -check  # the largest of both cancel out only if all are equal
-            mine = self._parts[request.id][0]
+            table[row, :, 0] = check, -check  # the maxima cancel out only if all are equal
+            own = self._parts[request.id][0]
             known = np.array([drawn[row], argmax[row]])
-            table[row][:, 2 + mine.nodes[mine.owned]] = known[:, 1 + mine.owned]
+            table[row][:, 2 + own.nodes[own.owned]] = known[:, 1 + own.owned]
             if self.ranks.rank == 0:
                 table[row, :, 1] = known[:, 0]
         return table
@@ -192,11 +201,13 @@ class ParallelLM(CachedLM):
         check_columns(drafter, self.ranks.size)
 
     def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
-        """Hold the requests of all ranks against each other, once per call of the engine.
+        """Check that all ranks have the same requests, once per call of the engine.
 
+        Args:
+            requests: Requests of this rank.
+            max_batch: Maximum requests per forward pass; None = no limit.
         Raises:
-            ConfigError: they differ, or ask for what takes the logits of a whole tree in one
-                process.
+            ConfigError: the requests differ, or have options that need all logits in one process.
         """
         for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
             if any(getattr(request.params, name) not in ((), None) for request in requests):
@@ -204,36 +215,35 @@ class ParallelLM(CachedLM):
                     f"{name}: got some in a parallel run; expected none there. Leave it out, or"
                     " use one process."
                 )
-        asked = [
+        arguments = [
             (request.token_ids, request.params, request.max_length, sorted(request.eos_token_ids))
             for request in requests
         ]
         self.ranks.agree(
             "prompts or sampling parameters",
-            (asked, max_batch),
+            (arguments, max_batch),
             "Make the same call in every process.",
         )
 
 
 @torch.no_grad()
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
-    """Name, dtype, shape and sum of every parameter and buffer: equal for equal models, wherever
-    they are.
+    """Return name, dtype, shape and checksum of every parameter and buffer.
 
-    Sums are of the bit patterns as integers, each weighted with an odd number that depends on its
-    place, modulo 2**64: the order of summation does not matter, and neither one changed element nor
-    an exchange of two passes unnoticed. Quantised weights whose numbers have no place in memory
-    count by name, class and shape alone.
+    Equal models have equal checksums on all devices. A checksum adds the bit patterns as integers
+    modulo 2**64, each times an odd number that depends on its index. So the order of summation
+    does not matter, and one changed element or an exchange of two changes the checksum. Quantised
+    weights without plain tensors have the checksum 0.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [
         (
             name,
-            f"{one.dtype} {type(one).__name__}",
-            tuple(one.shape),
-            _weighted_sum(one) if is_plain(one) else 0,
+            f"{tensor.dtype} {type(tensor).__name__}",
+            tuple(tensor.shape),
+            _weighted_sum(tensor) if is_plain(tensor) else 0,
         )
-        for name, one in tensors
+        for name, tensor in tensors
     ]
 
 
@@ -243,9 +253,9 @@ def _weighted_sum(tensor: Tensor) -> int:
     if flat.storage_offset() * flat.element_size() % width:
         flat = flat.clone()
     bits = flat.view(_INTEGERS[width])
-    odd = torch.arange(1, 2 * min(_PIECE, bits.numel()), 2, device=bits.device)
+    odd = torch.arange(1, 2 * min(CHECKSUM_BLOCK, bits.numel()), 2, device=bits.device)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for start in range(0, bits.numel(), _PIECE):
-        piece = bits[start : start + _PIECE]
-        total += ((odd[: piece.numel()] + 2 * start) * piece).sum()
+    for start in range(0, bits.numel(), CHECKSUM_BLOCK):
+        block = bits[start : start + CHECKSUM_BLOCK]
+        total += ((odd[: block.numel()] + 2 * start) * block).sum()
     return int(total)

@@ -1,5 +1,6 @@
-"""The processes of a parallel run: how they find each other, the small integer tensors they
-exchange, how they end together.
+"""Connect the processes of a lookahead-parallel run.
+
+They meet through torch.distributed, exchange small integer tensors, and end together.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from torch import Tensor
 from paceline.core.drafter import Drafter
 from paceline.errors import ConfigError, ParallelError
 
-_LEAST = torch.iinfo(torch.int64).min  # loses against every value
+_MINIMUM = torch.iinfo(torch.int64).min  # loses against every value
 _ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """The processes of a run over the default process group. All of them make the same calls in the
-    same order.
+    """The processes of a run; all of them make the same calls in the same order.
 
     Args:
-        timeout: seconds after which a silent process counts as lost; None where the group was made
-            elsewhere, with its own.
-        store: where the processes met, if they met here.
+        timeout: Seconds after which a silent process counts as lost; None = the timeout of an
+            existing process group.
+        store: Key-value store of the rendezvous, if `join` created the group.
     Attributes:
-        rank, size: the place of this process, and how many there are.
+        rank: Index of this process.
+        size: Number of processes.
     """
 
     def __init__(self, timeout: float | None = None, store: Any = None) -> None:
@@ -46,12 +47,14 @@ class Ranks:
 
     @staticmethod
     def join(device: str = "auto", timeout: float = 60.0) -> Ranks:
-        """The process group that exists, or the one torchrun has prepared: NCCL where the models
-        are on GPUs, else gloo.
+        """Return the existing process group, or create the one that torchrun has prepared.
 
+        Args:
+            device: Device of the model, as in `LLM`. The group uses NCCL on GPUs, else gloo.
+            timeout: Seconds to wait for the other processes.
         Raises:
             ConfigError: this process was started alone, or there is no GPU for it.
-            ParallelError: the others did not come within `timeout` seconds.
+            ParallelError: the other processes did not connect in time.
         """
         if not dist.is_available():
             raise ConfigError(
@@ -67,15 +70,15 @@ class Ranks:
                 f" started alone ({missing[0]} is not set). Start all of them with: torchrun"
                 " --nproc-per-node K -m paceline ..., or initialise torch.distributed first."
             )
-        from torch.distributed.rendezvous import rendezvous  # not there in every build
+        from torch.distributed.rendezvous import rendezvous  # missing in some builds
 
         options: dict[str, Any] = {"backend": "gloo", "timeout": timedelta(seconds=timeout)}
-        place = torch.device(local_device(device))
-        if place.type == "cuda":
-            # a lost process becomes an error here, not an abort
+        target = torch.device(local_device(device))
+        if target.type == "cuda":
+            # NCCL then raises an error if a process is lost, and does not abort.
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-            torch.cuda.set_device(place)
-            options |= {"backend": "nccl", "device_id": place}
+            torch.cuda.set_device(target)
+            options |= {"backend": "nccl", "device_id": target}
         try:
             store, rank, size = next(rendezvous("env://", timeout=options["timeout"]))
             dist.init_process_group(store=store, rank=rank, world_size=size, **options)
@@ -86,20 +89,18 @@ class Ranks:
             ) from error
         atexit.register(_leave)
         ranks = Ranks(timeout, store)
-        ranks.first(
-            0
-            # without torchrun the meeting place ends with rank 0: nothing may go wrong before all
-            # have arrived
-        )
+        # Without torchrun, the store ends with rank 0, so rank 0 waits until all have arrived.
+        ranks.first(0)
         return ranks
 
     def merge(self, table: Tensor) -> Tensor:
-        """The largest entry any rank has in each place; `table` is int64 of the same shape
-        everywhere.
+        """Return the element-wise maximum of the tables of all ranks.
 
+        Args:
+            table: Table of this rank, int64; all ranks use the same shape.
         Raises:
-            ParallelError: a process was lost. KeyboardInterrupt: one was interrupted; raised in all
-                of them.
+            ParallelError: a process was lost.
+            KeyboardInterrupt: a process was interrupted; raised in all of them.
         """
         flag = torch.tensor([int(self._interrupted)])
         buffer = torch.cat([flag, table.flatten()])
@@ -114,28 +115,32 @@ class Ranks:
                 " again."
             ) from error
         if merged[0]:
-            # the same Ctrl-C reaches some processes later than others
+            # One Ctrl-C reaches the processes at different times.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             self._interrupted = False
             raise KeyboardInterrupt
         return merged[1:].view(table.shape)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """The `values` of every rank, equally many on each."""
-        table = torch.full((self.size, len(values)), _LEAST, dtype=torch.int64)
+        """Return the values of every rank; all ranks pass the same number of values."""
+        table = torch.full((self.size, len(values)), _MINIMUM, dtype=torch.int64)
         table[self.rank] = torch.tensor(values, dtype=torch.int64)
         rows: list[list[int]] = self.merge(table).tolist()
         return rows
 
     def first(self, value: int) -> int:
-        """The `value` of rank 0, once every rank has come here."""
+        """Return the value of rank 0, after every rank has made this call."""
         return self.gather([value])[0][0]
 
     def agree(self, what: str, value: object, advice: str) -> None:
-        """Go on only if `value` is the same, as written by `repr`, on every rank.
+        """Check that a value has the same `repr` on every rank.
 
+        Args:
+            what: Name of the value, for the message.
+            value: The value of this rank.
+            advice: Last sentence of the message.
         Raises:
-            ConfigError: on all ranks, naming those that differ from rank 0.
+            ConfigError: raised on all ranks; names those that differ from rank 0.
         """
         digests = [row[0] for row in self.gather([_digest(repr(value))])]
         others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -146,8 +151,9 @@ class Ranks:
             )
 
     def hold_interrupts(self) -> None:
-        """From now on Ctrl-C ends all ranks at the next exchange, together; a second one ends
-        this process at once.
+        """Let Ctrl-C end all ranks together, at their next exchange.
+
+        A second Ctrl-C ends this process at once.
         """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
@@ -158,13 +164,13 @@ class Ranks:
         signal.signal(signal.SIGINT, interrupt)
 
     def first_to_say(self, error: Exception) -> bool:
-        """Whether no other rank has reported the same error before."""
+        """Return True unless another rank has reported the same error."""
         if self._store is None:
             return True
         try:
             return int(self._store.add(f"paceline/said/{_digest(str(error))}", 1)) == 1
-        # without torchrun rank 0 kept the record: what is common it has told, its own end it has
-        # not
+        # Without torchrun, the store ended with rank 0. Rank 0 has reported common errors; only the
+        # loss of a process is left to report.
         except RuntimeError:
             return isinstance(error, ParallelError)
 
@@ -189,11 +195,13 @@ def join_ranks(ranks: object, device: str) -> Ranks:
 
 
 def check_columns(drafter: Drafter, size: int) -> None:
-    """Hold the number of ranks against the branches of the drafter's trees; once, when an engine is
-    built.
+    """Check that a drafter's trees have enough branches for all ranks.
 
+    Args:
+        drafter: The drafter.
+        size: Number of ranks.
     Raises:
-        ConfigError: a drafter whose trees cannot be split, or more ranks than branches.
+        ConfigError: the trees cannot be split, or there are more ranks than branches.
     """
     if drafter.columns < 2:
         raise ConfigError(
@@ -216,10 +224,12 @@ def check_columns(drafter: Drafter, size: int) -> None:
 
 
 def local_device(device: str) -> str:
-    """The device of this process: with several GPUs in a machine, the one that has its local rank.
+    """Return the device of this process: one of several GPUs, by its local rank.
 
+    Args:
+        device: Device argument of `LLM`.
     Raises:
-        ConfigError: more processes than GPUs.
+        ConfigError: this machine has more processes than GPUs.
     """
     if device not in ("auto", "cuda") or (device == "auto" and not torch.cuda.is_available()):
         return "cpu" if device == "auto" else device

@@ -1,8 +1,8 @@
-"""Which rank feeds which nodes of a draft tree.
+"""Divide the nodes of a draft tree among ranks.
 
-A node can only be computed together with its ancestors, so what a rank feeds is closed under
-parents. In depth-first order a run of consecutive nodes needs, besides itself, just the ancestors
-of its first node; the runs are cut where the largest share is smallest.
+A rank must compute a node together with its ancestors. In depth-first order, a run of consecutive
+nodes needs only the ancestors of its first node. The runs are cut so that the largest share is as
+small as possible.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from functools import lru_cache
 
 import numpy as np
 
+from paceline.core.settings import CACHED_TREE_SHAPES
 from paceline.core.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of one tree that one rank feeds; its nodes keep their order and their depths.
+    """The part of a draft tree that a rank computes, in the order of the tree.
 
     Attributes:
-        nodes: the m nodes fed, ascending: those owned and all their ancestors.
-        parents: m parents, counted within the share; -1 = the root.
-        owned: which places of `nodes` are the rank's own to answer for, ascending. Every node has
-            one owner.
+        nodes: Nodes that the rank computes, ascending: its own and all their ancestors.
+        parents: Parent of each of them, as an index in `nodes`; -1 = the root.
+        owned: Indices in `nodes` of the rank's own nodes, ascending. Every node has one owner.
     """
 
     nodes: IntArray
@@ -32,77 +32,91 @@ class Share:
     owned: IntArray
 
     def part(self, tree: DraftTree) -> DraftTree:
-        """The tree of this share's nodes, of a tree of guesses."""
+        """Return the tree of the nodes of this share.
+
+        Args:
+            tree: The whole tree; it holds guesses only.
+        """
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
-    def kept(self, path: Sequence[int]) -> list[int]:
-        """Places within the share of a path from the root downwards, as far as this rank has fed
-        it.
+    def path_indices(self, path: Sequence[int]) -> list[int]:
+        """Return the indices in `nodes` of a path, up to the first node that is missing.
+
+        Args:
+            path: Nodes of the whole tree, from a child of the root downwards.
         """
-        have = self.nodes.searchsorted(path) if len(path) else ()
-        kept: list[int] = []
-        for node, place in zip(path, have, strict=True):
-            if place == len(self.nodes) or self.nodes[place] != node:
+        positions = self.nodes.searchsorted(path) if len(path) else ()
+        indices: list[int] = []
+        for node, index in zip(path, positions, strict=True):
+            if index == len(self.nodes) or self.nodes[index] != node:
                 break
-            kept.append(int(place))
-        return kept
+            indices.append(int(index))
+        return indices
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=CACHED_TREE_SHAPES)
 def share(parents: tuple[int, ...], ranks: int, rank: int) -> Share:
-    """The share of `rank` out of `ranks` of the tree with these parents."""
-    order, above = _depth_first(parents)
-    ends = [0, *_cut(above, ranks)]
+    """Return the share of one rank.
+
+    Args:
+        parents: Parents of the nodes of the whole tree.
+        ranks: Number of ranks.
+        rank: Index of the rank.
+    """
+    order, num_ancestors = _depth_first(parents)
+    ends = [0, *_cut(num_ancestors, ranks)]
     own = order[ends[rank] : ends[rank + 1]]
-    fed = set(own)
+    computed = set(own)
     node = parents[own[0]] if own else -1
     while node >= 0:
-        fed.add(node)
+        computed.add(node)
         node = parents[node]
-    nodes = sorted(fed)
-    place = {node: index for index, node in enumerate(nodes)}
-    below = [place[parents[node]] if parents[node] >= 0 else -1 for node in nodes]
-    owned = sorted(place[node] for node in own)
-    return Share(np.array(nodes, dtype=np.int64), below, np.array(owned, dtype=np.int64))
+    nodes = sorted(computed)
+    index = {node: position for position, node in enumerate(nodes)}
+    own_parents = [index[parents[node]] if parents[node] >= 0 else -1 for node in nodes]
+    owned = sorted(index[node] for node in own)
+    return Share(np.array(nodes, dtype=np.int64), own_parents, np.array(owned, dtype=np.int64))
 
 
 def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """All nodes in depth-first order, and how many ancestors each of them has."""
-    above = [0] * len(parents)
+    """Return all nodes in depth-first order, and the number of ancestors of each."""
+    num_ancestors = [0] * len(parents)
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
         children[parent + 1].append(node)
-        above[node] = above[parent] + 1 if parent >= 0 else 0
+        num_ancestors[node] = num_ancestors[parent] + 1 if parent >= 0 else 0
     order: list[int] = []
     stack = children[0][::-1]
     while stack:
         order.append(stack.pop())
         stack += reversed(children[order[-1] + 1])
-    return order, [above[node] for node in order]
+    return order, [num_ancestors[node] for node in order]
 
 
-def _cut(above: list[int], ranks: int) -> list[int]:
-    """Ends of the runs that minimise the largest share; `above` counts each node's ancestors, in
-    depth-first order.
+def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
+    """Return the ends of the runs that minimise the largest share.
 
-    A later start never lets a run end earlier (going on by one node adds at most one ancestor), so
-    filling each run up to the cap is optimal, and the smallest cap that suffices is found by
-    bisection.
+    Args:
+        num_ancestors: Number of ancestors of each node, in depth-first order.
+        ranks: Number of runs.
     """
-    low, high = max(-(-len(above) // ranks), max(above, default=-1) + 1), len(above)
+    count = len(num_ancestors)
+    # A later start never lets a run end earlier, since one more node adds at most one ancestor.
+    # So filling each run up to a cap is optimal, and bisection finds the smallest sufficient cap.
+    low, high = max(-(-count // ranks), max(num_ancestors, default=-1) + 1), count
     while low < high:
         cap = (low + high) // 2
-        if _fill(above, ranks, cap)[-1] == len(above):
+        if _fill(num_ancestors, ranks, cap)[-1] == count:
             high = cap
         else:
             low = cap + 1
-    return _fill(above, ranks, high)
+    return _fill(num_ancestors, ranks, high)
 
 
-def _fill(above: list[int], ranks: int, cap: int) -> list[int]:
+def _fill(num_ancestors: list[int], ranks: int, cap: int) -> list[int]:
     ends: list[int] = []
-    start = 0
+    start, count = 0, len(num_ancestors)
     for _ in range(ranks):
-        start = min(len(above), start + cap - above[start]) if start < len(above) else start
+        start = min(count, start + cap - num_ancestors[start]) if start < count else start
         ends.append(start)
     return ends
