@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline import demo
     from paceline.core.drafter import Drafter, Outcome
-    from paceline.core.request import SamplingParams
+    from paceline.core.sampling_params import SamplingParams
     from paceline.core.tree import DraftTree
     from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.drafters.scripted import ScriptedDrafter
@@ -42,7 +42,7 @@ _MODULES = {
     "paceline.draft_budget.settings": ("DraftBudgetSettings",),
     "paceline.drafters.scripted": ("ScriptedDrafter",),
     "paceline.core.drafter": ("Drafter", "Outcome"),
-    "paceline.core.request": ("SamplingParams",),
+    "paceline.core.sampling_params": ("SamplingParams",),
     "paceline.core.tree": ("DraftTree",),
 }
 

@@ -6,25 +6,23 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from paceline.core.argument_checks import check_limits
+from paceline.core.argument_checks import require
 from paceline.core.drafter import Drafter
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, OnDrafterError
 from paceline.drafters import Maker, create, uses_draft_model
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.completion import Chunk, Completion
 from paceline.engine.delivery import Chunks, completions_of, stream_chunks
 from paceline.engine.engine import Engine
-from paceline.engine.figures import EngineFigures
-from paceline.engine.input_processor import InputProcessor
+from paceline.engine.facade import EngineFacade
+from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
+from paceline.util.config import require_count
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from paceline.draft_budget.cost_curve import CostCurve
@@ -33,11 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Chunk", "Completion"]
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor
-Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
 
-
-class LLM(EngineFigures):
+class LLM(EngineFacade):
     """A model with a drafter; answers are exactly those of the model alone.
 
     Several threads may call it, also while streams are open. All calls share one batch, and each
@@ -98,7 +93,13 @@ class LLM(EngineFigures):
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
     ) -> None:
-        check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
+        _check_counts(max_batch, max_nodes, keep_prefixes, max_length)
+        require(
+            on_drafter_error in ("raise", "plain"),
+            "on_drafter_error",
+            on_drafter_error,
+            "'raise' or 'plain'",
+        )
         spec = drafter if isinstance(drafter, str) else None
         ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
@@ -128,16 +129,6 @@ class LLM(EngineFigures):
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
         context = self.model.context_length
         self.max_length = context if max_length is None else min(max_length, context)
-
-    def change_drafter(self, drafter: Drafter) -> None:
-        """Use another drafter from now on; only while no request is open.
-
-        Args:
-            drafter: The new drafter.
-        Raises:
-            ConfigError: requests are open, or the drafter does not fit the model.
-        """
-        self._engine.change_drafter(drafter)
 
     def generate(
         self,
@@ -266,6 +257,16 @@ class LLM(EngineFigures):
         return InputProcessor(
             self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
         )
+
+
+def _check_counts(
+    max_batch: object, max_nodes: object, keep_prefixes: object, max_length: object
+) -> None:
+    require_count("LLM", "max_batch", max_batch, 1)
+    require_count("LLM", "max_nodes", max_nodes, 0)
+    require_count("LLM", "keep_prefixes", keep_prefixes, 0)
+    if max_length is not None:
+        require_count("LLM", "max_length", max_length, 2)
 
 
 def _prepare(

@@ -20,7 +20,8 @@ from transformers import AttentionInterface
 
 from paceline.attention import BY_POSITION, BY_SDPA, AttentionMetadata, AttentionState
 from paceline.attention.forward import STATE
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.model.padded_batch import lay_out
 

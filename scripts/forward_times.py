@@ -13,7 +13,8 @@ from functools import partial
 import torch
 
 from paceline import LLM
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.invariance.forward_cost import run_forward
 from paceline.util.stopwatch import Stopwatch

@@ -16,7 +16,8 @@ import torch
 from paceline.bench.bench_settings import WARMUP_ROUNDS
 from paceline.bench.environment import Environment, load_average, look_around
 from paceline.bench.report import provenance
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.invariance.invariance import resolve_batch_invariance

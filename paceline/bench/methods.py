@@ -21,7 +21,7 @@ from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
 from paceline.bench.timed_calls import Guarantee
 from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
 from paceline.core.metrics import Stats, Timing
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
 
 

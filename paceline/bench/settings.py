@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.util.config import parse_spec, require_range

@@ -12,7 +12,8 @@ from paceline.bench.settings import BenchConfig
 from paceline.bench.verify_result import Difference, Logit
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_logits import NodeLogits
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import DraftTree
 from paceline.drafters import create

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from paceline.cli.settings import HEADING_CHARACTERS, MAX_BATCH
 from paceline.cli.show import INTERRUPTED, out, print_note, summary, write
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.util.files import STANDARD_OUTPUT, append, write_atomically
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from paceline.cli.loading import build_llm
 from paceline.cli.options import DEFAULT_DRAFTER, WITHOUT_MODEL, TargetModel, without
 from paceline.cli.prompt_input import lines_of, require_standard_input
 from paceline.cli.show import print_error, print_note, print_stream
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import PLAIN
 from paceline.errors import ConfigError, PacelineError, did_you_mean
 from paceline.util.files import write_atomically

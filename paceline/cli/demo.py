@@ -17,7 +17,7 @@ from paceline.cli.loading import build_llm
 from paceline.cli.options import only
 from paceline.cli.settings import REAL_DEMO, SMALL_DEMO, DemoSettings
 from paceline.cli.show import INTERRUPTED, print_note, print_stream
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import REGISTRY
 from paceline.errors import ConfigError
 from paceline.util.files import make_folder

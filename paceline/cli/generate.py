@@ -20,7 +20,7 @@ from paceline.cli.options import (
 from paceline.cli.parallel import joined_ranks, refuse_standard_input
 from paceline.cli.prompt_input import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.text.conversations import checked_messages, text_of
 from paceline.text.tokens import require_text

@@ -15,7 +15,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.field_info import FieldInfo
 
 from paceline.cli.commands import COMMANDS
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import entry
 from paceline.util.config import cut_outside_quotes, in_quotes, require_range, split_spec
 from paceline.util.options import ModelOptions, PromptOptions

@@ -11,7 +11,7 @@ from paceline import demo
 from paceline.cli.loading import build_llm
 from paceline.cli.options import TargetModel, flattened, only
 from paceline.cli.show import print_note
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.util.config import require_range
 from paceline.util.files import require_writable, write_atomically
 from paceline.util.options import ModelOptions

@@ -10,7 +10,7 @@ from paceline import demo
 from paceline.cli.loading import build_llm
 from paceline.cli.options import WITHOUT_MODEL, TargetModel
 from paceline.cli.show import print_note
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions, PromptOptions
 

@@ -21,7 +21,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.settings import WARM_UP_TOKENS
 from paceline.cli.show import print_note
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.serve.settings import Settings
 from paceline.serve.sockets import listen

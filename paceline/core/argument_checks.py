@@ -1,4 +1,4 @@
-"""Check arguments of `LLM` and of `SamplingParams`, and bring them into one form."""
+"""Check the values of sampling parameters and bring them into one form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from paceline.core.settings import MAX_LOGIT_BIAS
 from paceline.errors import ConfigError
 from paceline.text.tokens import is_text
-from paceline.util.config import require_count
 
 _TEXTS = (str, bytes, bytearray, Mapping)
 
@@ -24,6 +23,16 @@ def is_int(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Return whether a value is a finite number and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is an integer of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_within(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Return whether a value is a finite number from `low` to `high`, both included."""
+    return isinstance(value, int | float) and is_number(value) and low <= value <= high
 
 
 def require(valid: bool, name: str, value: object, expected: str) -> None:
@@ -39,31 +48,6 @@ def require(valid: bool, name: str, value: object, expected: str) -> None:
     """
     if not valid:
         raise ConfigError(f"{name}: got {value!r}; expected {expected}.")
-
-
-def check_limits(
-    max_batch: object,
-    max_nodes: object,
-    keep_prefixes: object,
-    max_length: object,
-    on_drafter_error: object,
-) -> None:
-    """Check arguments of `LLM` that need no model.
-
-    Raises:
-        ConfigError: a value is out of its range.
-    """
-    require_count("LLM", "max_batch", max_batch, 1)
-    require_count("LLM", "max_nodes", max_nodes, 0)
-    require_count("LLM", "keep_prefixes", keep_prefixes, 0)
-    require(
-        on_drafter_error in ("raise", "plain"),
-        "on_drafter_error",
-        on_drafter_error,
-        "'raise' or 'plain'",
-    )
-    if max_length is not None:
-        require_count("LLM", "max_length", max_length, 2)
 
 
 def stop_strings(value: object) -> tuple[str, ...]:

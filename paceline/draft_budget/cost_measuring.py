@@ -14,7 +14,8 @@ from statistics import median
 
 import numpy as np
 
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
 from paceline.draft_budget.settings import DEFAULTS, LONG_TEXT, SHORT_TEXT, DraftBudgetSettings

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE
 from paceline.draft_head.settings import FitSettings
 from paceline.draft_head.weights import Weights, embedding_and_head, shape_of

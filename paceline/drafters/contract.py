@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from paceline import demo
 from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome, check_vocabulary
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.drafters.contract_settings import (
     ABORT_SEED,

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.text.stop_strings import StopStrings
 from paceline.text.tokens import text_ids, word_ids
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor
+Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
 
 _BYTES = bytes | bytearray | memoryview
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from paceline.core.argument_checks import is_number
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import IntArray
 from paceline.engine.settings import (
     ADMISSION_HEADROOM,

@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.backend.products import Products
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.invariance.row_modules import RowModule
 from paceline.invariance.settings import (

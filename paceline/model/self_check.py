@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.core.not_numbers import logits_error
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import UnsupportedModelError
 from paceline.model.cached_lm import CachedLM

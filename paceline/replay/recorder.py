@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM, Completion

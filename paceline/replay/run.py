@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.core.drafter import Drafter, Outcome, TopTokens, require_drafter
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.errors import ConfigError
 from paceline.util.config import require_count

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from paceline.backend.resolve import argmax_tokens
 from paceline.core.not_numbers import marked_argmax
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree, node_depths
 from paceline.sampling.logit_adjustments import adjust_scores, clamp_divisor
 from paceline.sampling.settings import MIN_PLAIN_TEMPERATURE, SORTED_TOKENS

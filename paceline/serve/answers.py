@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import BusyError
 from paceline.llm import LLM, Chunk, Completion
 from paceline.serve.limits import AdmissionLimit

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import grammars
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.serve.protocol_settings import NUM_SEEDS

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.layers import decoder_layers, decoder_of, inputs_of

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.core.not_numbers import NO_TOKEN, logits_error, take_token
 from paceline.core.processors import OwnProcessors, Processed
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree, node_depths
 from paceline.errors import ConfigError, PacelineError
 from paceline.sampling import sampler

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.bench.run import Maker
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.drafters.shared.chain import Chain, NewTokens
 from paceline.drafters.shared.length_rules import LengthRule

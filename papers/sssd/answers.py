@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline import datastore
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.datastore.mistral import MISTRAL, MistralTokenizer
 from paceline.errors import ConfigError
 from paceline.llm import LLM

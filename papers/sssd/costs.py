@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.model.cached_lm import CachedLM
 from papers.config import TimeLimit

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from paceline.core.drafter import Drafter
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.datastore.layout import read_manifest, store_folder
 from paceline.datastore.shard import read_text

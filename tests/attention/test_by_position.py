@@ -16,7 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paceline.attention import AttentionMetadata
 from paceline.backend.interface import ScoreOptions
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.cpu.attention import invariant
 from paceline.cpu.attention.invariant import attention_by_position

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from paceline.attention.cudnn import without_cudnn
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.model.cached_lm import CachedLM

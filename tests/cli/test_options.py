@@ -15,7 +15,7 @@ from paceline.cli.chat import ChatSampling
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
 from paceline.cli.commands import GROUPS
 from paceline.cli.main import app, run
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.training.acceptance_head.settings import RecordConfig
 from paceline.util.options import ModelOptions, changed, flat

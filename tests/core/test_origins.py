@@ -12,7 +12,8 @@ import pytest
 
 from paceline import DraftTree, ScriptedDrafter
 from paceline.core.origin import Origin
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import TreeBuilder
 from paceline.drafters import create
 from paceline.drafters.shared.draft_sources import (

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline import LLM, SamplingParams, drafters
 from paceline.core.drafter import Outcome, TopTokens
 from paceline.core.request import Request
-from paceline.core.request import SamplingParams as Params
+from paceline.core.sampling_params import SamplingParams as Params
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_head import fitting as module
 from paceline.draft_head.find import find_draft_head

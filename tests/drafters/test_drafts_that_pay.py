@@ -11,7 +11,8 @@ import pytest
 
 from paceline import Drafter, DraftTree, Outcome
 from paceline.core.drafter import DelegatingDrafter
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve

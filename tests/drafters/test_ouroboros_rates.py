@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline import DraftTree, Outcome
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, PhraseAcceptance
 from paceline.drafters.ouroboros.proposal import Alternative, Proposal, ProposalBuilder
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.origin import Origin
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.datastore import Snapshot, info
 from paceline.drafters.sssd import answer_memory
 from paceline.drafters.sssd.answer_memory import AnswerMemory

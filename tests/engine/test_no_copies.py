@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import load_model

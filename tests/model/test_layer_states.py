@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import UnsupportedModelError
 from paceline.model.cached_lm import CachedLM

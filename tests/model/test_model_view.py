@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.backend.products import Products
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE
 from paceline.cpu import backend
 from paceline.cpu.backend import CPU

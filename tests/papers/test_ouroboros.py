@@ -11,7 +11,8 @@ import pytest
 
 from paceline import DraftTree, Outcome
 from paceline.bench import Prompt
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from papers import (
     configure,

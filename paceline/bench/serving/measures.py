@@ -22,7 +22,7 @@ from paceline.bench.serving.prompts import grown
 from paceline.bench.serving.settings import ServingConfig
 from paceline.bench.serving.studies import Intrusion, SecondTurn, Soak
 from paceline.bench.serving.transports import ClientRequest, Transport
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import PLAIN
 from paceline.errors import CapacityError
 from paceline.llm import LLM

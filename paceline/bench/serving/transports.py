@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from paceline.bench.serving.measure_settings import SERVER_TIMEOUT_SECONDS
 from paceline.bench.serving.settings import ServingConfig
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import PLAIN
 from paceline.errors import PacelineError
 from paceline.llm import LLM

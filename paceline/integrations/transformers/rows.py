@@ -22,7 +22,8 @@ from transformers.generation import (
 
 from paceline.core.not_numbers import NO_TOKEN
 from paceline.core.processors import Processed
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.integrations.transformers.request import GenerateCall
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import CapacityError, ConfigError
 from paceline.llm import LLM
 from paceline.model.identity import model_identity

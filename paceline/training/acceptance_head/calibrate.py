@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from paceline.core.request import SamplingParams
+from paceline.core.sampling_params import SamplingParams
 from paceline.drafters.specdec_pp.card import ThresholdPoint
 from paceline.drafters.specdec_pp.drafter import SpecDecPP, SpecDecPPOptions
 from paceline.drafters.specdec_pp.head import AcceptanceHead

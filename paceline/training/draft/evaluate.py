@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.core.hidden_state_log import HiddenStateLog
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM

@@ -17,7 +17,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench import enlarge
 from paceline.core.hidden_state_log import HiddenStateLog
 from paceline.core.request import Request
-from paceline.core.request import SamplingParams as Params
+from paceline.core.sampling_params import SamplingParams as Params
 from paceline.core.tree import DraftTree
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.cached_lm import CachedLM

@@ -1,4 +1,4 @@
-"""Show the figures and settings of the engine behind an `LLM`."""
+"""Give access to the state and the figures of the engine behind an `LLM`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from paceline.model.cached_lm import CachedLM
 
 
-class EngineFigures:
-    """Read-only properties of `LLM`; subclasses set `_engine`."""
+class EngineFacade:
+    """Passes requests for state and figures on to an engine; subclasses set `_engine`."""
 
     _engine: Engine
 
@@ -30,6 +30,16 @@ class EngineFigures:
     def drafter(self) -> Drafter:
         """The drafter of requests that name none."""
         return self._engine.drafter
+
+    def change_drafter(self, drafter: Drafter) -> None:
+        """Use another drafter from now on; only while no request is open.
+
+        Args:
+            drafter: The new drafter.
+        Raises:
+            ConfigError: requests are open, or the drafter does not fit the model.
+        """
+        self._engine.change_drafter(drafter)
 
     @property
     def invariance(self) -> Invariance:
