@@ -82,5 +82,17 @@ def test_glossary_words_are_there() -> None:
     glossary = (ROOT / "docs" / "concepts" / "glossary.md").read_text()
     assert all(
         f"| {word} |" in glossary
-        for word in ("accepted", "bonus", "draft tree", "target", "pending")
+        for word in (
+            "target",
+            "draft token",
+            "draft tree",
+            "accepted",
+            "bonus",
+            "pending",
+            "forward pass",
+            "chunked prefill",
+            "prefix caching",
+            "preemption",
+            "batch invariance",
+        )
     )
