@@ -21,20 +21,21 @@ MAX_CELL_WORDS = 12
 
 # Processors of runs with SmolLM2-135M-Instruct, batch 1, and of runs of its 1 B copy with a draft.
 SINGLE = {
-    "Xeon with AMX": "smollm2-batch1-bf16-amx",
-    "EPYC with AVX512-BF16": "smollm2-batch1-bf16-dots-two-cores",
-    "EPYC with AVX2": "smollm2-batch1-bf16-avx2",
+    "Xeon AMX": "smollm2-batch1-bf16-amx",
+    "EPYC AVX512-BF16": "smollm2-batch1-bf16-dots",
+    "EPYC AVX512-BF16 (2)": "smollm2-batch1-bf16-dots-two-cores",
+    "EPYC AVX2": "smollm2-batch1-bf16-avx2",
 }
 WITH_DRAFT = {
-    "Xeon with AMX": "smollm2-draft-1b-bf16-amx",
-    "EPYC with AVX512-BF16": "smollm2-draft-1b-bf16-dots",
+    "Xeon AMX": "smollm2-draft-1b-bf16-amx",
+    "EPYC AVX512-BF16": "smollm2-draft-1b-bf16-dots",
 }
 EXACT = {"AMD EPYC": "smollm2-equal-fp32"}
-HEAD = {"EPYC with AVX512-BF16": "smollm2-nodes-bf16-dots"}
+HEAD = {"EPYC AVX512-BF16": "smollm2-nodes-bf16-dots"}
 INVARIANCE = {
-    "Xeon with AMX": "invariance-cost-amx",
-    "EPYC with AVX512-BF16": "invariance-cost-dots",
-    "EPYC with AVX2": "invariance-cost",
+    "Xeon AMX": "invariance-cost-amx",
+    "EPYC AVX512-BF16": "invariance-cost-dots",
+    "EPYC AVX2": "invariance-cost",
 }
 # Runs of drafters that the runs above do not have.
 _RUNS = {

@@ -23,7 +23,7 @@ from benchmark_data import RESULTS, used
 from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
-from docs_tables import EXACT, INVARIANCE, SINGLE, WITH_DRAFT, generated
+from docs_tables import EXACT, HEAD, INVARIANCE, SINGLE, WITH_DRAFT, generated
 
 from paceline.bench.inside_vllm import KIND as VLLM
 from paceline.bench.inside_vllm import read_vllm, vllm_table
@@ -98,7 +98,7 @@ def table(name: str) -> str:
         return TABLES[name]()
     from_code = generated(name, RESULTS)
     if from_code is not None:
-        for runs in (EXACT, INVARIANCE, SINGLE, WITH_DRAFT):
+        for runs in (EXACT, HEAD, INVARIANCE, SINGLE, WITH_DRAFT):
             used.update(runs.values())
         return from_code
     used.add(name)
