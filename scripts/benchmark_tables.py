@@ -45,6 +45,35 @@ def setup() -> str:
     return markdown(Table.of("", [Column(name, left=True) for name in columns], rows))
 
 
+def auto_by_machine() -> str:
+    """Return the speed of `auto` on each machine, and how many answers are those without drafts."""
+    columns = [
+        Column("machine", left=True),
+        *(Column(f"batch {batch}", ".2f") for batch in BATCHES),
+        Column("identical to plain decoding"),
+        Column("over transformers, batch 1", ".2f"),
+    ]
+    rows = []
+    for suffix, machine in MACHINES.items():
+        names = [f"smollm2-batch{batch}-bf16-{suffix}" for batch in BATCHES]
+        compared = [
+            figures(name, "auto")
+            for name in [*names, f"smollm2-nodes-bf16-{suffix}"]
+            if load(name).get("reference") == PLAIN and figures(name, "auto")
+        ]
+        equal, of = (sum(run[count] for run in compared) for count in ("equal", "compared"))
+        rows.append(
+            (
+                machine,
+                *(over(name, "auto") for name in names),
+                f"{equal} of {of}",
+                over(names[0], "auto", "transformers"),
+            )
+        )
+    names = [f"smollm2-batch{batch}-bf16-{suffix}" for batch in BATCHES for suffix in MACHINES]
+    return markdown(Table.of("", columns, rows)) + caption(names)
+
+
 def single_requests() -> str:
     """Return the speed of each drafter over plain decoding on each machine."""
     pattern = "smollm2-batch1-bf16-{}"

@@ -1,7 +1,7 @@
 """What makes the pages of docs/, which are written to be read in the repository, pages of the site
 (`make docs`).
 
-README.md, CONTRIBUTING.md and CHANGELOG.md become pages; links to source files, which the site does
+CONTRIBUTING.md and CHANGELOG.md become pages; links to source files, which the site does
 not hold, become their paths.
 """
 
@@ -15,7 +15,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 _PAGES = {
-    "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
@@ -26,7 +25,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that stand at the root of the repository."""
     for page, source in _PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
-        for other, name in _PAGES.items():
+        for other, name in {**_PAGES, "index.md": "README.md"}.items():
             text = text.replace(f"]({name}", f"]({other}")
         files.append(File.generated(config, page, content=text))
     return files

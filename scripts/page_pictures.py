@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Make the pictures of docs/page.md: a server on SmolLM2, a conversation in headless Chromium, what
-is seen as PNG.
+"""Make the pictures of docs/guides/server.md: a server on SmolLM2, a conversation in headless
+Chromium, what is seen as PNG.
 
 The figures in them are those of the machine it runs on. Needs chromium, chromedriver and the wheel
 of the model.

@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "img"
 DISTURBED = "disturbed-costs"  # of scripts/disturbed_costs.py
 TABLES: dict[str, Callable[[], str]] = {
+    "auto-by-machine": bench.auto_by_machine,
     "setup": bench.setup,
     "single-requests": bench.single_requests,
     "over-transformers": bench.over_transformers,

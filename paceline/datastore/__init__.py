@@ -5,7 +5,7 @@
 - `open(path)` returns a `Datastore` to search and to append to.
 - `info(path)` and `verify(path)` return the contents and the damage.
 
-docs/datastore.md describes the format, the guarantees and the cost.
+docs/guides/datastore.md describes its use and guarantees.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Settings of datastores; importing them needs no compiler.
-
-docs/datastore.md shows what building, memory and searches cost with these values.
-"""
+"""Settings of datastores; importing them needs no compiler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Measure a server for Prometheus.
 
-The metrics have vLLM's names with the prefix "paceline:"; docs/serve.md has their formulas.
+The metrics have vLLM's names with the prefix "paceline:"; docs/guides/server.md has their formulas.
 """
 
 from __future__ import annotations

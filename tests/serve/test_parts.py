@@ -100,7 +100,8 @@ def test_half_a_character_can_be_told() -> None:
 def test_every_figure_is_documented(tiny: LLM) -> None:
     from paceline.serve.metrics import ServerMetrics
 
-    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    docs = Path(__file__).parents[2] / "docs"
+    page = "".join(path.read_text(encoding="utf-8") for path in docs.rglob("*.md"))
     names = {
         line.split()[2]
         for line in ServerMetrics(tiny, "x").exposition().decode().splitlines()

@@ -1,4 +1,4 @@
-"""Draft inside vLLM through its hook for custom drafters; see docs/vllm.md.
+"""Draft inside vLLM through its hook for custom drafters; see docs/guides.
 
     vllm serve MODEL --speculative-config '{"method": "custom_class", "model":
         "paceline.integrations.vllm.Proposer", "num_speculative_tokens": 8}'

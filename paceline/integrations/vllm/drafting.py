@@ -81,7 +81,7 @@ class RowDrafting:
                 active.append((row, request))
         self._count(drafted)
         # vLLM skips drafting while any row is close to its maximum length, so the proposer may
-        # miss tokens (docs/vllm.md).
+        # miss tokens (docs/guides/vllm.md).
         longest = max((len(row.text) for row in rows), default=0)
         self._gap = (
             (self._facts.most + 1) ** 2

@@ -1,4 +1,7 @@
-"""Report drafting metrics to Prometheus in addition to vLLM's; see docs/vllm.md."""
+"""Report drafting metrics to Prometheus in addition to vLLM's.
+
+docs/guides/vllm.md lists the metrics.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Train and evaluate draft models; see docs/drafts.md."""
+"""Train and evaluate draft models.
+
+docs/guides/train-a-draft-model.md shows the use.
+"""
