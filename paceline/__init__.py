@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.drafters.scripted import ScriptedDrafter
     from paceline.llm import LLM, Chunk, Completion
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "LLM",
     "Chunk",

@@ -89,6 +89,22 @@ def options_table(drafter: str) -> str:
     return "\n".join(lines)
 
 
+def options_reference() -> str:
+    """Return the options of every drafter with their complete help."""
+    lines = []
+    for drafter in REGISTRY:
+        options = REGISTRY[drafter].options()
+        help_of = _attribute_help(options)
+        summary = REGISTRY[drafter].summary
+        lines += [f"## {drafter}", "", f"{summary[0].upper()}{summary[1:]}.", ""]
+        for field in dataclasses.fields(options):
+            text = re.sub(r'"(\w+)"', r"`\1`", help_of[field.name])
+            lines.append(f"- `{field.name}`: {text}")
+        lines += [] if dataclasses.fields(options) else ["This drafter has no options."]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
 def speed_table(drafter: str, results: Path) -> str:
     """Return the speed of a drafter over plain decoding, by processor."""
     runs = _RUNS.get(drafter, SINGLE)

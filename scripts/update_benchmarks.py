@@ -23,7 +23,9 @@ from benchmark_data import RESULTS, used
 from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
-from docs_tables import EXACT, HEAD, INVARIANCE, SINGLE, WITH_DRAFT, generated
+from docs_command_line import command_line, overview
+from docs_models import architectures
+from docs_tables import EXACT, HEAD, INVARIANCE, SINGLE, WITH_DRAFT, generated, options_reference
 
 from paceline.bench.inside_vllm import KIND as VLLM
 from paceline.bench.inside_vllm import read_vllm, vllm_table
@@ -57,6 +59,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "random-text-under-load": serving.random_text_under_load,
     "under-load-avx2": serving.under_load_avx2,
     "server-notes": serving.server_notes,
+    "command-line": command_line,
+    "commands-overview": overview,
+    "drafter-options": options_reference,
+    "architectures": architectures,
     "vllm-single": lambda: serving.inside_vllm("batch1"),
     "vllm-batches": lambda: serving.inside_vllm("spec60", "maths60"),
     "vllm-preempted": lambda: serving.inside_vllm("batch16"),

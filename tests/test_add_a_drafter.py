@@ -1,6 +1,4 @@
-"""docs/add-a-drafter.md, followed to the letter in an empty folder: its files, its commands,
-under our own lint and types.
-"""
+"""Follow docs/development/add-a-drafter.md in an empty folder, under our lint and types."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ import pytest
 from tests.support.commands import run_command
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "development" / "add-a-drafter.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
 COMMANDS = [
     line

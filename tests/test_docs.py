@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline import demo
+from paceline import demo, errors
 from paceline.drafters import REGISTRY
+from paceline.serve.requests import ChatRequest, CompletionRequest
 from tests.support import models
 
 ROOT = Path(__file__).parent.parent
@@ -112,3 +113,25 @@ def test_glossary_words_are_there() -> None:
             "batch invariance",
         )
     )
+
+
+def test_reference_lists_every_environment_variable() -> None:
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "paceline").rglob("*.py"))
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text("utf-8")
+    assert set(re.findall(r"PACELINE_[A-Z_]+", code)) == set(re.findall(r"PACELINE_[A-Z_]+", page))
+
+
+def test_reference_lists_every_field_and_metric_of_the_server() -> None:
+    page = (ROOT / "docs" / "reference" / "http.md").read_text("utf-8")
+    fields = CompletionRequest.model_fields | ChatRequest.model_fields
+    code = (ROOT / "paceline" / "serve" / "metrics.py").read_text("utf-8")
+    metrics = re.findall(r'^    "(\w+)": \(|"(\w+_seconds)"', code, re.MULTILINE)
+    metrics = [gauge or histogram for gauge, histogram in metrics]
+    assert len(metrics) >= 15
+    assert [name for name in (*fields, *metrics) if f"`{name}" not in page] == []
+
+
+def test_reference_lists_every_error() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
+    names = {name for name in vars(errors) if name.endswith("Error")}
+    assert all(f"`{name}`" in page for name in names)
