@@ -93,13 +93,7 @@ class LLM(EngineFacade):
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
     ) -> None:
-        _check_counts(max_batch, max_nodes, keep_prefixes, max_length)
-        require(
-            on_drafter_error in ("raise", "plain"),
-            "on_drafter_error",
-            on_drafter_error,
-            "'raise' or 'plain'",
-        )
+        _check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
         spec = drafter if isinstance(drafter, str) else None
         ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
@@ -259,12 +253,18 @@ class LLM(EngineFacade):
         )
 
 
-def _check_counts(
-    max_batch: object, max_nodes: object, keep_prefixes: object, max_length: object
+def _check_limits(
+    max_batch: object,
+    max_nodes: object,
+    keep_prefixes: object,
+    max_length: object,
+    on_drafter_error: object,
 ) -> None:
     require_count("LLM", "max_batch", max_batch, 1)
     require_count("LLM", "max_nodes", max_nodes, 0)
     require_count("LLM", "keep_prefixes", keep_prefixes, 0)
+    choices = ("raise", "plain")
+    require(on_drafter_error in choices, "on_drafter_error", on_drafter_error, "'raise' or 'plain'")
     if max_length is not None:
         require_count("LLM", "max_length", max_length, 2)
 

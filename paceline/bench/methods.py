@@ -19,7 +19,8 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from paceline.bench.bench_settings import MAX_BATCH_TOKENS, PAGE_POSITIONS
 from paceline.bench.settings import ASSISTANT, PLAIN, lookup_tokens
 from paceline.bench.timed_calls import Guarantee
-from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
+from paceline.core.delegating_drafter import DelegatingDrafter
+from paceline.core.drafter import Drafter, Outcome
 from paceline.core.metrics import Stats, Timing
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM

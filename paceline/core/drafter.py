@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +28,6 @@ from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import ConfigError, DrafterError
-from paceline.text.token_ids import is_padded, size, token_ids_of
-from paceline.util.threads import ForkableLock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -156,7 +152,7 @@ class Drafter:
         """
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the draft model for `target` (`engine/pairing`).
+        """Prepare the draft model for the model that it drafts for.
 
         Args:
             target: The model that verifies the drafts.
@@ -170,7 +166,7 @@ class Drafter:
 
         The head drafts them from the target's hidden state after the next forward pass
         (`paceline.draft_head`). Each token costs about 2 % of a small model's forward pass.
-        The engine drafts no more than pays (`DraftHead.levels`). 0 = none.
+        The engine limits the number (`DraftHead.levels`). 0 = none.
         """
         return 0
 
@@ -237,85 +233,6 @@ def require_drafter(where: str, drafter: object) -> None:
         )
 
 
-# Attributes that a `DelegatingDrafter` copies from the drafter inside.
-_COPIED = (
-    *("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k"),
-    *("needs_predictions", "needs_draft_model", "draft_head"),
-)
-
-
-class DelegatingDrafter(Drafter):
-    """Forwards every call to another drafter.
-
-    A base class for drafters that watch, change or combine other drafters.
-
-    Args:
-        inner: The drafter that does the work.
-    """
-
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
-        for name in _COPIED:
-            setattr(self, name, getattr(inner, name))
-
-    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Forward to the inner drafter."""
-        self.inner.check_vocab_size(vocab_size, tokenizer)
-
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        """Forward to the inner drafter."""
-        self.inner.check_tokenizer(tokenizer)
-
-    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Forward to the inner drafter."""
-        self.inner.attach(target, tokenizer)
-
-    def num_head_tokens(self) -> int:
-        """Forward to the inner drafter."""
-        return self.inner.num_head_tokens()
-
-    def start(self, request: Request) -> None:
-        """Forward to the inner drafter."""
-        self.inner.start(request)
-
-    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Forward to the inner drafter."""
-        return self.inner.propose(requests, max_nodes)
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Forward to the inner drafter."""
-        self.inner.observe(outcomes)
-
-    def draws(self, request: Request) -> bool:
-        """Forward to the inner drafter."""
-        return self.inner.draws(request)
-
-    def stop(self, request: Request) -> None:
-        """Forward to the inner drafter."""
-        self.inner.stop(request)
-
-    @property
-    def forward_seconds(self) -> float:
-        """Forward to the inner drafter."""
-        return self.inner.forward_seconds
-
-
-# Keyed by the id of the drafter; an entry lives as long as an engine holds its lock.
-_turns: WeakValueDictionary[int, RLock] = WeakValueDictionary()
-_guard = ForkableLock()
-
-
-def turn_of(drafter: Drafter) -> RLock:
-    """Return the lock that engines hold while they use this drafter.
-
-    Engines that share a drafter share its lock, so drafters need no locks.
-    """
-    while isinstance(drafter, DelegatingDrafter):
-        drafter = drafter.inner
-    with _guard:
-        return _turns.setdefault(id(drafter), RLock())
-
-
 @contextmanager
 def assert_tokens_unchanged(drafter: Drafter, requests: Sequence[Request]) -> Iterator[None]:
     """Check that a drafter's method leaves the tokens of the requests unchanged.
@@ -331,33 +248,3 @@ def assert_tokens_unchanged(drafter: Drafter, requests: Sequence[Request]) -> It
                 f"drafter {drafter.name!r}: got changed token_ids of request {request.id};"
                 " expected them unchanged. Copy the list before changing it."
             )
-
-
-def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> None:
-    """Check the drafter's vocabulary against the target's, once per engine.
-
-    Args:
-        drafter: The drafter to check.
-        vocab: Number of tokens of the target.
-        tokenizer: Tokenizer of the prompts, if known.
-    Raises:
-        ConfigError: the sizes differ, or the drafter may propose ids that the target lacks; the
-            message names both sizes. Also what `Drafter.check_vocab_size` raises.
-    """
-    if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
-        raise ConfigError(
-            f"drafter {drafter.name!r}: got guesses from a vocabulary of {drafter.ids_below}"
-            f" tokens; expected at most {vocab}, the target's. Use a datastore built with the"
-            " target's tokenizer."
-        )
-    if drafter.vocab_size not in (None, vocab):
-        raise ConfigError(
-            f"drafter {drafter.name!r}: got a vocabulary of {drafter.vocab_size} tokens; expected"
-            f" {vocab}, the target's. Choose a draft model of the target's family."
-        )
-    drafter.check_vocab_size(vocab, tokenizer)
-
-
-def _differ_by_padding(first: int, second: int, tokenizer: Any) -> bool:
-    known = token_ids_of(tokenizer)
-    return known is not None and is_padded(first, size(known)) and is_padded(second, size(known))

@@ -17,10 +17,12 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome, check_vocabulary
+from paceline.core.delegating_drafter import DelegatingDrafter
+from paceline.core.drafter import Drafter, Outcome
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
+from paceline.core.vocabulary_check import check_vocabulary
 from paceline.drafters.contract_settings import (
     ABORT_SEED,
     ABORT_STEPS,

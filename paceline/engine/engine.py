@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.drafter import Drafter, Outcome, require_drafter, turn_of
+from paceline.core.delegating_drafter import turn_of
+from paceline.core.drafter import Drafter, Outcome, require_drafter
 from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
 from paceline.core.settings import BATCH_INVARIANT, PREFILL_CHUNK, BatchInvariant, OnDrafterError

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.drafter import check_vocabulary
 from paceline.core.settings import BatchInvariant
+from paceline.core.vocabulary_check import check_vocabulary
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.costs import Costs

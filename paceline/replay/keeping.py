@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.drafter import DelegatingDrafter, Drafter, Outcome
+from paceline.core.delegating_drafter import DelegatingDrafter
+from paceline.core.drafter import Drafter, Outcome
 from paceline.core.request import Request
 from paceline.recorded_answers.top_tokens import TopRows
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftTree, SamplingParams, demo
-from paceline.core.drafter import DelegatingDrafter, Outcome
+from paceline.core.delegating_drafter import DelegatingDrafter
+from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
 from paceline.drafters.auto.draft_model_gate import DraftModelGate, DraftModelGates

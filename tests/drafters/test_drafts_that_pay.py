@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from paceline import Drafter, DraftTree, Outcome
-from paceline.core.drafter import DelegatingDrafter
+from paceline.core.delegating_drafter import DelegatingDrafter
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import DraftTree, SamplingParams, datastore
-from paceline.core.drafter import check_vocabulary
 from paceline.core.node_rule import node_limit
 from paceline.core.request import Request
 from paceline.core.tree import node_depths
+from paceline.core.vocabulary_check import check_vocabulary
 from paceline.datastore.search import suffix_at
 from paceline.drafters import create
 from paceline.drafters.sssd.calibration import WEIGHTS_FILE, load_weights

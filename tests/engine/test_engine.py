@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, Drafter, DraftTree, Outcome, SamplingParams
-from paceline.core.drafter import DelegatingDrafter
+from paceline.core.delegating_drafter import DelegatingDrafter
 from paceline.core.node_rule import NodeRule, node_limit
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.drafter import DelegatingDrafter, Outcome
+from paceline.core.delegating_drafter import DelegatingDrafter
+from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters import create

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from paceline import LLM, Drafter, DraftTree, Outcome, ScriptedDrafter, datastore
-from paceline.core.drafter import DelegatingDrafter
+from paceline.core.delegating_drafter import DelegatingDrafter
 from paceline.core.request import Request
 from paceline.core.tree import TreeBuilder
 from paceline.drafters import REGISTRY, available, contract, entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.core.drafter import DelegatingDrafter
+from paceline.core.delegating_drafter import DelegatingDrafter
 from paceline.core.node_rule import node_limit
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree

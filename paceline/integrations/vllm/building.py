@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import datastore, demo
-from paceline.core.drafter import Drafter, check_vocabulary
+from paceline.core.drafter import Drafter
+from paceline.core.vocabulary_check import check_vocabulary
 from paceline.drafters import create
 from paceline.errors import ConfigError, DatastoreError
 from paceline.integrations.vllm.options import EngineFacts
