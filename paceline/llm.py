@@ -51,15 +51,15 @@ class LLM(EngineFacade):
             "float16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         max_length: Upper bound of prompt + answer, in tokens; default: the model's context.
-        max_batch: Most requests per forward pass, over all callers; more prompts wait.
-        max_nodes: Most draft nodes verified per request and step.
+        max_batch: Maximum requests per forward pass, over all callers; more prompts wait.
+        max_nodes: Maximum draft nodes verified per request and step.
         lookahead_parallel: True, or `Ranks` that were joined: share the work on every draft tree
             with the other processes of the run. Each process has a copy of the model and makes the
             same calls.
         batch_invariant: True: the logits of a text are the same to the last bit in any batch, with
             and without drafts, in any dtype. "auto": on if a check at load time shows a cost under
             5 %.
-        cache_gib: Most memory of the KV cache in GiB; requests wait for it. None = most of the
+        cache_gib: Maximum memory of the KV cache in GiB; requests wait for it. None = most of the
             available memory.
         keep_prefixes: Number of ended requests whose keys and values stay cached for prompts with
             the same beginning (prefix caching), such as the next turn of a conversation. The

@@ -66,7 +66,7 @@ class SamplingParams:
             (`Completion.outputs`).
         speculation: Drafter spec of this request, such as "none" or "sssd:max_nodes=8"; None =
             the engine's drafter. It changes the speed, not the text.
-        max_nodes: Most draft nodes verified per step; None = as many as the engine allows.
+        max_nodes: Maximum draft nodes verified per step; None = as many as the engine allows.
         priority: Requests with a smaller number get a slot first and may preempt others; ties go to
             the older request.
 

@@ -43,7 +43,7 @@ class Target(Protocol):
 
     Attributes:
         slots: Slots of its KV cache.
-        prefill_chunk: Most pending tokens of a request in one forward pass.
+        prefill_chunk: Maximum pending tokens of a request in one forward pass.
     """
 
     prefill_chunk: int
@@ -132,10 +132,10 @@ class Target(Protocol):
         """Drop the cache of a request from position `length` on."""
 
     def clear_after(self, request: Request) -> None:
-        """Zero the slot of a request behind its cached tokens."""
+        """Zero the slot of a request after its cached tokens."""
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return the part of a draft tree that the model can verify behind the request."""
+        """Return the part of a draft tree that the model can verify after the request."""
 
     def restart_if_due(self, request: Request) -> None:
         """Drop the cache of a request whose new length changes how its tokens are encoded."""

@@ -21,7 +21,7 @@ class StepGroup:
 
     Attributes:
         handles: The requests, in the order of their slots.
-        prefill_chunk: Most pending tokens that each of them computes in the step.
+        prefill_chunk: Maximum pending tokens that each of them computes in the step.
     """
 
     handles: list[RequestHandle]
@@ -55,8 +55,8 @@ def select_prompts(
 
     Args:
         prompts: Requests in prefill; at least one.
-        prefill_chunk: Most pending tokens of a request in the forward pass.
-        max_rows: Most rows of the forward pass, padding included; None = no limit.
+        prefill_chunk: Maximum pending tokens of a request in the forward pass.
+        max_rows: Maximum rows of the forward pass, padding included; None = no limit.
         packed: The forward pass has no padding.
     """
     first = min(prompts, key=lambda handle: handle.rank)
@@ -83,8 +83,8 @@ def group_by_drafter(
     Args:
         group: The requests of the step.
         model: The target.
-        max_nodes: Most nodes of any draft tree.
-        max_rows: Most rows of the forward pass, padding included; None = no limit.
+        max_nodes: Maximum nodes of any draft tree.
+        max_rows: Maximum rows of the forward pass, padding included; None = no limit.
     """
     size = len(group.handles)
     if max_rows is not None:

@@ -36,9 +36,9 @@ class KVCacheManager:
 
     Args:
         model: The target.
-        max_batch: Most requests with a slot at once; None = no limit.
-        max_kept: Most ended requests that stay cached; the least recently used goes first.
-        max_bytes: Most bytes of the cache; None = no limit.
+        max_batch: Maximum requests with a slot at once; None = no limit.
+        max_kept: Maximum ended requests that stay cached; the least recently used goes first.
+        max_bytes: Maximum bytes of the cache; None = no limit.
     Attributes:
         reused: Number of prompt tokens found in the cache so far.
     """
@@ -237,7 +237,7 @@ class KVCacheManager:
 
 
 def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
-    """Return the most bytes that the KV cache of a loaded model may take.
+    """Return the maximum bytes that the KV cache of a loaded model may take.
 
     Args:
         model: The loaded model.

@@ -25,8 +25,8 @@ class Scheduler:
     Args:
         model: The target.
         kv_cache: Assigns cache slots.
-        max_batch: Most active requests; None = no limit.
-        max_rows: Most rows of a forward pass, padding included; None = no limit.
+        max_batch: Maximum active requests; None = no limit.
+        max_rows: Maximum rows of a forward pass, padding included; None = no limit.
         chunking: Limits prefill chunks while streams are open; None = full chunks.
     Attributes:
         waiting: Requests without a slot.

@@ -75,7 +75,7 @@ def run_step(
         batches: The requests, grouped by drafter.
         verify: Verification rule that chooses the tokens.
         draft_budget: Draft budget that cuts the trees; None = verify them as proposed.
-        prefill_chunk: Most pending tokens of a request; None = `prefill_chunk` of the model.
+        prefill_chunk: Maximum pending tokens of a request; None = `prefill_chunk` of the model.
         reduced_logits: As in `decode_step`.
     Returns:
         One result per batch; the results of failed drafters come first.

@@ -35,9 +35,9 @@ class TargetOptions:
     """Options of an engine for its target; see `paceline.engine.engine.Engine`.
 
     Attributes:
-        max_batch: Most requests per forward pass; None = no limit.
-        max_nodes: Most draft nodes verified per request and step.
-        prefill_chunk: Most pending tokens of a request per step.
+        max_batch: Maximum requests per forward pass; None = no limit.
+        max_nodes: Maximum draft nodes verified per request and step.
+        prefill_chunk: Maximum pending tokens of a request per step.
         batch_invariant: True, False or "auto".
         ranks: Processes that share the work on every draft tree; None = this process alone.
         cost_curve: Cost of forward passes; None = measure.
