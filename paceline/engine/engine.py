@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 class Engine:
     """Runs steps for up to `max_batch` requests of any number of callers.
 
+    Arguments that are not listed are those of `paceline.llm.LLM`.
+
     Args:
         model: Decoder-only transformers model, in eval mode, on its device.
         drafter: Drafter of all requests that name no other.
@@ -50,8 +52,6 @@ class Engine:
         prefill_chunk: Maximum prompt tokens per step (chunked prefill); batch invariance may lower
             it.
         ranks: Processes that share the work on every draft tree (`engine/parallel`).
-        batch_invariant, cache_gib, keep_prefixes: As in `paceline.llm.LLM`.
-        on_drafter_error, cost_curve, draft_budget: As in `paceline.llm.LLM`.
         verify: Verification rule that chooses the tokens.
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
