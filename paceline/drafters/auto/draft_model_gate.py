@@ -8,7 +8,7 @@ The gate runs the draft model if the gain, at the current seconds per token, exc
 uses an upper confidence bound (UCB) of the gain, so that a few trials do not switch the draft model
 off. The cheaper the draft model is, the more evidence the gate requires. While the gate is closed,
 it tries again with exponential back-off. The gain depends little on what the other sources expect,
-so the gate ignores that (docs/methods/auto.md).
+so the gate ignores that (docs/development/design-notes.md).
 """
 
 from __future__ import annotations
