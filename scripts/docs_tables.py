@@ -83,9 +83,8 @@ def options_table(drafter: str) -> str:
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for field in dataclasses.fields(options):
         text = help_of[field.name]
-        lines.append(
-            f"| `{field.name}` | {_default(field.default, text)} | {_meaning(text, field.name)} |"
-        )
+        meaning = _meaning(text, field.name, field.default)
+        lines.append(f"| `{field.name}` | {_default(field.default, text)} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -211,16 +210,16 @@ def _default(value: Any, text: str) -> str:
     return words
 
 
-def _meaning(text: str, name: str) -> str:
+def _meaning(text: str, name: str, default: Any) -> str:
     """Return the first sentence of the help without default, range and explanations.
 
-    The choices of an option are listed.
+    The choices of an option with a text as its default are listed.
     """
     first = re.split(r"(?<=[.])\s+(?=[A-Z`\"0-9])", text)[0].rstrip(".")
     short = re.split(r";|, default|: ", re.sub(r" \([^)]*\)", "", first))[0]
-    choices = [f"`{choice}`" for choice in re.findall(r'"(\w+)"', first)]
-    if choices and re.search(r': .*"', first):
-        short += f": {', '.join(choices)}"
+    choices = dict.fromkeys(re.findall(r'"(\w+)"', text)) if isinstance(default, str) else {}
+    if choices:
+        short += f": {', '.join(f'`{choice}`' for choice in choices)}"
     short = re.sub(r'"(\w+)"', r"`\1`", short)
     if len(short.split()) > MAX_CELL_WORDS:
         raise ValueError(

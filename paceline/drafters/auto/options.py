@@ -21,8 +21,8 @@ class AutoOptions:
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
             budget; without it 16, and in larger batches 48 for the whole batch.
         budget: The engine processes only the nodes that are expected to save time; default true.
-        min_path_probability: Minimum path probability. Nodes whose path is less likely are not
-            proposed. From 0 to 1; default 0.001.
+        min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
+            default 0.001.
         answer_cache_tokens: Tokens of recent answers that are searched in memory; 0 disables the
             cache. Default 262144, or 0 with `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.

@@ -43,8 +43,8 @@ class DraftModelOptions:
         budget: The engine processes only the nodes that are expected to save time. It skips
             drafting while drafting is slower than plain decoding. Sampled drafts are never cut,
             since the text depends on them. Default true, or false with a length or another rule.
-        verification: "reject" (rejection sampling, as in the papers) or "follow" (the same noise as
-            the target). Both are the same for greedy requests. Default "reject".
+        verification: Verification of sampled requests: "reject" (rejection sampling, as in the
+            papers) or "follow" (the same noise as the target). Default "reject".
     """
 
     max_draft_tokens: int | None = None

@@ -29,8 +29,8 @@ class SpecDecPPOptions:
             Default true.
         second_choices: Add the draft model's second choice next to each draft token. It helps if
             the token is rejected. Used with the budget only. Default true.
-        verification: "reject" (rejection sampling, as in the paper) or "follow" (the same noise as
-            the target). Both are the same for greedy requests. Default "reject".
+        verification: Verification of sampled requests: "reject" (rejection sampling, as in the
+            paper) or "follow" (the same noise as the target). Default "reject".
     """
 
     head: str | None = None

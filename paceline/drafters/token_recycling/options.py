@@ -25,8 +25,8 @@ class TokenRecyclingOptions:
             budget; without it 16, and in larger batches 48 for the whole batch. With tree=paper 80.
         budget: The engine processes only the nodes that are expected to save time. It always
             processes the paper's tree as a whole. Default true.
-        min_path_probability: Minimum path probability. Nodes whose path is less likely are not
-            proposed with tree=best. From 0 to 1; default 0.001.
+        min_path_probability: Path probability below which a node is not proposed, with tree=best.
+            From 0 to 1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             takes about 110 bytes.
         pool_file: File that keeps the cached distributions between runs. It is loaded if it exists.
