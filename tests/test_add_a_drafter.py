@@ -86,7 +86,7 @@ def test_its_commands_run(folder: Path, tmp_path: Path) -> None:
         output = done.stdout
         assert done.returncode == 0, f"{command}\n{output}\n{done.stderr}"
         if words[:2] == ["paceline", "drafters"]:
-            assert re.search(r"^bigram +width=2 +Guesses only", output, re.MULTILINE)
+            assert re.search(r"^bigram +width=2 +Proposes the most frequent", output, re.MULTILINE)
         if words[:2] == ["paceline", "replay"]:
             assert "bigram_drafter:Bigram:width=3" in output
         if words[:2] == ["paceline", "bench"]:
