@@ -18,23 +18,16 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from wording import long_sentences, pattern
+
 MAX_FIRST_LINE = 80
 MIN_FIRST_WORDS = 3
-MAX_SENTENCE_WORDS = 30
 
 # A summary that starts with one of these words describes something else than what the object does.
 _WEAK_START = re.compile(
     r"^(Of|As|By|What|Where|Who|Which|That|Those|One|Whether|The same|Likewise|Not|How)\b"
 )
-_BANNED = re.compile(
-    r"\b("
-    r"fore(see|sees|seen|saw|tells?|told|sight)|likewise|learnt|whoever|by turns|afresh|anew"
-    r"|come true|came true|goes on|go on|going on|went on|of (ours|its own|their own|our own)"
-    r"|(is|are|was|were|be|been) (told|asked|said)|beside|so (many|long) (a |an )?\w+ (as|that)"
-    r"|in place of|pays off|nowhere else|what is said"
-    r")\b",
-    re.IGNORECASE,
-)
+_BANNED = pattern()
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(\"])")
 
 
@@ -110,10 +103,7 @@ def _prose_faults(text: str) -> Iterator[str]:
     for hit in _BANNED.finditer(prose):
         yield f"banned: {hit[0]!r}"
     for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*] |\w+: |\d+\. )", prose):
-        for sentence in _SENTENCE_END.split(" ".join(paragraph.split())):
-            words = len(sentence.split())
-            if words > MAX_SENTENCE_WORDS and not re.search(r"[|=]{2}|->.*->", sentence):
-                yield f"sentence of {words} words: {sentence[:60]!r}"
+        yield from long_sentences(" ".join(paragraph.split()), _SENTENCE_END)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -43,6 +44,18 @@ def overview() -> str:
     return "\n".join(["| command | group | what it does |", "|---|---|---|", *rows])
 
 
+def help_texts() -> Iterator[tuple[str, str, str]]:
+    """Yield command, option and help text; the option is "" for a summary."""
+    for names in GROUPS.values():
+        for name in names:
+            for words in _with_subcommands(name):
+                recorder = _recorded(words)
+                yield " ".join(words), "", recorder.text.partition("Example:")[0].strip()
+                for entry in _entries(recorder):
+                    label = entry.positional_label or entry.positive_names[0]
+                    yield " ".join(words), label, _plain(entry.description)
+
+
 class _Recorder(HelpFormatter):
     """A formatter that keeps the parts of a help text, and prints none."""
 
@@ -70,6 +83,20 @@ def _with_subcommands(name: str) -> list[tuple[str, ...]]:
 
 
 def _command(words: tuple[str, ...]) -> list[str]:
+    recorder = _recorded(words)
+    text, _, example = recorder.text.partition("Example:")
+    lines = [text.strip(), "", "```text", recorder.usage, "```", ""]
+    if example:
+        lines += ["Example:", "", "```sh", " ".join(example.split()), "```", ""]
+    for panel in recorder.panels:
+        entries = [entry for entry in panel.entries if entry in _entries(recorder)]
+        if entries:
+            lines += [f"**{panel.title}**", "", *map(_entry, entries), ""]
+    return lines[:-1]
+
+
+def _recorded(words: tuple[str, ...]) -> _Recorder:
+    """Return the parts of the help of a command."""
     recorder = _Recorder(paceline_app)
     command = paceline_app
     for word in words:
@@ -80,15 +107,18 @@ def _command(words: tuple[str, ...]) -> list[str]:
         paceline_app.help_print(list(words), console=Console(file=io.StringIO()))
     finally:
         command.help_formatter, paceline_app.help_formatter = usual
-    text, _, example = recorder.text.partition("Example:")
-    lines = [text.strip(), "", "```text", recorder.usage, "```", ""]
-    if example:
-        lines += ["Example:", "", "```sh", " ".join(example.split()), "```", ""]
-    for panel in recorder.panels:
-        entries = [entry for entry in panel.entries if not set(_HELP) & set(entry.positive_names)]
-        if entries and panel.title != "Commands":
-            lines += [f"**{panel.title}**", "", *map(_entry, entries), ""]
-    return lines[:-1]
+    return recorder
+
+
+def _entries(recorder: _Recorder) -> list[HelpEntry]:
+    """Return the arguments and options of a command."""
+    return [
+        entry
+        for panel in recorder.panels
+        if panel.title != "Commands"
+        for entry in panel.entries
+        if not set(_HELP) & set(entry.positive_names)
+    ]
 
 
 def _entry(entry: HelpEntry) -> str:

@@ -1,5 +1,6 @@
-"""What the API reference needs of our docstrings: sections are set apart by an empty line, which
-we do not write.
+"""Prepare docstrings for the API reference.
+
+The reference needs an empty line before each section, which the docstrings do not have.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What makes the pages of docs/, which are written to be read in the repository, pages of the site
-(`make docs`).
+"""Turn the files of the repository into pages of the site (`make docs`).
 
-CONTRIBUTING.md and CHANGELOG.md become pages; links to source files, which the site does
-not hold, become their paths.
+CONTRIBUTING.md, CHANGELOG.md and SECURITY.md become pages. The site does not hold source files, so
+links to them become their paths.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 _PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
 }
 _SOURCE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*((?:paceline|papers|tests|scripts)/[^)#]*)\)")
 
@@ -32,7 +32,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Show the path of a source file in place of a link to it."""
+    """Replace a link to a source file by its path."""
     return _SOURCE.sub(
         lambda link: f"`{link[2]}`" if link[1].startswith("`") else f"{link[1]} (`{link[2]}`)",
         markdown,

@@ -20,6 +20,7 @@ from typing import Any
 import benchmark_serving as serving
 import benchmark_tables as bench
 from benchmark_data import RESULTS, used
+from benchmark_exactness import exact_float32, exactness
 from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
@@ -49,8 +50,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "random-text": bench.random_text,
     "draft-models": bench.draft_models,
     "draft-model-in-auto": bench.draft_model_in_auto,
-    "exactness": bench.exactness,
-    "exact-float32": bench.exact_float32,
+    "exactness": exactness,
+    "exact-float32": exact_float32,
     "nodes": bench.nodes,
     "beside-generate-batch": bench.beside_generate_batch,
     "commands": bench.commands,

@@ -34,7 +34,7 @@ def train(
     config: DraftHeadTraining = DraftHeadTraining(),
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
 ) -> None:
-    """Train a hidden-state draft head on the target's recorded answers and on texts.
+    """Train a hidden-state draft head on recorded answers and texts.
 
     If training is interrupted, the file holds the best epoch so far.
 

@@ -151,7 +151,7 @@ def calibrate(
     limit: int = 0,
     models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> None:
-    """Measure the cost of each threshold and store it in the head's card.
+    """Store the measured cost of each threshold in the head's card.
 
     The measurement decodes prompts. The drafter uses it for threshold=auto.
 
