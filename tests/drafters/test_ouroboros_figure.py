@@ -113,7 +113,7 @@ def drawn(rule: str) -> str:
         text = spelled(request.token_ids)
         (outcome,) = decode_step(target, drafter, [request], [60])
         lines += [f"text so far   {text}", f"draft         {spaced(outcome.tree.token_ids[:10])}"]
-        lines += [f"target says   {spaced(outcome.target_argmax[:11])}"] if step == 0 else []
+        lines += [f"target        {spaced(outcome.target_argmax[:11])}"] if step == 0 else []
         lines += [f"emitted       {spaced(outcome.new_token_ids)}"]
         if step == 0:
             pool = drafter._shadows[request.id].pool
