@@ -37,7 +37,8 @@ def command_line() -> str:
 def overview() -> str:
     """Return a table of the commands with their summaries."""
     rows = [
-        f"| [`{name}`](#paceline-{name}) | {title} | {COMMANDS[name]} |"
+        f"| [`{name}`](#paceline-{'-'.join(_with_subcommands(name)[0])}) | {title} |"
+        f" {COMMANDS[name]} |"
         for title, names in GROUPS.items()
         for name in names
     ]
