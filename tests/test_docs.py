@@ -81,6 +81,8 @@ def test_every_result_is_shown_and_short(monkeypatch: pytest.MonkeyPatch) -> Non
     results = list((ROOT / "docs" / "results").iterdir())
     assert {result.name for result in results} <= {f"{name}.json" for name in shown}
     assert sum(result.stat().st_size for result in results) < 2_000_000
+    pictures = list((ROOT / "docs" / "img").iterdir())
+    assert sum(picture.stat().st_size for picture in pictures) < 500_000
     for result in results:
         assert not {"calls", "cells"} & json.loads(result.read_text(encoding="utf-8")).keys()
 
@@ -135,3 +137,10 @@ def test_reference_lists_every_error() -> None:
     page = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
     names = {name for name in vars(errors) if name.endswith("Error")}
     assert all(f"`{name}`" in page for name in names)
+
+
+def test_links_within_the_command_reference_lead_somewhere() -> None:
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text("utf-8")
+    headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
+    anchors = {heading.replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\(#([\w-]+)\)", page)) <= anchors
