@@ -68,6 +68,11 @@ def test_the_version_is_written_once() -> None:
     assert importlib.metadata.version("paceline") == paceline.__version__
 
 
+def test_citation_and_changelog_have_the_version() -> None:
+    assert f"\nversion: {paceline.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{paceline.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_lower_bounds_are_the_versions_tested() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
