@@ -61,7 +61,7 @@ def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
     request = Request([1] * (context + 1), SamplingParams())
     request.cached, request.slot = context, 0
     layout = lay_out(
-        [request], [DraftTree([1] * (queries - 1), list(range(-1, queries - 2)))], chunk=1
+        [request], [DraftTree([1] * (queries - 1), list(range(-1, queries - 2)))], prefill_chunk=1
     )
     keys = context + queries
     size = 2 * KEY_HEADS * keys * DIM * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Compute which keys the queries of a packed batch see, without a mask.
+"""Compute which keys the queries of a ragged batch see, without a mask.
 
 A pending token sees the text up to itself. A node sees the text and the nodes above it. A sliding
 window or a chunk hides the keys that are too far in front.
@@ -16,8 +16,28 @@ from paceline.core.tree import IntArray
 from paceline.util.compiled import Records, compiled
 
 
+class Reach(NamedTuple):
+    """Describe how far back one kind of layers looks, in text positions.
+
+    Attributes:
+        window: Positions that sliding attention looks back, its own included; None = no window.
+        chunk: Positions per chunk of chunked attention; None = no chunks.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """True if the layers do not see the whole text."""
+        return bool(self.window or self.chunk)
+
+
+UNLIMITED = Reach()  # full attention
+
+
 class PackedRows(NamedTuple):
-    """Pending tokens and tree nodes of a packed batch.
+    """Pending tokens and tree nodes of a ragged batch.
 
     The queries of a row are its pending tokens, its nodes, then padding that sees nothing.
 
@@ -40,17 +60,14 @@ class PackedRows(NamedTuple):
     first_nodes: IntArray
 
 
-def visible_in_trees(
-    rows: PackedRows, window: int | None = None, chunk: int | None = None
-) -> VisibleRanges:
-    """Return the keys that the queries of a packed batch see.
+def visible_in_trees(rows: PackedRows, reach: Reach = UNLIMITED) -> VisibleRanges:
+    """Return the keys that the queries of a ragged batch see.
 
     Args:
         rows: The rows of the batch.
-        window: Size of a sliding window; None for none.
-        chunk: Size of an attention chunk; None for none.
+        reach: How far back the layers look.
     """
-    runs, begin = _runs(*rows, window or 0, chunk or 0)
+    runs, begin = _runs(*rows, reach.window or 0, reach.chunk or 0)
     return VisibleRanges(runs, begin, rows.starts, int(np.diff(rows.starts).max()), packed=True)
 
 
@@ -69,7 +86,7 @@ def _runs(
     """Return runs and beginnings as in `VisibleRanges`."""
     rows = len(cached)
     begin = np.zeros(starts[rows] + 1, dtype=np.int64)
-    max_runs = 0
+    max_runs = 0  # at most one run of text per query, and one run per node on its path
     for row in range(rows):
         max_runs += pending[row]
         for node in range(nodes[row], nodes[row + 1]):
@@ -95,7 +112,7 @@ def _runs(
                 # From the node to the root, positions fall by one per step.
                 while node >= nodes[row] and text - 1 + depths[node] >= low:
                     count += 1
-                    runs[count - 1].start = text + ranks[node]
+                    runs[count - 1].start = text + ranks[node]  # `_join` sets `stop` and `rank`
                     node = nodes[row] + parents[node] if parents[node] >= 0 else -1
                 count = _join(runs, begin[query], first, count)
             begin[query + 1] = count

@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.attention import BY_POSITION, takes_tree_attention, why_not_by_position
+from paceline.attention.reach import Reach
 from paceline.backend.attention_metadata import VisibleRanges, mask_address, stand_in_mask
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.forward_arguments import forward_parameters
 from paceline.model.padded_batch import PaddedBatch
-from paceline.model.per_layer import key_shapes, reach
+from paceline.model.per_layer import common_value, key_shapes
 from paceline.model.ragged_batch import RaggedBatch
 from paceline.model.refusals import refuse_unsupported
 from paceline.model.rotary import restart_length, switch_lengths
@@ -36,7 +37,7 @@ class Architecture:
         mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
         window: Positions that sliding attention looks back, its own included; None = no such
             layers.
-        chunk: Positions per chunk of chunked attention; None = no such layers.
+        attention_chunk: Positions per chunk of chunked attention; None = no such layers.
         takes_masks: Whether a 4-D mask and position ids decide what a token sees. Otherwise the
             cache slots do (ALiBi, or no position ids).
         takes_position_ids: Whether the forward method accepts `position_ids`.
@@ -60,7 +61,7 @@ class Architecture:
     layer_kinds: tuple[str, ...]
     mask_per_kind: bool
     window: int | None
-    chunk: int | None
+    attention_chunk: int | None
     takes_masks: bool
     takes_position_ids: bool
     takes_logits_to_keep: bool
@@ -97,8 +98,8 @@ class Architecture:
         name = type(model).__name__
         refuse_unsupported(model, config, name)
         kinds = getattr(config, "layer_types", None)
-        window, chunk = (
-            reach(config, key, name) for key in ("sliding_window", "attention_chunk_size")
+        window, attention_chunk = (
+            common_value(config, key, name) for key in ("sliding_window", "attention_chunk_size")
         )
         by_slot = chains or _uses_alibi(config)
         implementation = model.config._attn_implementation or "eager"
@@ -110,10 +111,12 @@ class Architecture:
             layers=config.num_hidden_layers,
             vocab_size=config.vocab_size,
             context_length=_context_length(config),
-            layer_kinds=tuple(sorted(set(kinds))) if kinds else (_only_kind(window, chunk),),
+            layer_kinds=(
+                tuple(sorted(set(kinds))) if kinds else (_only_kind(window, attention_chunk),)
+            ),
             mask_per_kind=kinds is not None,
             window=window,
-            chunk=chunk,
+            attention_chunk=attention_chunk,
             takes_masks=not by_slot and "position_ids" in accepted,
             takes_position_ids="position_ids" in accepted,
             takes_logits_to_keep="logits_to_keep" in accepted,
@@ -126,16 +129,16 @@ class Architecture:
             restart_length=restart_length(model, config),
         )
 
-    def packed_masks(
+    def ragged_masks(
         self, packing: RaggedBatch, visible: int, device: torch.device
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
-        """Return stand-in masks for a packed batch, and what they stand for.
+        """Return stand-in masks for a ragged batch, and what they stand for.
 
         The model receives the masks as its `attention_mask`; they carry no numbers. The attention
         kernel looks up the visible ranges by the address of a mask (`AttentionMetadata`).
 
         Args:
-            packing: The packed batch.
+            packing: The ragged batch.
             visible: Number of cache positions in use.
             device: Device of the masks.
         """
@@ -143,14 +146,14 @@ class Architecture:
         visible_ranges: dict[int, VisibleRanges] = {}
         for kind in self.layer_kinds:
             masks[kind] = stand_in_mask(len(packing.token_ids), visible, device)
-            visible_ranges[mask_address(masks[kind])] = packing.visible(*self._reach(kind))
+            visible_ranges[mask_address(masks[kind])] = packing.visible(self._reach(kind))
         return masks if self.mask_per_kind else next(iter(masks.values())), visible_ranges
 
-    def _reach(self, kind: str) -> tuple[int | None, int | None]:
-        """Return window and chunk for one kind of layers."""
-        return (
-            self.window if kind == "sliding_attention" else None,
-            self.chunk if kind == "chunked_attention" else None,
+    def _reach(self, kind: str) -> Reach:
+        """Return how far back one kind of layers looks."""
+        return Reach(
+            window=self.window if kind == "sliding_attention" else None,
+            chunk=self.attention_chunk if kind == "chunked_attention" else None,
         )
 
     def attention_mask(self, layout: PaddedBatch, visible: int, device: torch.device) -> Masks:
@@ -166,20 +169,15 @@ class Architecture:
         if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
             return None
         masks = {
-            kind: self._mask_for_kind(layout, visible, device, *self._reach(kind))
+            kind: self._mask_for_kind(layout, visible, device, self._reach(kind))
             for kind in self.layer_kinds
         }
         return masks if self.mask_per_kind else next(iter(masks.values()))
 
     def _mask_for_kind(
-        self,
-        layout: PaddedBatch,
-        visible: int,
-        device: torch.device,
-        window: int | None,
-        chunk: int | None,
+        self, layout: PaddedBatch, visible: int, device: torch.device, reach: Reach
     ) -> Tensor:
-        mask = torch.from_numpy(layout.visible_mask(visible, window, chunk))[:, None].to(
+        mask = torch.from_numpy(layout.visible_mask(visible, reach))[:, None].to(
             device, non_blocking=True
         )
         if self.float_masks:
@@ -212,8 +210,10 @@ def _context_length(config: PretrainedConfig) -> int:
     return next((length for length in lengths if length), UNBOUNDED_CONTEXT)
 
 
-def _only_kind(window: int | None, chunk: int | None) -> str:
-    return "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
+def _only_kind(window: int | None, attention_chunk: int | None) -> str:
+    if window:
+        return "sliding_attention"
+    return "chunked_attention" if attention_chunk else "full_attention"
 
 
 def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:

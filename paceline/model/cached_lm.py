@@ -307,7 +307,7 @@ class CachedLM:
         if self.packs:
             packing = pack(requests, trees, chunk, self.min_rows)
             self._read_target_states(packing)
-            flat = self._shared(self._runner.packed(packing, self._requests))
+            flat = self._shared(self._runner.ragged(packing, self._requests))
             self._count(packing.pending, packing.nodes)
             return NodeLogits.from_rows(
                 flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()

@@ -1,4 +1,4 @@
-"""Run a transformers model over a padded or packed batch."""
+"""Run a transformers model over a padded or ragged batch."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class ModelRunner:
             layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns)
         )
 
-    def packed(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [logit queries, vocab] of a packed batch."""
+    def ragged(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
+        """Return logits [logit queries, vocab] of a ragged batch."""
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
@@ -111,7 +111,7 @@ class ModelRunner:
             packing.cache_positions[None],
             num_requests == 1,
         )
-        masks, visible_ranges = self._architecture.packed_masks(
+        masks, visible_ranges = self._architecture.ragged_masks(
             packing, self._cache.window.visible, self._device
         )
         self.column_picks.append(lambda states: states[0, queries])

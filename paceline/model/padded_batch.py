@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.attention.reach import UNLIMITED, Reach
 from paceline.core.request import Request
 from paceline.core.tree import BoolArray, DraftTree, IntArray, tree_shape
 
@@ -60,23 +61,23 @@ class PaddedBatch:
 
     @property
     def causal(self) -> int:
-        """Number of first columns with plain causal attention: prompts from their start."""
+        """Number of first columns with plain causal attention: prompts from their start.
+
+        It is used only if all layers have full attention.
+        """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not self.cached.any() else 0
 
-    def visible_mask(
-        self, positions_seen: int, window: int | None = None, chunk: int | None = None
-    ) -> BoolArray:
+    def visible_mask(self, positions_seen: int, reach: Reach = UNLIMITED) -> BoolArray:
         """Return which cache positions each column sees, [rows, columns, positions_seen].
 
         Args:
             positions_seen: Number of cache positions in the mask.
-            window: Positions that sliding attention looks back, its own included; None = no limit.
-            chunk: Positions per chunk of chunked attention; None = no chunks.
+            reach: How far back the layers look.
         """
         rows, columns = self.token_ids.shape
         mask = np.zeros((rows, columns, positions_seen), dtype=np.bool_)
-        seen_at = np.tile(np.arange(positions_seen), (rows, 1)) if window or chunk else None
+        seen_at = np.tile(np.arange(positions_seen), (rows, 1)) if reach.is_limited else None
         for row, num_cached in enumerate(self.cached.tolist()):
             mask[row, :, :num_cached] = True
             order = slice(None) if self.in_order else np.argsort(self.cache_positions[row])
@@ -84,26 +85,44 @@ class PaddedBatch:
             if seen_at is not None:
                 seen_at[row, num_cached : num_cached + columns] = self.positions[row][order]
         if seen_at is not None:
-            query, key = self.positions[:, :, None], seen_at[:, None, :]
-            near = key > query - window if window else key // (chunk or 1) == query // (chunk or 1)
+            near = _is_near(self.positions[:, :, None], seen_at[:, None, :], reach)
             mask &= near | self.padding[:, :, None]
         return mask
 
 
+def _is_near(query: IntArray, key: IntArray, reach: Reach) -> BoolArray:
+    """Return whether a query at one position reaches back to a key at another.
+
+    Args:
+        query: Text positions of the queries.
+        key: Text positions of the keys; broadcast against `query`.
+        reach: A window or a chunk.
+    """
+    near: BoolArray
+    if reach.window:
+        near = key > query - reach.window
+    else:
+        assert reach.chunk, "called only for a limited reach"
+        near = key // reach.chunk == query // reach.chunk
+    return near
+
+
 def lay_out(
-    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, min_rows: int = 1
+    requests: Sequence[Request], trees: Sequence[DraftTree], prefill_chunk: int, min_rows: int = 1
 ) -> PaddedBatch:
     """Lay out the pending tokens and the draft trees of a batch in padded rows.
 
     Args:
         requests: Requests of the batch, in consecutive slots.
         trees: One draft tree per request.
-        chunk: Maximum pending tokens per request.
+        prefill_chunk: Maximum pending tokens per request.
         min_rows: Minimum of requests x (1 + width). Padding columns fill up smaller batches.
     """
     rows = len(requests)
     cached = np.array([request.cached for request in requests], dtype=np.int64)
-    pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
+    pending = np.array(
+        [min(request.pending, prefill_chunk) for request in requests], dtype=np.int64
+    )
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
     front, width = int(pending.max()), max(int(nodes.max()), -(-min_rows // rows) - 1)
     if front == 1 and width == 0:

@@ -46,12 +46,12 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
     return shapes
 
 
-def reach(config: PretrainedConfig, name: str, model: str) -> int | None:
-    """Return the window or chunk size of the attention layers; None if there is none.
+def common_value(config: PretrainedConfig, name: str, model: str) -> int | None:
+    """Return the value that all layers with an attribute share; None without it.
 
     Args:
         config: Configuration of the text model.
-        name: Name of the attribute.
+        name: Name of the attribute, a window or chunk size in tokens.
         model: Name of the model, for errors.
     Raises:
         UnsupportedModelError: Layers of one kind differ, so that one mask per kind is not enough.

@@ -1,4 +1,4 @@
-"""Pack a batch into one row without padding, for one forward pass.
+"""Pack a ragged batch into one row without padding, for one forward pass.
 
 The model sees a single text. Attention by position decides what each token sees, from the visible
 ranges of every query (`AttentionMetadata`). So a request costs only the tokens that it processes
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.attention.reach import PackedRows, visible_in_trees
+from paceline.attention.reach import UNLIMITED, PackedRows, Reach, visible_in_trees
 from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
@@ -59,12 +59,11 @@ class RaggedBatch:
     ranks: IntArray
     tail: IntArray
 
-    def visible(self, window: int | None = None, chunk: int | None = None) -> VisibleRanges:
+    def visible(self, reach: Reach = UNLIMITED) -> VisibleRanges:
         """Return the visible ranges of every query for one kind of layers.
 
         Args:
-            window: Positions that sliding attention looks back; None = no limit.
-            chunk: Positions per chunk of chunked attention; None = no chunks.
+            reach: How far back these layers look.
         """
         first_nodes = np.concatenate([[0], np.cumsum(self.nodes)])
         rows = PackedRows(
@@ -76,7 +75,7 @@ class RaggedBatch:
             self.ranks,
             first_nodes,
         )
-        return visible_in_trees(rows, window, chunk)
+        return visible_in_trees(rows, reach)
 
     def attention_metadata(self, visible_ranges: dict[int, VisibleRanges]) -> AttentionMetadata:
         """Return the keys of every request by position.
@@ -93,18 +92,20 @@ class RaggedBatch:
 
 
 def pack(
-    requests: Sequence[Request], trees: Sequence[DraftTree], chunk: int, min_rows: int = 1
+    requests: Sequence[Request], trees: Sequence[DraftTree], prefill_chunk: int, min_rows: int = 1
 ) -> RaggedBatch:
     """Pack the pending tokens and the draft trees of a batch into one row.
 
     Args:
         requests: Requests of the batch, in consecutive slots.
         trees: One draft tree per request.
-        chunk: Maximum pending tokens per request.
+        prefill_chunk: Maximum pending tokens per request.
         min_rows: Minimum number of queries and of logits. Padding fills up smaller batches.
     """
     cached = np.array([request.cached for request in requests], dtype=np.int64)
-    pending = np.array([min(request.pending, chunk) for request in requests], dtype=np.int64)
+    pending = np.array(
+        [min(request.pending, prefill_chunk) for request in requests], dtype=np.int64
+    )
     nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
     scoring = np.array([request.scoring for request in requests], dtype=np.bool_)
     scored = np.where(scoring, pending - 1, 0)

@@ -46,7 +46,7 @@ def lay(rows: list[tuple[int, int, int]], seed: int = 0) -> Any:
         request.cached, request.slot = cached, 0
         requests.append(request)
         trees.append(DraftTree([1] * nodes, random_parents(chance, nodes)))
-    return lay_out(requests, trees, chunk=1 << 20)
+    return lay_out(requests, trees, prefill_chunk=1 << 20)
 
 
 def sdpa(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.attention import AttentionMetadata, registered
+from paceline.attention.reach import Reach
 from paceline.backend.attention_metadata import mask_address, stand_in_mask
 from paceline.backend.interface import ScoreOptions
 from paceline.cpu.attention.invariant import attention_by_position as on_cpu
@@ -118,7 +119,7 @@ def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
     sign = stand_in_mask(query.shape[2], columns.visible, query.device)
-    order = packing.attention_metadata({mask_address(sign): packing.visible(window)})
+    order = packing.attention_metadata({mask_address(sign): packing.visible(Reach(window))})
     packed = attention_by_position(query, columns.key, columns.value, sign, order)
     assert torch.equal(bits(packed[0]), bits(rows[real]))
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.attention.reach import Reach
 from paceline.backend.attention_metadata import mask_address, stand_in_mask
 from paceline.core.drafter import Drafter
 from paceline.core.node_logits import NodeLogits
@@ -28,7 +29,7 @@ from tests.support.attention import Columns, random_parents
 from tests.support.shared import Pair
 
 RAGGED = [(70, 1, 9), (0, 5, 0), (3, 2, 30), (140, 1, 0), (65, 7, 12), (4, 1, 1)]
-REACHES: list[dict[str, int]] = [{}, {"window": 1}, {"window": 20}, {"chunk": 8}, {"chunk": 64}]
+REACHES = [Reach(), Reach(window=1), Reach(window=20), Reach(chunk=8), Reach(chunk=64)]
 
 
 def both(
@@ -56,10 +57,10 @@ def queries(layout: PaddedBatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("reach", REACHES)
-def test_queries_see_what_a_mask_says(seed: int, reach: dict[str, int]) -> None:
+def test_queries_see_what_a_mask_says(seed: int, reach: Reach) -> None:
     layout, packing = both(RAGGED, seed)
-    visible, order = packing.visible(**reach), packing.attention_metadata({})
-    mask = layout.visible_mask(int(layout.cache_positions.max()) + 1, **reach)
+    visible, order = packing.visible(reach), packing.attention_metadata({})
+    mask = layout.visible_mask(int(layout.cache_positions.max()) + 1, reach)
     for query, (row, column) in enumerate(queries(layout)):
         tail = order.tail[row]
         runs = visible.runs[visible.begin[query] : visible.begin[query + 1]].tolist()
@@ -107,16 +108,16 @@ def test_the_arrays_are_those_of_the_columns(min_rows: int) -> None:
 
 
 @pytest.mark.parametrize("reach", REACHES[:3])
-def test_attention_has_the_bits_of_rows(reach: dict[str, int]) -> None:
+def test_attention_has_the_bits_of_rows(reach: Reach) -> None:
     layout, packing = both(RAGGED)
     columns = Columns(layout, (6, 2, 64, 64), torch.bfloat16)
     rows = attention_by_position(
-        columns.query, columns.key, columns.value, columns.mask(reach.get("window")), columns.order
+        columns.query, columns.key, columns.value, columns.mask(reach.window), columns.order
     )
     real = torch.from_numpy(~layout.padding)
     query = columns.query.transpose(1, 2)[real][None].transpose(1, 2)
     sign = stand_in_mask(query.shape[2], columns.visible, query.device)
-    order = packing.attention_metadata({mask_address(sign): packing.visible(**reach)})
+    order = packing.attention_metadata({mask_address(sign): packing.visible(reach)})
     # a part of a stand-in mask has its address
     packed = attention_by_position(query, columns.key, columns.value, sign[:, :, 1:], order)
     assert torch.equal(packed[0], rows[real])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.attention import AttentionMetadata
+from paceline.attention.reach import Reach
 from paceline.core.tree import tree_shape
 from paceline.model.padded_batch import PaddedBatch
 
@@ -108,7 +109,7 @@ class Columns:
 
     def mask(self, window: int | None = None) -> Tensor:
         """What the columns see, bool [rows, 1, columns, places]."""
-        return torch.from_numpy(self.layout.visible_mask(self.visible, window))[:, None]
+        return torch.from_numpy(self.layout.visible_mask(self.visible, Reach(window)))[:, None]
 
     def path(self, row: int, column: int, window: int | None = None) -> list[int]:
         """Cache places that a column sees, by position; it is no padding."""

@@ -98,7 +98,7 @@ class DirectLlama:
         logits_to_keep: Tensor,
         use_cache: bool,
     ) -> _Logits:
-        """Return the logits [1, columns, vocab] of a packed batch [1, tokens].
+        """Return the logits [1, columns, vocab] of a ragged batch [1, tokens].
 
         Args:
             input_ids: Token ids of the batch.
