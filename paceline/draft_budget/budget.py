@@ -98,7 +98,7 @@ class DraftBudget:
         self.decisions = deque(self.decisions, maxlen=num_steps)
 
     def cut(
-        self, drafts: Sequence[Drafts], num_requests: int, rows: int, packed: bool = False
+        self, drafts: Sequence[Drafts], num_requests: int, rows: int, ragged: bool = False
     ) -> list[BudgetedDrafts]:
         """Cut the trees of a step to the nodes that save time.
 
@@ -108,12 +108,16 @@ class DraftBudget:
             drafts: Drafts of the step.
             num_requests: Number of requests in the forward pass.
             rows: Rows of the forward pass without trees, padding included.
-            packed: True if the batch is ragged; else each request has the rows of the widest tree.
+            ragged: True if the batch is ragged; else each request has the rows of the widest tree.
         Returns:
             The drafts with the trees to verify; `observe` takes them back after the step.
         """
         cut = [BudgetedDrafts(each) for each in drafts]
-        selector = (RaggedSelector if packed else PaddedSelector)(cut, num_requests)
+        selector = (
+            RaggedSelector(cut, self._settings)
+            if ragged
+            else PaddedSelector(cut, self._settings, num_requests)
+        )
         by_curve = self._seconds_by_curve(drafts, num_requests, rows, selector)
         correction = self._correction(num_requests)
         # A prompt runs in any case: its drafts must pay for what they add, in comparison with a
@@ -217,7 +221,7 @@ def _charge_drafting(
         plain_s: Seconds of a step without trees.
     """
     for drafts in cut:
-        model_s, state = drafts.drafts.draft_seconds, drafts.state
+        model_s, state = drafts.proposed.draft_seconds, drafts.state
         if model_s and state.drafter.needs_draft_model and state.stats is not None:
             cost = drafts.cost or float(costs[selector.units(drafts)])
             drafts.cost = cost + model_s / plain_s

@@ -20,9 +20,9 @@ class BudgetedDrafts:
     `DraftBudget` creates, cuts and evaluates them.
 
     Args:
-        drafts: The drafts as proposed.
+        proposed: The drafts as proposed.
     Attributes:
-        drafts: The drafts as proposed.
+        proposed: The drafts as proposed.
         trees: Draft trees that the target verifies, per ready request.
         flat: The proposed trees as arrays, if the budget may cut them; else None.
         cost: Time of the step with the trees, in steps without them; 0 = the back-off does not
@@ -30,29 +30,29 @@ class BudgetedDrafts:
             are cut, since the draft model has run already.
     """
 
-    def __init__(self, drafts: Drafts) -> None:
-        self.drafts = drafts
-        self.trees: Sequence[DraftTree] = drafts.trees
+    def __init__(self, proposed: Drafts) -> None:
+        self.proposed = proposed
+        self.trees: Sequence[DraftTree] = proposed.trees
         self.cost = 0.0
         can_be_cut = (
-            drafts.state.stats is not None
+            proposed.state.stats is not None
             and self.width > 0
             and all(
                 tree.probs is None and (tree.confidence is not None or not len(tree))
-                for tree in drafts.trees
+                for tree in proposed.trees
             )
         )
-        self.flat: FlatTrees | None = flatten_trees(drafts.trees) if can_be_cut else None
+        self.flat: FlatTrees | None = flatten_trees(proposed.trees) if can_be_cut else None
 
     @property
     def state(self) -> DrafterState:
         """Return the drafter and its statistics."""
-        return self.drafts.state
+        return self.proposed.state
 
     @property
     def ready(self) -> Sequence[Request]:
         """Return the requests that the trees belong to."""
-        return self.drafts.ready
+        return self.proposed.ready
 
     @property
     def width(self) -> int:

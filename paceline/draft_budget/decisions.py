@@ -104,12 +104,12 @@ def decide_step(
             nodes += _whole(drafts, seconds)
         else:
             nodes += _cut(selector, drafts, seconds)
-    num_requests = sum(len(drafts.drafts.batch.requests) for drafts in all_drafts)
+    num_requests = sum(len(drafts.proposed.batch.requests) for drafts in all_drafts)
     return StepDecision(num_requests, float(seconds[0]), float(seconds[num_units]), nodes)
 
 
 def _undrafted(drafts: BudgetedDrafts) -> list[NodeDecision]:
-    batch = drafts.drafts.batch
+    batch = drafts.proposed.batch
     limits = {
         request.id: limit for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
     }
@@ -120,7 +120,7 @@ def _undrafted(drafts: BudgetedDrafts) -> list[NodeDecision]:
             *(-1, -1, None, None, 0.0, False),
             NOT_PROPOSED if limits[request.id] else NOT_ALLOWED,
         )
-        for request, tree in zip(drafts.ready, drafts.drafts.trees, strict=True)
+        for request, tree in zip(drafts.ready, drafts.proposed.trees, strict=True)
         if not len(tree)
     ]
 
@@ -140,7 +140,7 @@ def _whole(drafts: BudgetedDrafts, seconds: Floats) -> list[NodeDecision]:
             True,
             reason,
         )
-        for request, tree in zip(drafts.ready, drafts.drafts.trees, strict=True)
+        for request, tree in zip(drafts.ready, drafts.proposed.trees, strict=True)
         for node, token_id in enumerate(tree.token_ids)
     ]
 
@@ -151,7 +151,7 @@ def _cut(selector: NodeSelector, drafts: BudgetedDrafts, seconds: Floats) -> lis
     paths = path_probabilities(drafts.state.stats.acceptance_calibration, drafts.flat)
     units, prices = selector.entry_units(drafts), np.diff(seconds)
     nodes = []
-    for row, (request, tree) in enumerate(zip(drafts.ready, drafts.drafts.trees, strict=True)):
+    for row, (request, tree) in enumerate(zip(drafts.ready, drafts.proposed.trees, strict=True)):
         first, width = int(drafts.flat.starts[row]), len(drafts.trees[row])
         for node, token_id in enumerate(tree.token_ids):
             path = float(paths[first + node])

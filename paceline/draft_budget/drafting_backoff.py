@@ -40,16 +40,16 @@ class DraftingBackoff:
         """Number of requests that draft where each has rows alone; None = all."""
         return self._settings.burst_requests if self._tried else None
 
-    def admits(self, num_requests: int, packed: bool) -> int:
+    def admits(self, num_requests: int, ragged: bool) -> int:
         """Return how many requests draft in the next step.
 
         Args:
             num_requests: Requests of the batch.
-            packed: The forward pass pads no rows, so that a request adds only its draft tokens.
+            ragged: The forward pass pads no rows, so that a request adds only its draft tokens.
         """
         if not self.opens():
             return 0
-        return self.most if packed and self.most is not None else num_requests
+        return self.most if ragged and self.most is not None else num_requests
 
     def note(self, tokens: float, cost: float, num_requests: int = 1) -> None:
         """Record a step with whole draft trees.

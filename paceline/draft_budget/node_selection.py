@@ -1,7 +1,7 @@
 """Select the draft nodes of a step that yield the most tokens per second.
 
-The selection counts in units. In a ragged drafts a unit is one node, because every node is one row.
-In a padded drafts a unit is one node of every tree, because all trees are padded to the widest one.
+The selection counts in units. In a ragged batch a unit is one node, because every node is one row.
+In a padded batch a unit is one node of every tree, because all trees are padded to the widest one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from paceline.draft_budget.acceptance_calibration import (
 )
 from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
 from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
+from paceline.draft_budget.settings import DraftBudgetSettings
 from paceline.util.compiled import compiled
 
 
@@ -28,7 +29,7 @@ class NodeSelector(ABC):
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
-        num_requests: Number of requests in the forward pass.
+        settings: Settings of the draft budget, for the constants of a rule.
     Attributes:
         rows_per_unit: Rows that a unit costs.
         num_units: Number of units.
@@ -39,14 +40,14 @@ class NodeSelector(ABC):
     num_units: int
     num_free_units = 0
 
-    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
-        self._drafts = all_drafts
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts], settings: DraftBudgetSettings) -> None:
+        self._drafts, self._settings = all_drafts, settings
         self._whole = [drafts for drafts in all_drafts if drafts.flat is None]
         self._num_trees = sum(len(drafts.trees) for drafts in all_drafts)
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of units of drafts as they are now."""
+        """Return the units that drafts take with their current `trees`, cut or not."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
@@ -83,10 +84,21 @@ class NodeSelector(ABC):
 
 
 class PaddedSelector(NodeSelector):
-    """Select one width for all trees: rows are padded to the widest tree."""
+    """Select one width for all trees: rows are padded to the widest tree.
 
-    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
-        super().__init__(all_drafts, num_requests)
+    Args:
+        all_drafts: Drafts of the step; `cut` sets their trees.
+        settings: Settings of the draft budget.
+        num_requests: Number of requests in the forward pass.
+    """
+
+    def __init__(
+        self,
+        all_drafts: Sequence[BudgetedDrafts],
+        settings: DraftBudgetSettings,
+        num_requests: int,
+    ) -> None:
+        super().__init__(all_drafts, settings)
         self.rows_per_unit = num_requests
         self.num_units = max((drafts.width for drafts in all_drafts), default=0)
         self.num_free_units = max(map(self.units, self._whole), default=0)
@@ -128,10 +140,10 @@ class PaddedSelector(NodeSelector):
 
 
 class RaggedSelector(NodeSelector):
-    """Select the likeliest nodes of the whole drafts: every node is one row."""
+    """Select the likeliest nodes of the whole batch: every node is one row."""
 
-    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
-        super().__init__(all_drafts, num_requests)
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts], settings: DraftBudgetSettings) -> None:
+        super().__init__(all_drafts, settings)
         self._whole_units = sum(map(self.units, self._whole))
         self._num_cut_trees = 0
         gains, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]

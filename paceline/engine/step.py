@@ -92,7 +92,7 @@ def run_step(
     if draft_budget is not None and any(each.ready and each.state.stats for each in drafts):
         rows = _num_rows(model, requests, chunk)
         cut = draft_budget.cut(drafts, len(requests), rows, model.packs)
-        drafts = [replace(each.drafts, trees=each.trees) for each in cut]
+        drafts = [replace(each.proposed, trees=each.trees) for each in cut]
     results, has_retries = _verify_drafts(model, drafts, requests, verify, chunk, reduced_logits)
     results = [_observe(result) for result in results]
     if draft_budget is not None and cut and not has_retries:

@@ -35,8 +35,8 @@ KNEE = CostCurve((1, 8, 16), (1.0, 1.2, 3.0))
 class Alone:
     """The budget of one drafter that has all sequences."""
 
-    def __init__(self, curve: CostCurve, packed: bool = False) -> None:
-        self._packed = packed
+    def __init__(self, curve: CostCurve, ragged: bool = False) -> None:
+        self._ragged = ragged
         self._drafting, self._spending = (
             DrafterState(Drafter(), DrafterStats()),
             DraftBudget(lambda: curve),
@@ -54,7 +54,7 @@ class Alone:
         request = Request([1] * (cached + 1), SamplingParams())
         request.cached = cached
         drafts = Drafts(DrafterBatch(self._drafting, [request], []), [], trees)
-        self._cut = self._spending.cut([drafts], sequences, sequences * pending, self._packed)
+        self._cut = self._spending.cut([drafts], sequences, sequences * pending, self._ragged)
         return list(self._cut[0].trees)
 
     def observe(self, outcomes: list[Outcome], seconds: float) -> None:
@@ -118,7 +118,7 @@ def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second
     chance = random.Random(seed)
     trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
     count, pending = len(trees), chance.choice([1, 1, 30])
-    cut = Alone(curve, packed=True).cut(trees, count, pending)
+    cut = Alone(curve, ragged=True).cut(trees, count, pending)
 
     def speed(widths: list[int]) -> float:
         plain, prompt, both = curve.of(
@@ -156,7 +156,7 @@ def test_packed_only_the_sequence_that_repeats_itself_is_drafted_for() -> None:
         DraftTree.chain([5, 6, 7], confidence=[0.1] * 3),
     )
     curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
-    cut = Alone(curve, packed=True).cut([unlikely, sure, unlikely, unlikely], 4, 1)
+    cut = Alone(curve, ragged=True).cut([unlikely, sure, unlikely, unlikely], 4, 1)
     assert [len(tree) for tree in cut] == [0, 3, 0, 0]
     assert not any(map(len, Alone(curve).cut([unlikely, sure, unlikely, unlikely], 4, 1)))
 
@@ -169,7 +169,7 @@ def test_packed_whole_trees_come_on_top() -> None:
         for trees in ([likely], [DraftTree.chain([1] * 4)])
     )
     linear = CostCurve((1, 101), (10.0, 60.0))
-    cut = DraftBudget(lambda: linear).cut([own, whole], 2, 2, packed=True)
+    cut = DraftBudget(lambda: linear).cut([own, whole], 2, 2, ragged=True)
     assert [len(drafts.trees[0]) for drafts in cut] == [3, 4]
     assert cut[1].cost == pytest.approx((1.03 * (10.5 + 3.5)) / (1.03 * (10.5 + 1.5)))
 
@@ -239,7 +239,7 @@ def test_drafts_add_something_where_steps_without_them_take_longer_than_the_curv
     many took what the curve says.
     """
     draft_budget, request = (
-        Alone(CostCurve((1, 101), (1.0, 11.0)), packed=True),
+        Alone(CostCurve((1, 101), (1.0, 11.0)), ragged=True),
         Request([1], SamplingParams()),
     )
     many = DraftTree.chain([5] * 10, confidence=[0.99] * 10)
@@ -403,9 +403,9 @@ def test_rows_are_dearer_behind_a_long_text() -> None:
     assert curve.of(np.array([1, 65]), 32).tolist() == [1.0, 1.0]
     assert curve.of(np.array([1, 65, 129]), 1032).tolist() == pytest.approx([1.0, 65.0, 129.0])
     tree = DraftTree([1, 2, 3], [-1, 0, 1], None, [0.9, 0.9, 0.9])
-    fed = [len(Alone(curve, packed=True).cut([tree], 1, 1, cached)[0]) for cached in (0, 200, 4000)]
+    fed = [len(Alone(curve, ragged=True).cut([tree], 1, 1, cached)[0]) for cached in (0, 200, 4000)]
     assert fed == [3, 3, 0]
-    assert Alone(curve).cut([tree], 1, 1, 4000) == Alone(curve, packed=True).cut([tree], 1, 1, 4000)
+    assert Alone(curve).cut([tree], 1, 1, 4000) == Alone(curve, ragged=True).cut([tree], 1, 1, 4000)
 
 
 class Foolish(Drafter):
@@ -495,8 +495,8 @@ def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
         DraftBudgetSettings(**settings)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_recorded_decisions_give_a_reason_for_every_node(packed: bool) -> None:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_recorded_decisions_give_a_reason_for_every_node(ragged: bool) -> None:
     sure, unlikely = (
         DraftTree.chain([5, 6, 7], confidence=[confidence] * 3) for confidence in (0.95, 0.1)
     )
@@ -506,7 +506,7 @@ def test_recorded_decisions_give_a_reason_for_every_node(packed: bool) -> None:
     boasting, chain = drafts_of(sure, unlikely), drafts_of(DraftTree.chain([1]))
     resting = drafts_of(EMPTY_TREE, limit=0)
     for _ in range(3):
-        cut, whole, _ = draft_budget.cut([boasting, chain, resting], 4, 4, packed)
+        cut, whole, _ = draft_budget.cut([boasting, chain, resting], 4, 4, ragged)
     assert len(draft_budget.decisions) == 2
     step = draft_budget.decisions[-1]
     assert step.num_requests == 4
@@ -525,7 +525,7 @@ def test_recorded_decisions_give_a_reason_for_every_node(packed: bool) -> None:
         decisions.TOO_EXPENSIVE,
     }
     assert {node.reason for node in step.nodes if node.verified} >= {decisions.WHOLE}
-    if packed:
+    if ragged:
         assert min(node.price_s for node in step.nodes if node.node >= 0) > 0
     else:
         assert step.nodes[0].reason == decisions.PADDING
