@@ -164,7 +164,7 @@ def test_head_and_model_have_separate_counts(asked: bool, cells: int) -> None:
     made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
     (changed,) = np.nonzero(made.calibration.trials != counted)
     assert len(changed) == cells  # of 7 one more than of 9, which nobody else has
-    first = weighed_cell(DRAFT_HEAD.table, False, 0.0, -1.0)
+    first = weighed_cell(DRAFT_HEAD.calibration_table, False, 0.0, -1.0)
     assert first < changed[-2] < changed[-1] < CELLS
 
 

@@ -58,10 +58,10 @@ class Auto(RecyclingDrafter):
             else ModelSource(draft, brief=self.budget)
         )
         self._gates = DraftModelGates()
-        self._head_draft: dict[int, DraftTree] = {}  # by sequence
+        self._head_draft: dict[int, DraftTree] = {}  # by request
         if isinstance(options.draft_head, str):
             self.draft_head = options.draft_head
-        # drafts that the last step fed for each sequence
+        # Draft nodes per request that the last step processed; steps so far.
         self._fed, self._steps = (_SETTINGS.full_head_nodes, 0)
 
     @classmethod

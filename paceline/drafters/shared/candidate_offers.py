@@ -1,6 +1,7 @@
 """Offer the candidates after a node of the merged tree.
 
-The steps are: the cached distributions, the paired source, and the weighed sources in their order.
+The steps are: the cached distributions, the paired source, and the weighed sources (in the order of
+`SOURCES`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """List the sources whose draft trees the merged tree joins.
 
-A further source needs one more `DraftSource` in `SOURCES`, and its trees in the call of
-`Recycler.draft`. The merged tree and its calibration handle all sources of the list alike.
+A further source needs one more `DraftSource` in `SOURCES`, with the next free
+`calibration_table`, and its trees in the call of `Recycler.draft`. The merged tree and its
+calibration handle all sources of the list alike. docs/development/architecture.md lists all steps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from paceline.core.origin import Origin
 from paceline.core.tree import DraftTree, IntArray
 from paceline.drafters.shared.settings import DRAFT_HEAD_PRIOR, DRAFT_MODEL_PRIOR, SourcePrior
 
-PAIRED = -1  # `DraftSource.table` of the source that is paired with the cached distributions
+PAIRED = -1  # `calibration_table` of the source that is paired with the cached distributions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,12 +27,12 @@ class DraftSource:
 
     Attributes:
         name: Name for messages and for people.
-        table: Index of its calibration table, in the order of the pool file; or PAIRED.
+        calibration_table: Index of its table in the pool file; or PAIRED.
         prior: Acceptance probability before anything was counted; None for the paired source.
     """
 
     name: str
-    table: int
+    calibration_table: int
     prior: SourcePrior | None = None
 
 
@@ -39,13 +40,13 @@ RETRIEVAL = DraftSource("retrieval", PAIRED)
 DRAFT_HEAD = DraftSource("draft_head", 1, DRAFT_HEAD_PRIOR)
 DRAFT_MODEL = DraftSource("draft_model", 0, DRAFT_MODEL_PRIOR)
 
-# The paired source comes first. Each further source is weighed against the result of those
-# before it, in this order.
+# The paired source comes first. Each further source is weighed against the result of the sources
+# before it, in this order: cheap sources first.
 SOURCES = (RETRIEVAL, DRAFT_HEAD, DRAFT_MODEL)
 WEIGHED = tuple(
     sorted(
-        (source for source in SOURCES if source.table != PAIRED),
-        key=lambda source: source.table,
+        (source for source in SOURCES if source.calibration_table != PAIRED),
+        key=lambda source: source.calibration_table,
     )
 )
 
@@ -59,7 +60,7 @@ class SourceTrees(NamedTuple):
         confidence: [nodes] acceptance probability given the parent, by the source.
         origins: [nodes] origins of the tokens.
         starts: [1 + sources] first node of each source, and the end.
-        tables: [sources] `DraftSource.table` of each source.
+        tables: [sources] `DraftSource.calibration_table` of each source.
     """
 
     token_ids: IntArray
@@ -70,7 +71,7 @@ class SourceTrees(NamedTuple):
     tables: IntArray
 
 
-_TABLES: IntArray = np.array([source.table for source in SOURCES], dtype=np.int64)
+_TABLES: IntArray = np.array([source.calibration_table for source in SOURCES], dtype=np.int64)
 
 
 def flatten_sources(trees: Mapping[DraftSource, DraftTree]) -> SourceTrees:

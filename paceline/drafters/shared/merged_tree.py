@@ -1,7 +1,7 @@
 """Grow one draft tree best first from all sources of draft tokens.
 
-The sources are cached distributions (Token Recycling) and the draft trees of `draft_sources`:
-another drafter's tree, the tokens of the draft head, and a draft model's tree.
+The sources are cached distributions (Token Recycling) and the draft trees of `draft_sources` (in
+the order of `SOURCES`).
 
     drafted: 7 - 4      cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 

@@ -10,8 +10,8 @@ predicted a token after its parent, whether the token was processed or not.
              below .01 |  3/80          ...
              ...
 
-Every further source (the draft head, then the draft model) is weighed against that probability. It
-has further cells: the probability by the sources before it, and its own confidence.
+Every further source (in the order of `SOURCES`) is weighed against that probability. It has further
+cells: the probability by the sources before it, and its own confidence.
 """
 
 from __future__ import annotations

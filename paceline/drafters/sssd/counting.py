@@ -36,7 +36,7 @@ from paceline.drafters.sssd.settings import (
 )
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
-SOURCES = ("prompt", "output", "store")
+COUNTED_TEXTS = ("prompt", "output", "store")  # sources, as in calibration files
 PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
 ORIGINS = np.array([Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE], dtype=np.int8)  # by source
 _CACHED = np.int8(Origin.POOL)
@@ -47,8 +47,8 @@ _BAND_OF = np.maximum(_BAND_OF, 0).astype(np.int64)
 _SLOTS = 512  # of the hash table over tokens; a power of two above MAX_TOKENS
 
 Int32 = Annotated[int, np.int32]
-BySource = Annotated[NDArray[np.int32], np.int32, len(SOURCES)]
-BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(SOURCES), BANDS)]
+BySource = Annotated[NDArray[np.int32], np.int32, len(COUNTED_TEXTS)]
+BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BANDS)]
 
 
 class TokenCounts:
@@ -240,7 +240,7 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
     """
     token = counts.tokens[which]
     best, longest, max_matches = token.hinted, 0, 0
-    for source in range(len(SOURCES)):
+    for source in range(len(COUNTED_TEXTS)):
         match = token.longest[source]
         if match > 0 and match >= longest:
             matches = token.by_band[source, _BAND_OF[match]]

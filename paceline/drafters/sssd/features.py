@@ -22,14 +22,14 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.drafters.sssd.counting import BANDS, SOURCES, SuccessorCounts
+from paceline.drafters.sssd.counting import BANDS, COUNTED_TEXTS, SuccessorCounts
 from paceline.drafters.sssd.request_index import RequestState
 from paceline.drafters.sssd.settings import ESCAPE, HIDDEN, NEVER, SHARE_FLOOR
 from paceline.util.compiled import kernel, record_dtype
 
 Number = Annotated[Any, np.float32]
 # of the prompt, the own output, the datastore
-OfSources = Annotated[NDArray[np.float32], np.float32, len(SOURCES)]
+OfSources = Annotated[NDArray[np.float32], np.float32, len(COUNTED_TEXTS)]
 
 
 class Inputs:
@@ -92,7 +92,7 @@ def _names() -> Iterator[str]:
     """Yield the names of the inputs as in calibration files."""
     for name, (kind, _) in INPUTS.fields.items():
         words = name.replace("_", " ")
-        yield from (f"{source} {words}" for source in SOURCES) if kind.shape else (words,)
+        yield from (f"{source} {words}" for source in COUNTED_TEXTS) if kind.shape else (words,)
 
 
 FEATURES = tuple(_names())
@@ -113,7 +113,7 @@ def describe_node(
 ) -> None:
     """Fill the inputs that all tokens of a node share."""
     node = counts.node[0]
-    for source in range(len(SOURCES)):
+    for source in range(len(COUNTED_TEXTS)):
         total, top = 0, 0
         for band in range(BANDS):
             total += node.by_band[source, band]
@@ -147,7 +147,7 @@ def describe_token(
         seen: Latest position of the token in the request, or -1.
     """
     token, node = counts.tokens[which], counts.node[0]
-    for source in range(len(SOURCES)):
+    for source in range(len(COUNTED_TEXTS)):
         longest = token.longest[source]
         inputs.longest_of_token[source] = _LOGS[longest]
         if longest == 0:
