@@ -4,7 +4,9 @@ it on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -73,7 +75,9 @@ def test_a_builder_keeps_the_first_origin() -> None:
     assert builder.build().origins == [M, M, Q, Q]
 
 
-@pytest.mark.parametrize("origins", [[P], [P, A, D], [P, 0], [P, 10], "po", [P, [1]], [P, None]])
+@pytest.mark.parametrize(
+    "origins", [[P], [P, A, D], [P, 0], [P, max(Origin) + 1], "po", [P, [1]], [P, None]]
+)
 def test_bad_origins_are_refused(origins: Any) -> None:
     drafter, request = ScriptedDrafter([]), sequence([1, 2], [])
     with pytest.raises((DrafterError, TypeError), match=r"origins|unhashable"):
@@ -183,3 +187,9 @@ def test_a_drafter_that_says_nothing_is_a_draft(pair: Pair, tokenizer: Any) -> N
     llm.change_drafter(ScriptedDrafter(right))
     chunks = list(llm.stream(pair.prompts[0], SamplingParams(8)))
     assert chunks[1].origins == ["draft", "draft", "target"]
+
+
+def test_the_page_names_every_origin() -> None:
+    script = (files("paceline") / "serve/page/origins.js").read_text()
+    named = re.findall(r"^  (\w+): \[", script, re.MULTILINE)
+    assert sorted(named) == sorted(origin.word for origin in Origin)
