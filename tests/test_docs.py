@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import paceline.integrations.transformers
+import paceline.serve
 from paceline import demo, errors
 from paceline.drafters import REGISTRY
 from paceline.serve.requests import ChatRequest, CompletionRequest
@@ -144,3 +146,16 @@ def test_links_within_the_command_reference_lead_somewhere() -> None:
     headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
     anchors = {heading.replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\(#([\w-]+)\)", page)) <= anchors
+
+
+def test_reference_lists_every_public_name() -> None:
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    listed = {
+        name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE)
+    }
+    public = [
+        *paceline.__all__,
+        *paceline.serve.__all__,
+        *paceline.integrations.transformers.__all__,
+    ]
+    assert set(public) - {"__version__", "demo"} <= listed
