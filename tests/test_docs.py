@@ -48,6 +48,15 @@ def test_every_drafter_can_be_chosen() -> None:
     assert set(re.findall(r"^\| \[?`(\w+)`", table, re.MULTILINE)) == set(REGISTRY)
 
 
+def test_every_drafter_has_a_method_page_with_its_options() -> None:
+    methods = ROOT / "docs" / "methods"
+    pages = "".join(page.read_text(encoding="utf-8") for page in methods.glob("*.md"))
+    overview = (methods / "index.md").read_text(encoding="utf-8").partition("## Measured")[0]
+    assert set(re.findall(r"^\| \[?`(\w+)`", overview, re.MULTILINE)) == set(REGISTRY)
+    for name in set(REGISTRY) - {"none"}:
+        assert f"<!-- table of options-{name} -->" in pages
+
+
 def test_options_in_drafter_strings_exist() -> None:
     for page in PAGES:
         if page.parent.name != "benchmarks" and page.name != "CHANGELOG.md":
