@@ -1,4 +1,4 @@
-"""Define the commands `python -m papers NAME`."""
+"""Define the commands `paceline paper NAME`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from paceline import demo
+from paceline.cli.commands import COMMANDS
 from paceline.cli.files import ResultFiles
 from paceline.cli.main import new_app
 from paceline.cli.options import WITHOUT_MODEL, TargetModel, flattened, with_known_types
@@ -20,7 +21,7 @@ from papers.sssd.options import SssdConfig
 for _kind in (LookaheadConfig, OuroborosConfig, SpecDecConfig, SssdConfig):
     flattened("Measuring")(with_known_types(_kind))
 
-app = new_app("python -m papers", "Reproduce the tables and figures of a paper on your models.")
+app = new_app("paceline paper", COMMANDS["paper"])
 
 
 @app.command

@@ -83,11 +83,11 @@ class PaperConfig:
         )
 
     def command(self) -> str:
-        """Return the `python -m papers` command line of this run, without default options."""
+        """Return the `paceline paper` command line of this run, without default options."""
         values = flat(self)
         model = values.pop("model")
         words = command_words(values, flat(type(self)()))
-        return shlex.join(["python", "-m", "papers", self.paper, model, *words])
+        return shlex.join(["paceline", "paper", self.paper, model, *words])
 
 
 class TimeLimit:

@@ -1,6 +1,6 @@
 """Shorten results to what the pages show, without the timings of single calls.
 
-A full result of `paceline bench`, `paceline bench --serve` or `python -m papers` has up to a
+A full result of `paceline bench`, `paceline bench --serve` or `paceline paper` has up to a
 megabyte of timings. Its summary keeps figures, configuration, machine and command.
 """
 

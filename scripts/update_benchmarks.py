@@ -3,7 +3,7 @@
 python scripts/update_benchmarks.py [RESULT.json ...]
 
 The script first adds the summaries of the given results, as written by `paceline bench --json` or
-`python -m papers --json`, to docs/results under their file names. It then writes each table between
+`paceline paper --json`, to docs/results under their file names. It then writes each table between
 the marks `<!-- table of NAME -->` and `<!-- end of table -->` in README.md and docs, and each plot
 docs/img/NAME.svg.
 """

@@ -7,6 +7,7 @@ COMMANDS = {
     "chat": "Chat with a model in the terminal.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "bench": "Measure the speed of drafters and check their answers.",
+    "paper": "Reproduce the tables and figures of a paper on your models.",
     "prompts": "Generate user prompts with a chat model, for `paceline record`.",
     "record": "Record a model's answers to prompts as JSON lines.",
     "replay": "Simulate drafters on recorded answers, without a model.",
@@ -27,7 +28,7 @@ GROUPS = {
     "Use": ("generate", "chat", "serve"),
     "Measure": ("bench", "verify", "plan", "doctor"),
     "Prepare": ("record", "prompts", "datastore", "draft", "draft-head", "head", "cache"),
-    "Research": ("replay", "drafters", "demo"),
+    "Research": ("paper", "replay", "drafters", "demo"),
 }
 
 

@@ -171,6 +171,9 @@ bench --json /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space
 bench @target --drafter specdec_pp                      -> draft model
 bench -n 100000 --limit 1 --drafter none                -> context
 bench --memory --lookahead-parallel                     -> torchrun
+paper nothing                                           -> nothing
+paper lookahead --batch 0                               -> batch
+paper sssd --datastore /missing                         -> /missing|datastore
 record --out /missing/x/y.jsonl --limit 0 -n -1         -> max_new_tokens
 record --out @store --limit 1 -n 2                      -> store
 record --out @prompts.jsonl --limit 1 -n 2              -> prompts.jsonl

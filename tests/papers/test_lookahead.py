@@ -26,7 +26,6 @@ from papers import (
     run_paper,
     write_paper_json,
 )
-from papers.cli import app
 from papers.lookahead.paper_settings import (
     DRAFT,
     NGRAMS,
@@ -122,7 +121,7 @@ def test_a_config_is_checked() -> None:
         ignore_eos=True,
     )
     assert config.command() == (
-        "python -m papers lookahead some/model --prompts 'a b.jsonl' --prompts c.jsonl"
+        "paceline paper lookahead some/model --prompts 'a b.jsonl' --prompts c.jsonl"
         " --max-new-tokens 32 --ignore-eos"
     )
 
@@ -142,10 +141,10 @@ def test_wrong_arguments_are_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["papers", *words])
+    monkeypatch.setattr(sys, "argv", ["paceline", "paper", *words])
     monkeypatch.setenv("COLUMNS", "500")
     with pytest.raises(SystemExit) as exit_status:
-        main(app)
+        main()
     assert exit_status.value.code == 2
     assert expected in capsys.readouterr().err
 

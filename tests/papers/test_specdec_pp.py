@@ -27,7 +27,6 @@ from papers import (
     run_paper,
     write_paper_json,
 )
-from papers.cli import app
 from papers.orders import prompts_in_sets
 from papers.report import tables as tables_of
 from papers.specdec_pp import paper_settings
@@ -394,9 +393,9 @@ def test_heads_go_with_this_paper_only(capsys: pytest.CaptureFixture[str]) -> No
         ConfigError, match="paper lookahead: --head is an option of paper specdec_pp only"
     ):
         configure("lookahead", head=("folder",))
-    for program, command in ((None, "bench"), (app, "lookahead")):
+    for command in (["bench"], ["paper", "lookahead"]):
         with pytest.raises(SystemExit, match="2"):
-            run_command([command, "--recording", "folder"], program)
+            run_command([*command, "--recording", "folder"])
         assert "Unknown option: --recording" in capsys.readouterr().err
     assert configure("specdec_pp", head=("a", "b")).command().endswith("--head a --head b")
 

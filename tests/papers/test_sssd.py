@@ -24,7 +24,6 @@ from papers import (
     run_paper,
     write_paper_json,
 )
-from papers.cli import app
 from papers.report import tables as tables_of
 from papers.sssd import answers, costs, replays
 from papers.sssd.answers import GREEDY
@@ -342,11 +341,11 @@ def test_a_datastore_goes_with_this_paper_and_its_target_only(
         ConfigError, match="paper lookahead: --datastore is an option of paper sssd only"
     ):
         configure("lookahead", datastore="folder")
-    for program, command in ((None, "bench"), (app, "lookahead")):
+    for command in (["bench"], ["paper", "lookahead"]):
         with pytest.raises(SystemExit, match="2"):
-            run_command([command, "--datastore", "folder"], program)
+            run_command([*command, "--datastore", "folder"])
         assert "Unknown option: --datastore" in capsys.readouterr().err
-    assert configure("sssd", datastore="a").command().endswith("papers sssd demo --datastore a")
+    assert configure("sssd", datastore="a").command().endswith("paper sssd demo --datastore a")
     strange = {"target": pair.target, "tokenizer": byte_tokenizer(), "progress": False}
     with pytest.raises(DatastoreError, match="There is no store"):
         run_paper(configure("sssd", model="tiny", datastore=str(tmp_path / "none")), **strange)
