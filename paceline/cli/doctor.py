@@ -10,13 +10,12 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
 from paceline import __version__
 from paceline.cli.loading import build_llm
-from paceline.cli.options import only
+from paceline.cli.options import model_argument, only
 from paceline.cli.show import out, table_console
 from paceline.errors import ConfigError
 from paceline.util import cache
@@ -36,10 +35,9 @@ _SETTINGS = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "KMP_", "CUDA_VISIBLE_
 def doctor(
     model: Annotated[
         str | None,
-        Parameter(
-            name="MODEL",
-            help="Model to inspect: directory, hub id or GGUF file; 'demo' and 'smollm2' are"
-            " built-in models. Default: none.",
+        model_argument(
+            "Model to inspect: directory, hub id or GGUF file; 'demo' and 'smollm2' are built-in"
+            " models. Default: none."
         ),
     ] = None,
     /,

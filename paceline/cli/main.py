@@ -15,6 +15,7 @@ from cyclopts.exceptions import CoercionError
 from paceline import __version__
 from paceline.cli.commands import COMMANDS, GROUPS, command_path
 from paceline.cli.help import HelpFormatter
+from paceline.cli.model_option import with_model_first
 from paceline.cli.options import DEFAULTS, UNGROUPED
 from paceline.cli.parallel import prints_for_all
 from paceline.cli.parse_errors import parse_error_text
@@ -114,32 +115,33 @@ def run(words: Sequence[str], program: App | None = None) -> int:
     selected = program
     if selected is None:
         selected = app if words and words[0] not in _HELP else _build_app(listed=True)
+    ordered = list(words)
     try:
-        command, bound, _ = selected.parse_args(map(_Word, words))
+        ordered = with_model_first(selected, [_Word(word) for word in words])
+        command, bound, _ = selected.parse_args(map(_Word, ordered))
     except (CycloptsError, PacelineError) as error:
         if prints_for_all(words):
             print_error(
                 error
                 if isinstance(error, PacelineError)
-                else parse_error_text(error, selected.name[0])
+                else parse_error_text(
+                    error, selected.name[0], has_model_option=ordered != list(words)
+                )
             )
         sys.exit(_FAILED)
     return command(*bound.args, **bound.kwargs) or 0
 
 
-def main(program: App | None = None) -> None:
+def main() -> None:
     """Run the command line of this process and exit.
 
     An error prints one line and exits with status 2. Ctrl-C exits with 130. A closed pipe is
     silent.
-
-    Args:
-        program: Application of `new_app`. Default: `paceline`.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     _prepare_streams()
-    status = _status(sys.argv[1:], program)
+    status = _status(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -148,11 +150,11 @@ def main(program: App | None = None) -> None:
     sys.exit(status)
 
 
-def _status(words: Sequence[str], program: App | None) -> int:
+def _status(words: Sequence[str]) -> int:
     """Run a command line and print an error as one line; return the exit status."""
     try:
         try:
-            return run(words, program)
+            return run(words)
         finally:
             sys.stdout.flush()
     except SystemExit as end:

@@ -15,6 +15,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.field_info import FieldInfo
 
 from paceline.cli.commands import COMMANDS
+from paceline.cli.model_option import MODEL
 from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import entry
 from paceline.util.config import cut_outside_quotes, in_quotes, require_range, split_spec
@@ -102,13 +103,15 @@ def _hide_per_request(group: type) -> None:
             group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
 
 
-# The target model is the first argument of a command, and no option.
+def model_argument(help_text: str) -> Parameter:
+    """Return the parameter of a model that is the first argument of a command."""
+    return Parameter(name=MODEL, help=f"{help_text} Also --model, -m.")
+
+
 TargetModel = Annotated[
     str,
-    Parameter(
-        name="MODEL",
-        help="Target model: directory, hub id or GGUF file; 'demo' and 'smollm2' are built-in"
-        " models.",
+    model_argument(
+        "Target model: directory, hub id or GGUF file; 'demo' and 'smollm2' are built-in models."
     ),
 ]
 WITHOUT_MODEL = without("model")

@@ -19,15 +19,15 @@ from cyclopts.exceptions import (
 )
 
 _KINDS = {int: "an integer", float: "a number", bool: "true or false"}
-_MODEL_OPTIONS = ("--model", "-m")  # of other programs
 
 
-def parse_error_text(error: CycloptsError, program: str) -> str:
+def parse_error_text(error: CycloptsError, program: str, *, has_model_option: bool = False) -> str:
     """Return an error of a command line as one or two sentences.
 
     Args:
         error: Error of cyclopts.
         program: Name of the program, such as "paceline".
+        has_model_option: Whether the command line gives the model as an option. Default: False.
     """
     command = " ".join([program, *(error.command_chain or ())])
     see_help = f"See {command} --help."
@@ -38,6 +38,11 @@ def parse_error_text(error: CycloptsError, program: str) -> str:
         case UnknownOptionError():
             return _unknown_option(error, command)
         case UnusedCliTokensError(unused_tokens=[word, *_]):
+            if has_model_option:
+                return (
+                    f"Unexpected argument {word!r}: --model gives the model already. Leave one of"
+                    " them out."
+                )
             return (
                 f"Unexpected argument {word!r}. Leave it out, or put quotes around a value with"
                 " spaces."
@@ -55,12 +60,6 @@ def parse_error_text(error: CycloptsError, program: str) -> str:
 
 def _unknown_option(error: UnknownOptionError, command: str) -> str:
     option = (error.token.keyword or error.token.value).partition("=")[0]
-    positional = [argument.name for argument in error.argument_collection if argument.show]
-    if option in _MODEL_OPTIONS and "MODEL" in positional:
-        return (
-            f"Unknown option: {option}. Give the model as the first argument, as in"
-            f" {command} MODEL."
-        )
     names = [
         name for argument in error.argument_collection if argument.show for name in argument.names
     ]

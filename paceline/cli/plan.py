@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import build_llm
-from paceline.cli.options import flattened, without
+from paceline.cli.options import flattened, model_argument, without
 from paceline.cli.show import table_console
 from paceline.errors import ConfigError
 from paceline.plan.hardware import HARDWARE, MEASURED, find_hardware
@@ -66,10 +66,9 @@ class Workload:
 def plan(
     model: Annotated[
         str,
-        Parameter(
-            name="MODEL",
-            help="Target model: directory, config.json or GGUF file; 'demo' and 'smollm2' are"
-            " built-in models.",
+        model_argument(
+            "Target model: directory, config.json or GGUF file; 'demo' and 'smollm2' are built-in"
+            " models."
         ),
     ],
     /,

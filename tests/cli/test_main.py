@@ -82,10 +82,6 @@ def test_chat_answers_and_leaves() -> None:
             "--stop has no value. Add one; a value that begins with '-' is written --stop=VALUE.",
         ),
         (["generate", "demo", "-n"], "-n has no value. Add one;"),
-        (
-            ["generate", "x", "-m", "demo"],
-            "Give the model as the first argument",
-        ),
         (["generate", "demo"], "no prompt was given. Add one after the model"),
         (
             ["generate", "demo", "x", "--batch-invariant", "of"],
