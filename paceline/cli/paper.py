@@ -10,24 +10,30 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 import paceline
-from paceline.cli.commands import COMMANDS
 from paceline.cli.main import run
 from paceline.errors import ConfigError
 
-# Each paper is a command of the package `papers`, which prints its own help.
-paper = App(name="paper", help=COMMANDS["paper"], help_flags=(), version_flags=())
+# The application of the papers prints the help and the version.
+paper = App(name="paper", help_flags=(), version_flags=())
 
 
 @paper.default
-def run_paper(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
-    """Run the command of a paper, from the repository that holds the package.
+def run_paper(
+    name: Annotated[str, Parameter(name="NAME", allow_leading_hyphen=True)] = "",
+    /,
+    *options: Annotated[str, Parameter(name="OPTION", allow_leading_hyphen=True)],
+) -> int:
+    """Reproduce the tables and figures of a paper on your models.
+
+    The command needs a clone of the repository.
+
+    Example: paceline paper lookahead --png figures.png
 
     Args:
-        words: Name of the paper and its options.
-    Raises:
-        ConfigError: The installation has no folder `papers`.
+        name: Paper: lookahead, ouroboros, specdec_pp or sssd. Default: the help of all papers.
+        options: Target model and options; `paceline paper NAME --help` lists them.
     """
-    return run(words, _papers_app())
+    return run([name, *options] if name else [], _papers_app())
 
 
 def _papers_app() -> App:
