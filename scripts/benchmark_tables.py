@@ -46,7 +46,7 @@ def setup() -> str:
 
 
 def auto_by_machine() -> str:
-    """Return the speed of `auto` on each machine, and how many answers are those without drafts."""
+    """Return the speed of `auto` and its identical answers on each machine."""
     columns = [
         Column("machine", left=True),
         *(Column(f"batch {batch}", ".2f") for batch in BATCHES),
