@@ -129,7 +129,7 @@ def test_a_config_is_checked() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["lokahead"], 'Did you mean "lookahead"?'),
+        (["lokahead"], "Did you mean lookahead?"),
         (["lookahead", "--drafter", "none"], "Unknown option: --drafter"),
         (["lookahead", "--batch", "2"], "Unknown option: --batch"),
         (["lookahead", "--png", "no-such-folder/a.png"], "no-such-folder"),
