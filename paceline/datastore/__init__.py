@@ -1,11 +1,11 @@
 """Build, extend and search the token stores of the retrieval drafters.
 
 - `build(path, documents, vocab_size)` writes a store of token-id sequences.
-- `add(path, documents)` adds more of them.
-- `open(path)` returns a `Datastore` to search and to append to.
-- `info(path)` and `verify(path)` return the contents and the damage.
+- `add(path, documents)` adds more sequences.
+- `open(path)` returns a `Datastore` that can be searched and appended to.
+- `info(path)` describes the contents; `verify(path)` lists any damage.
 
-docs/guides/datastore.md describes its use and guarantees.
+docs/guides/datastore.md describes how to use stores and what they guarantee.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from paceline.datastore.store import Snapshot
     from paceline.datastore.writer import add, build
 
-# Imported on first use: the options of drafters read this package's settings without a compiler.
+# Imported on first use, so that drafter options can read this package's settings without a
+# compiler.
 _MODULES = {
     "fingerprint_of": "fingerprint",
     "Datastore": "live",

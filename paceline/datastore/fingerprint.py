@@ -1,4 +1,4 @@
-"""Identify the tokenizer that the ids of a store belong to."""
+"""Identify the tokenizer that a store's token ids belong to."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 def fingerprint_of(tokenizer: Any) -> str | None:
     """Return the SHA-256 fingerprint of a tokenizer's vocabulary.
 
-    It covers the vocabulary, the merges and the added tokens. Tokenizers with the same fingerprint
-    have the same text for every id. Padding, truncation and special tokens do not count.
+    The fingerprint covers the vocabulary, the merges and the added tokens. Tokenizers with the same
+    fingerprint map every id to the same text. Padding, truncation and special tokens have no
+    effect.
 
     Args:
-        tokenizer: A tokenizer of transformers or tokenizers. A fingerprint or None is returned
+        tokenizer: Tokenizer from transformers or tokenizers. A fingerprint or None is returned
             unchanged.
     Raises:
-        ConfigError: The argument is no tokenizer.
+        ConfigError: The argument is not a tokenizer.
     """
     if tokenizer is None:
         return None

@@ -1,4 +1,4 @@
-"""Create the folder of a store, and remove the files that no manifest names."""
+"""Create a store's folder, and remove files that no manifest names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.errors import DatastoreError
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder of a new store, unless it is there.
+    """Create the folder for a new store, unless it already exists.
 
     Raises:
-        DatastoreError: The folder cannot be created, or it holds files of something else.
+        DatastoreError: The folder cannot be created, or it holds unrelated files.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -33,9 +33,9 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def cleaned(path: Path) -> Iterator[None]:
-    """Remove files that no manifest names, before and after a writer's work.
+    """Remove files that no manifest names, before and after a writer runs.
 
-    A writer that was killed leaves such files.
+    A writer that was killed leaves such files behind.
     """
     try:
         _remove_unnamed(path)
@@ -57,7 +57,7 @@ def _remove_unnamed(path: Path) -> None:
         named = {shard.name for shard in read_manifest(path).shards}
     except DatastoreError:
         if (path / MANIFEST).exists():
-            return  # it is damaged, so the shards stay until a build has replaced it
+            return  # the manifest is damaged, so the shards stay until a build has replaced it
         named = set()
     for entry in path.iterdir():
         is_current = entry.name in {LOCK, MANIFEST} or entry.name in named

@@ -16,14 +16,14 @@ Document = Sequence[int] | NDArray[np.integer[Any]]
 
 
 class Gathering:
-    """Collects the text of one shard: documents with a separator after each.
+    """Collects the text of one shard: documents, each followed by a separator.
 
     Args:
         vocab_size: Vocabulary size of the store.
-        width: Bytes of a token in the store.
+        width: Number of bytes per token in the store.
     Attributes:
         documents: Number of documents.
-        separator: Value that no document contains.
+        separator: Value that occurs in no document.
     """
 
     def __init__(self, vocab_size: int, width: int) -> None:
@@ -31,7 +31,7 @@ class Gathering:
         self.clear()
 
     def clear(self) -> None:
-        """Start the next shard with an empty text."""
+        """Start the next shard with empty text."""
         self._text = np.empty(MIN_ROOM, dtype=np.uint32)
         self._size, self.documents, self.separator = 0, 0, 256**self._width - 1
 
@@ -58,9 +58,9 @@ class Gathering:
         """Append the text of another shard.
 
         Args:
-            text: [n] documents with a separator after each.
+            text: [n] documents, each followed by a separator.
             documents: Number of documents.
-            separator: Separator of that shard.
+            separator: Separator used in that shard.
         """
         if separator != self.separator or self._vocab_size == MAX_VOCAB_SIZE:
             for document in np.split(text, np.flatnonzero(text == separator) + 1)[:-1]:
@@ -77,7 +77,7 @@ class Gathering:
         return self._text
 
     def _reserve(self, more: int) -> None:
-        # `resize` lets the system move the block, so the text is never in memory twice.
+        # `resize` lets the system move the memory block, so the text is never in memory twice.
         needed = self._size + more
         if needed > self._text.size:
             self._text.resize(
@@ -88,7 +88,7 @@ class Gathering:
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
         """Use the largest value that neither the text nor the document contains.
 
-        Only a vocabulary of all 2^32 values has no value left for a fixed separator.
+        Only a vocabulary that uses all 2^32 values leaves none for a fixed separator.
         """
         text = self._text[: self._size]
         used = np.unique(np.concatenate((text[text != self.separator], document))).astype(np.int64)
@@ -111,7 +111,7 @@ def checked(document: Document, index: int, vocab_size: int) -> NDArray[np.uint3
         index: Number of the document, for error messages.
         vocab_size: Vocabulary size; ids must be below it.
     Raises:
-        DatastoreError: The document is no sequence of integers, or an id is out of range.
+        DatastoreError: The document is not a sequence of integers, or an id is out of range.
     """
     try:
         ids = np.asarray(document)

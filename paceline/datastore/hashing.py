@@ -1,8 +1,8 @@
-"""Compute the XXH64 checksums of pages in compiled code.
+"""Compute XXH64 checksums of pages in compiled code.
 
 Source: the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, with seed
-0 and for sizes that are a multiple of 32 bytes. The `xxhash` library cannot be called from compiled
-code, where a page is checked before its first use.
+    0 and only for sizes that are multiples of 32 bytes. Compiled code checks each page before its
+    first use and cannot call the `xxhash` library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.util.compiled import compiled, load_uint64
 
 PAGE = 4096  # bytes
 
-# The primes of the specification.
+# The primes from the specification.
 _P1 = np.uint64(11400714785074694791)
 _P2 = np.uint64(14029467366897019727)
 _P3 = np.uint64(1609587929392839161)
@@ -74,9 +74,9 @@ def find_bad_pages(address: int, sums: NDArray[np.uint64], bad: NDArray[np.int64
     Args:
         address: Address of the first page.
         sums: [pages] expected checksums.
-        bad: [n] filled with the numbers of the first n such pages.
+        bad: [n] filled with the numbers of the first n damaged pages.
     Returns:
-        The number of such pages, which may be larger than n.
+        The number of damaged pages, which may be larger than n.
     """
     count = 0
     for page in range(sums.size):

@@ -1,6 +1,6 @@
-"""Read documents from JSON lines, plain text, arrays, Parquet and data sets.
+"""Read documents from JSON Lines, plain text, arrays, Parquet files and data sets.
 
-Parquet files and data sets need the packages of the extra `datasets`.
+Parquet files and data sets require the `datasets` extra.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from paceline.text.tokens import require_text
 from paceline.util.files import parse_json
 from paceline.util.text_files import open_text
 
-DATASET = "datasets:"  # prefix of the name of a data set
+DATASET = "datasets:"  # prefix of a data set's name
 _SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")
 _Bad = Callable[[ConfigError], None]
 _FIELDS = "text, messages (a list of {role, content}), or prompt and output"
 
 
 class _JsonLine(str):
-    """Mark a text as a line of JSON that was not parsed yet."""
+    """Mark a string as a line of JSON that has not been parsed yet."""
 
     __slots__ = ()
 
@@ -45,23 +45,24 @@ def documents(
 ) -> Iterator[Document]:
     """Yield the token ids of all documents, one file after the other.
 
-    A record of JSON, Parquet or a data set is one document. Its fields are text; or messages; or
-    prompt and output, as texts or ids. A file of `paceline record` has such records. A plain text
-    is cut into documents of about 1 MiB at the ends of lines. An array of ids is one document; a
-    two-dimensional array has one document per row.
+    Each record in JSON, Parquet or a data set is one document. A record has one of these sets of
+        fields: text; messages; or prompt and output, as text or ids. Files written by `paceline
+        record` contain such records. Plain text is cut into documents of about 1 MiB at line ends.
+        An array of ids is one document; a two-dimensional array has one document per row.
 
     Args:
-        inputs: Names of files (.jsonl, .txt, .npy, .parquet), or 'datasets:NAME'. '@SPLIT' after
-            the name of a data set selects a split other than 'train'.
-        tokenizer: Tokenizer of transformers. Texts get no special tokens. Conversations get the
-            chat template, if the tokenizer has one.
-        answers_only: Leave out prompts and all messages but the assistant's; default false.
-        left_out: Called with the error of each invalid record or line. Default: the error is
-            raised.
+        inputs: File names (.jsonl, .txt, .npy, .parquet) or 'datasets:NAME'. Append '@SPLIT' to a
+            data set's name to select a split other than 'train'.
+        tokenizer: Transformers tokenizer. It adds no special tokens to plain text, and applies its
+            chat template, if it has one, to conversations.
+        answers_only: Whether to leave out prompts and all messages except the assistant's; default
+            false.
+        left_out: Called with the error for each invalid record or line, which is then skipped. By
+            default, the error is raised.
     Raises:
-        ConfigError: A file does not exist or has an unknown kind; or recorded answers are damaged,
-            incomplete or of another tokenizer; or a record is invalid. The error names the file
-            and the line.
+        ConfigError: A file does not exist or its type is unknown; recorded answers are damaged,
+            incomplete or made with a different tokenizer; or a record is invalid. The error names
+            the file and the line.
     """
     bad = _raised if left_out is None else left_out
     names = list(inputs)
@@ -87,13 +88,14 @@ def _check_file(path: Path) -> None:
 
 
 def check_recorded(path: str | Path, tokenizer: Any) -> bool:
-    """Return whether `paceline record` wrote a file; refuse another tokenizer.
+    """Return whether `paceline record` wrote a file; raise if the tokenizer differs.
 
     Args:
-        path: The file.
-        tokenizer: Tokenizer of transformers, its fingerprint, or None, which fits every file.
+        path: File to check.
+        tokenizer: Transformers tokenizer, its fingerprint, or None, which matches every file.
     Raises:
-        ConfigError: The file has another tokenizer; the error shows both fingerprints.
+        ConfigError: The file was made with a different tokenizer; the error shows both
+            fingerprints.
     """
     settings = read_settings(path)
     if settings is None:
@@ -114,7 +116,7 @@ def _raised(error: ConfigError) -> None:
 def _texts(
     name: str, tokenizer: Any, answers_only: bool, bad: _Bad
 ) -> Iterator[list[str | list[int]]]:
-    """Yield each document as parts, which are tokenized one by one and concatenated."""
+    """Yield each document as parts that are tokenized separately and concatenated."""
     if name.endswith(".txt"):
         for text in _text_documents(Path(name), bad):
             yield [text]
@@ -137,7 +139,7 @@ def _texts(
 
 
 def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterator[list[int]]:
-    """Yield the ids of each document; many texts are tokenized in one call."""
+    """Yield the ids of each document, tokenizing many texts in one call."""
     while batch := list(islice(texts, TOKENIZED_TEXTS)):
         strings = [part for parts in batch for part in parts if isinstance(part, str)]
         ids = iter(tokenizer(strings, add_special_tokens=False)["input_ids"] if strings else ())
@@ -148,7 +150,7 @@ def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterat
 
 
 def _parts(source: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
-    """Return the parts of a record, which its fields select."""
+    """Return the parts of a record, chosen according to its fields."""
     if isinstance(record, Mapping):
         text, messages = record.get("text"), record.get("messages")
         prompt, output = record.get("prompt", ""), record.get("output")
@@ -186,7 +188,7 @@ def _conversation(
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield a description of the source of each record, and the record or its line."""
+    """Yield a description of each record's source, with the record or its line."""
     if not name.startswith(DATASET) and read_settings(name) is not None:
         for answer in read_answers(name):
             yield (
@@ -231,9 +233,9 @@ def parse_record(source: str, line: str) -> Any:
 
     Args:
         source: Description of the line for errors, such as "a.jsonl, line 3".
-        line: The line.
+        line: Line to parse.
     Raises:
-        ConfigError: The line is no valid UTF-8 or no JSON.
+        ConfigError: The line is not valid UTF-8 or not valid JSON.
     """
     require_text(source, line)
     try:
@@ -246,7 +248,7 @@ def parse_record(source: str, line: str) -> Any:
 
 
 def _text_documents(path: Path, bad: _Bad) -> Iterator[str]:
-    """Yield a plain text in parts of about TEXT_CHARACTERS, cut at the ends of lines."""
+    """Yield plain text in parts of about TEXT_CHARACTERS, cut at line ends."""
     with _opened(path) as file:
         lines, size = [], 0
         for number, line in enumerate(file, 1):

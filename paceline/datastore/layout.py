@@ -1,16 +1,17 @@
 """Define the files of a store: a manifest and the immutable shards that it names.
 
-Replacing `manifest.json` commits a change. A shard is one file of 4 KiB pages with five parts:
+Replacing `manifest.json` commits a change. A shard is one file made of 4 KiB pages, with five
+parts:
 
 - The header, one page of JSON.
-- The text: token ids with a separator after each document. They are uint16 if the vocabulary fits,
-  otherwise uint32.
+- The text: token ids with a separator after each document. The ids are uint16 if the vocabulary is
+small enough, otherwise uint32.
 - The suffix array (int32).
 - The pivots (uint64), the first tokens of every 64th suffix.
-- The XXH64 of each page of the parts above (uint64).
+- The XXH64 checksum of each page in the parts above (uint64).
 
-The manifest holds the checksum of the last part and of itself. Numbers have the byte order of the
-machine, which the header names.
+The manifest holds checksums of the last part and of itself. Numbers have the machine's byte order,
+which the header names.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 VERSION = 1
 MAX_VOCAB_SIZE = 2**32
-MAX_TEXT_SIZE = 2**31 - 1  # tokens and separators of a shard, as positions are int32
+MAX_TEXT_SIZE = 2**31 - 1  # tokens and separators per shard, because positions are int32
 _FORMAT = "paceline datastore"
 _EMBEDDED_FOLDER = Path(__file__).parent.parent / "demo" / "store"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """Describe a shard in the manifest.
+    """Describe a shard, as in the manifest.
 
     Attributes:
         name: File name.
         tokens: Number of tokens without separators.
         documents: Number of documents, which is the number of separators.
-        separator: Value in the text after each document; no token of the shard.
+        separator: Value after each document in the text; it is not a token of the shard.
         sums: XXH64 of the table of checksums, in hexadecimal.
         live: Whether `Datastore.append` wrote the shard. The oldest such shards are dropped when
-            all of them exceed `UpdateOptions.max_tokens`.
+            their total exceeds `UpdateOptions.max_tokens`.
     """
 
     name: str
@@ -83,12 +84,12 @@ class ShardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Describe the content of a store.
+    """Describe the contents of a store.
 
     Attributes:
         vocab_size: Vocabulary size; all token ids are below it.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
-        shards: Shards of `build` and `add`, usually largest first; then those of
+        shards: Shards written by `build` and `add`, usually largest first; then those written by
             `Datastore.append`, oldest first.
     """
 
@@ -98,7 +99,7 @@ class Manifest:
 
     @property
     def width(self) -> int:
-        """Bytes of a token on disk; the largest uint16 is reserved for the separator."""
+        """Bytes per token on disk; the largest uint16 is reserved for the separator."""
         return 2 if self.vocab_size <= 65535 else 4
 
 
@@ -106,10 +107,11 @@ def store_folder(path: str | Path, *, written: bool = False) -> Path:
     """Return the folder of a store.
 
     Args:
-        path: The folder. The text "demo" names the built-in store, "./demo" a folder of that name.
-        written: Whether the caller writes the store; default false.
+        path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with that
+            name.
+        written: Whether the caller writes to the store; default false.
     Raises:
-        ConfigError: The path is empty, or the caller wants to write the built-in store.
+        ConfigError: The path is empty, or the caller wants to write to the built-in store.
     """
     if not isinstance(path, str | Path) or path == "":
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Open a store for searches, and append outputs to it while it is searched.
+"""Open a store for searching, and append outputs to it during searches.
 
-An appended output is searched in memory at first, and written to disk soon after. Unfinished
-outputs stay in memory.
+An appended output is at first searched in memory, and is written to disk soon afterwards.
+Unfinished outputs stay in memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ def open_store(
     """Open a store for searches and for appending outputs.
 
     Args:
-        path: Folder of the store. The text "demo" names the built-in store, "./demo" a folder of
-            that name.
-        tokenizer: Tokenizer whose ids are searched, or its fingerprint. A store of another
-            tokenizer is refused. Default: any store is accepted.
-        updates: Limits for appended outputs; default `UpdateOptions()`.
+        path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with that
+            name.
+        tokenizer: Tokenizer whose ids are searched, or its fingerprint. A store built with a
+            different tokenizer is rejected. Default: any store is accepted.
+        updates: Limits on appended outputs; default `UpdateOptions()`.
     Raises:
-        DatastoreError: There is no store, or it is damaged or of another tokenizer.
+        DatastoreError: There is no store, it is damaged, or it was built with a different
+            tokenizer.
     """
     return Datastore(store_folder(path), tokenizer, updates or UpdateOptions())
 
@@ -49,12 +50,12 @@ def open_store(
 class Datastore:
     """Searches a store and appends outputs to it.
 
-    Several threads may share the object. A forked child may use it for the outputs that it appends
-    itself. Other processes open the store on their own.
+    Several threads may share this object. A forked child process may use it for the outputs that
+    the child itself appends. Other processes must open the store themselves.
 
     Attributes:
         path: Folder of the store.
-        snapshot: Shards that can be searched now; replaced by updates, never changed.
+        snapshot: Shards that can be searched now. Updates replace the snapshot but never change it.
         vocab_size: Vocabulary size of the store.
         tokenizer: Fingerprint of the store's tokenizer; None if it is unknown.
     """
@@ -71,10 +72,10 @@ class Datastore:
         )
         self._unwritten = UnwrittenOutputs(options)
         self._running = RunningOutputs(options.max_unwritten_tokens)
-        self._unsorted = False  # whether outputs in memory cannot be searched yet
-        self._memory_shard: tuple[Shard, ...] = ()  # of the outputs in memory
-        self._num_writes = 0  # of unwritten outputs to disk
-        self._changed = threading.Condition()  # guards all of these
+        self._unsorted = False  # whether outputs in memory are not yet sorted
+        self._memory_shard: tuple[Shard, ...] = ()  # holds the outputs in memory
+        self._num_writes = 0  # number of times that unwritten outputs went to disk
+        self._changed = threading.Condition()  # guards all attributes above
         self._disk = threading.Lock()  # held while unwritten outputs go to disk
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -88,7 +89,7 @@ class Datastore:
         self.close()
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a tokenizer other than the store's.
+        """Raise if a tokenizer differs from the store's.
 
         Args:
             tokenizer: Tokenizer whose ids are searched, its fingerprint, or None if unknown.
@@ -98,13 +99,13 @@ class Datastore:
         check_tokenizer(self.path, self.tokenizer, tokenizer)
 
     def refresh(self) -> bool:
-        """Open the shards that other writers have committed; return whether there are any.
+        """Open shards committed by other writers, and return whether there were any.
 
-        Without a change this takes microseconds.
+        If nothing has changed, this takes microseconds.
 
         Raises:
-            DatastoreError: The store is damaged, or was replaced by a store with another vocabulary
-                or tokenizer.
+            DatastoreError: The store is damaged, or was replaced by a store with a different
+                vocabulary or tokenizer.
         """
         version = version_of(self.path)
         with self._changed:
@@ -121,7 +122,8 @@ class Datastore:
     def append(self, token_ids: Document) -> None:
         """Add a finished output.
 
-        It can be searched shortly after, and is on disk after `UpdateOptions.max_unwritten_s`.
+        The output can be searched shortly afterwards, and is on disk after
+        `UpdateOptions.max_unwritten_s`.
 
         Raises:
             DatastoreError: An id is not below the vocabulary size, or the store is closed.
@@ -134,10 +136,11 @@ class Datastore:
                 self._sort_soon()
 
     def follow(self, outputs: Mapping[int, Document]) -> None:
-        """Search unfinished outputs if there are two or more; they stay in memory.
+        """Make two or more unfinished outputs searchable; they stay in memory.
 
         Args:
-            outputs: New tokens of each output since the last call, by a number of the caller.
+            outputs: New tokens of each output since the last call, by a number that the caller
+                assigns.
         Raises:
             DatastoreError: An id is not below the vocabulary size, or the store is closed.
         """
@@ -153,7 +156,7 @@ class Datastore:
                 self._sort_soon()
 
     def unfollow(self, output: int) -> None:
-        """Remove an unfinished output, which has ended or was dropped."""
+        """Remove an unfinished output that has ended or was dropped."""
         with self._changed:
             self._running.drop(output)
 
@@ -161,7 +164,7 @@ class Datastore:
         """Write the appended outputs to disk and merge small shards.
 
         Raises:
-            DatastoreError: The store cannot be written, or another writer did not end within
+            DatastoreError: The store cannot be written, or another writer did not finish within
                 `UpdateOptions.lock_timeout_s`. The outputs stay in memory.
         """
         deadline = time.monotonic() + self._options.lock_timeout_s
@@ -174,7 +177,7 @@ class Datastore:
                 time.sleep(LOCK_RETRY_S)
 
     def close(self) -> None:
-        """Write the appended outputs to disk and end the thread; snapshots stay valid.
+        """Write the appended outputs to disk and stop the thread; snapshots stay valid.
 
         Raises:
             DatastoreError: The outputs cannot be written; see `flush`.
@@ -189,7 +192,7 @@ class Datastore:
         self.flush()
 
     def become_child(self) -> None:
-        """Start a forked process without thread and outputs, which the parent writes."""
+        """Set up a forked child: no thread, and no outputs, which the parent will write."""
         self._changed, self._disk = threading.Condition(), threading.Lock()
         self._unwritten = UnwrittenOutputs(self._options)
         self._running = RunningOutputs(self._options.max_unwritten_tokens)
@@ -200,11 +203,11 @@ class Datastore:
     def _close_at_exit(self) -> None:
         try:
             self.close()
-        except DatastoreError as error:  # nobody can catch it any more
+        except DatastoreError as error:  # no caller can catch the error any more
             warnings.warn(f"outputs were not put on disk and are lost: {error}", stacklevel=2)
 
     def _work(self) -> None:
-        """Run as the thread: sort outputs in memory, then write them to disk."""
+        """Run in the thread: sort outputs in memory, then write them to disk."""
         retry_at = 0.0
         while True:
             with self._changed:
@@ -217,7 +220,7 @@ class Datastore:
             start = time.monotonic()
             if self._unsorted:
                 self._sort()
-            # Sorting takes only a small share of the time, however fast outputs come.
+            # Sorting takes only a small share of the time, no matter how fast outputs arrive.
             pause = PAUSES_PER_SORT * (time.monotonic() - start)
             with self._changed:
                 is_due = self._unwritten.seconds_until_due(retry_at) == 0
@@ -227,7 +230,7 @@ class Datastore:
                 self._changed.wait_for(lambda: self._closing, pause)
 
     def _try_write(self) -> float:
-        """Write to disk if that is possible now; return the time of the next attempt."""
+        """Write to disk if possible, and return the time of the next attempt."""
         try:
             self._write()
         except LockedError:
@@ -247,13 +250,14 @@ class Datastore:
             self._unsorted = False
         shard = Shard.in_memory(documents, self.vocab_size, self._width)
         with self._changed:
-            # After a write meanwhile, the outputs are on disk. Later outputs are sorted next.
+            # If a write happened meanwhile, the outputs are already on disk. Later outputs are
+            # sorted next.
             if num_writes == self._num_writes:
                 self._memory_shard = (shard,)
                 self._publish()
 
     def _write(self) -> None:
-        """Commit the unwritten outputs as a shard, which replaces the shard in memory."""
+        """Commit the unwritten outputs as a shard that replaces the shard in memory."""
         with self._disk:
             with self._changed:
                 outputs = self._unwritten.outputs()
@@ -272,7 +276,7 @@ class Datastore:
                 self.refresh()
 
     def _sort_soon(self) -> None:
-        """Wake the thread, which is started if there is none."""
+        """Wake the thread, starting it if necessary."""
         self._unsorted = True
         if self._thread is None:
             self._thread = threading.Thread(

@@ -1,6 +1,6 @@
-"""Lock a store for one writer, and note who holds the lock.
+"""Lock a store for one writer, and record which process holds the lock.
 
-The lock (`filelock`) ends with its process.
+The lock (`filelock`) is released when its process ends.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class LockedError(DatastoreError):
 
 @contextmanager
 def writing(path: Path, action: str) -> Iterator[None]:
-    """Hold the writer's lock of the store at `path`.
+    """Hold the writer's lock on the store at `path`.
 
     Args:
         path: Folder of the store.
-        action: Name of the action, which a second writer reads in its error.
+        action: Name of the action, for the error that a second writer gets.
     Raises:
         LockedError: Another writer holds the lock. The error names its process, host and time.
         DatastoreError: The folder cannot be written.
     """
     file = path / LOCK
-    # A soft lock would stay behind when its process is killed, so there is no fallback to one.
+    # A soft lock would remain after its process is killed, so there is no fallback to a soft lock.
     lock = FileLock(file, mode=0o644, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -63,7 +63,7 @@ def writing(path: Path, action: str) -> Iterator[None]:
 
 
 def _write(file: Path, note: str) -> None:
-    # The lock holds without the note, for which a full disk may have no room.
+    # The lock also works without the note, which may not fit on a full disk.
     with suppress(OSError):
         file.write_text(note, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Load the 32k tokenizer in the package mistral-common, without a download."""
+"""Load the 32k tokenizer from the mistral-common package, without a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILE = "tokenizer.model.v1"  # 32,000 ids
 
 
 class MistralTokenizer:
-    """Offers the part of a transformers tokenizer that stores and replays use.
+    """Provides the part of a transformers tokenizer that stores and replays use.
 
     Raises:
         ConfigError: The packages are not installed.
@@ -35,11 +35,11 @@ class MistralTokenizer:
     def __call__(
         self, texts: str | list[str], *, add_special_tokens: bool = False
     ) -> dict[str, Any]:
-        """Tokenize a text or a list of texts.
+        """Tokenize one text or a list of texts.
 
         Args:
             texts: A text, or a list of texts.
-            add_special_tokens: Begin each result with the token <s>; default false.
+            add_special_tokens: Whether to begin each result with the token <s>; default false.
         Returns:
             {"input_ids": ids}, with a list of ids for a text and a list of lists for a list.
         """

@@ -15,7 +15,7 @@ from paceline.datastore.store_settings import (
 from paceline.errors import ConfigError
 from paceline.util.machine import usable_cores
 
-# Receives the phase ("read", "sort" or "merge"), the tokens done, and all tokens if known.
+# Receives the phase ("read", "sort" or "merge"), the tokens done, and the total if known.
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -25,13 +25,14 @@ def no_progress(phase: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Set how large shards are and what a writer may use.
+    """Set the size of shards and the memory and threads that a writer may use.
 
     Attributes:
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
             larger shards are searched faster. Default 0: as many as `memory` allows.
-        memory: Bytes for the sort of one shard; default 2 GiB.
-        workers: Threads that sort; the sort holds no interpreter lock. Default 0: one per core.
+        memory: Memory for sorting one shard, in bytes; default 2 GiB.
+        workers: Number of threads that sort; sorting does not hold the interpreter lock. Default 0:
+            one per core.
         progress: Called with the phase, the tokens done, and the total or None.
     Raises:
         ConfigError: A value is out of range.
@@ -67,14 +68,15 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class UpdateOptions:
-    """Set how outputs that are appended to an open datastore are stored.
+    """Set how outputs appended to an open datastore are stored.
 
     Attributes:
         max_tokens: Maximum number of appended tokens on disk; at least 4096; default 20 million.
-            Above it the oldest shards are dropped, about a quarter of all at once.
-        max_unwritten_tokens: Tokens in memory that start a write to disk; at least 1; default
-            65,536. If writing fails, up to four times as many wait. The same limit holds for the
-            tokens of unfinished outputs.
+            Above this number, the oldest shards are dropped, about a quarter of all appended tokens
+            at once.
+        max_unwritten_tokens: Number of tokens in memory that triggers a write to disk; at least 1;
+            default 65,536. If writing fails, up to four times as many are kept. The same limit
+            applies to the tokens of unfinished outputs.
         max_unwritten_s: Seconds after which an output is written to disk; positive; default 30.
         lock_timeout_s: Seconds that `flush` and `close` wait for another writer; default 10.
     Raises:

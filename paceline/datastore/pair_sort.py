@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from paceline.datastore.store_settings import SHORT_RUN
 from paceline.util.compiled import compiled
 
-MAX_PENDING = 256  # two numbers per part that is sorted later, so enough for 2^128 keys
+MAX_PENDING = 256  # two numbers per part to be sorted later; enough for 2^128 keys
 
 
 @compiled
@@ -29,8 +29,8 @@ def sort_pairs(
 ) -> None:
     """Sort the keys, and `run` with them, by three-way quicksort.
 
-    One candidate of the pivot is random, so no input has quadratic time. The smaller part is sorted
-    first, so `pending` needs 2 log2(n) entries.
+    One candidate for the pivot is random, so no input takes quadratic time. The smaller part is
+    sorted first, so `pending` needs only 2 log2(n) entries.
     """
     low, high, depth = 0, keys.size, 0
     noise = np.uint64(0x9E3779B97F4A7C15)  # state of a xorshift generator

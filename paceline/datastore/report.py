@@ -1,4 +1,4 @@
-"""Report the contents of a store and its damage."""
+"""Report the contents of a store and any damage to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShardReport:
         tokens: Number of tokens without separators.
         documents: Number of documents.
         size: Size in bytes.
-        live: Whether `Datastore.append` wrote it, and not `build` or `add`.
+        live: Whether `Datastore.append` wrote the shard, rather than `build` or `add`.
     """
 
     name: str
@@ -32,14 +32,14 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """Describe a store by its manifest.
+    """Describe a store according to its manifest.
 
     Attributes:
         path: Folder of the store.
         vocab_size: Vocabulary size; all token ids are below it.
         dtype: Data type of a token on disk.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
-        shards: Description of each shard.
+        shards: Descriptions of the shards.
     """
 
     path: Path
@@ -73,10 +73,10 @@ class Damage:
 
 
 def info(path: str | Path) -> Info:
-    """Describe a store by its manifest, without reading its shards.
+    """Describe a store according to its manifest, without reading the shards.
 
     Args:
-        path: Folder of the store; "demo" is the built-in one.
+        path: Folder of the store; "demo" is the built-in store.
     Raises:
         DatastoreError: There is no store, or its manifest is damaged.
     """
@@ -99,7 +99,7 @@ def verify(path: str | Path) -> list[Damage]:
     """Read every byte of a store and return all damage.
 
     Args:
-        path: Folder of the store; "demo" is the built-in one.
+        path: Folder of the store; "demo" is the built-in store.
     Raises:
         DatastoreError: There is no store.
     """
@@ -107,7 +107,7 @@ def verify(path: str | Path) -> list[Damage]:
     try:
         manifest = read_manifest(path)
     except DatastoreError as error:
-        if not os.path.isfile(path / MANIFEST):  # false, too, if the folder cannot be searched
+        if not os.path.isfile(path / MANIFEST):  # also false if the folder cannot be searched
             raise
         return [Damage(MANIFEST, str(error))]
     results = [
@@ -115,7 +115,7 @@ def verify(path: str | Path) -> list[Damage]:
         for shard in manifest.shards
     ]
     damages = [Damage(name, damage) for name, damage in results if damage is not None]
-    if damages:  # a writer may have merged these shards into others since
+    if damages:  # a writer may have merged these shards into others in the meantime
         current = {shard.name for shard in read_manifest(path).shards}
         damages = [damage for damage in damages if damage.file in current]
     return damages

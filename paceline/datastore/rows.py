@@ -1,16 +1,17 @@
-"""Read one shard in compiled code, and check every page before its first use.
+"""Read one shard in compiled code, checking every page before its first use.
 
-The documents (3 1 2) and (1 2), with the separator 9:
+For example, take the documents (3 1 2) and (1 2), with the separator 9:
 
     text: 3 1 2 9 1 2 9, so text_size is 7.
     suffix_array: 1 4 2 5 0, so suffix_count is 5.
     The suffixes at these positions: "1 2 9 ...", "1 2 9", "2 9 ...", "2 9" and "3 1 2 9 ...".
 
 The ranks of the suffixes that begin with "1 2" are [0, 2). Two binary searches find them. The first
-one searches the pivots: the first tokens of every SUFFIXES_PER_PIVOT-th suffix as one number. The
-second one searches the part of the suffix array between two pivots.
+search runs over the pivots, which hold the first tokens of every SUFFIXES_PER_PIVOT-th suffix as
+one number. The second search runs over the part of the suffix array between two pivots.
 
-A check compares a page (4 KiB) with its checksum. Positions are compared with the size of the text.
+To check a page (4 KiB), the code compares it with its checksum. Positions are checked against the
+size of the text.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ class ShardRow(NamedTuple):
 
     Attributes:
         pages: Address of page 0; 0 for a shard that is in memory only.
-        seen: Address of one byte per page, 1 once the page was checked. 0 for a shard in memory,
-            which needs no check.
-        checksums: Address of the XXH64 of each page (uint64).
+        seen: Address of one byte per page, which is 1 once the page has been checked. The address
+            is 0 for a shard in memory, which needs no check.
+        checksums: Address of the XXH64 checksum of each page (uint64).
         text: Address of the tokens and separators.
         text_size: Number of tokens and separators.
-        token_bytes: Bytes of a token: 2 or 4.
-        suffix_array: Address of the text positions in the order of their suffixes (int32).
-        suffix_count: Number of these positions.
+        token_bytes: Number of bytes per token: 2 or 4.
+        suffix_array: Address of the text positions, in suffix order (int32).
+        suffix_count: Number of positions in the suffix array.
         pivots: Address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number
             each (uint64).
-        separator: Value in the text after each document.
+        separator: Value after each document in the text.
         vocab_size: Vocabulary size; a document ends before an id that is not below it.
     """
 
@@ -85,19 +86,19 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
     """Find the suffixes in a range that continue with the query after `depth` tokens.
 
     Args:
-        row: The shard.
+        row: Shard to search.
         low: First rank.
-        high: End of the ranks; the suffixes agree in their first `depth` tokens.
+        high: End of the ranks; the suffixes share their first `depth` tokens.
         depth: Number of tokens to skip.
         query: Tokens to find.
     Returns:
-        The ranks [low, high); (0, 0) for none; or (DAMAGED, 0).
+        The ranks [low, high); (0, 0) if there are none; or (DAMAGED, 0).
     """
     low = edge(row, low, high, depth, query, False)
     if low < 0:
         return DAMAGED, 0
     top, probe, step = low, low, 1
-    while probe < high:  # galloping from the start, as most ranges are short
+    while probe < high:  # galloping from the start, because most ranges are short
         order = _compare(row, probe, depth, query)
         if order == _BAD:
             return DAMAGED, 0
@@ -131,7 +132,7 @@ def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bo
 
 @kernel
 def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
-    """Compare a suffix from `depth` on with the query, up to the query's length.
+    """Compare a suffix with the query, from token `depth` to the query's length.
 
     Returns:
         _LESS, _EQUAL or _MORE; or _BAD for a damaged page.
@@ -153,10 +154,10 @@ def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
 
 @kernel
 def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
-    """Find the pivots whose first tokens agree with the query.
+    """Find the pivots whose first tokens match the query.
 
     Returns:
-        The number of pivots less than the query, and the number of pivots not greater than it; or
+        The number of pivots less than the query, and the number not greater than the query; or
         (DAMAGED, 0).
     """
     bits = 8 * row.token_bytes
@@ -169,7 +170,7 @@ def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
     count = (row.suffix_count + SUFFIXES_PER_PIVOT - 1) // SUFFIXES_PER_PIVOT
     first = _first_pivot(row, 0, count, min_key, False)
     low, probe, step = first, first, 1
-    while low >= 0 and probe < count:  # galloping, as most ranges hold few pivots
+    while low >= 0 and probe < count:  # galloping, because most ranges hold few pivots
         order = _pivot_order(row, probe, max_key)
         if order == _BAD:
             return DAMAGED, 0
@@ -220,7 +221,7 @@ def suffix(row: ShardRow, rank: int) -> int:
 
 @kernel
 def token_at(row: ShardRow, position: int) -> int:
-    """Return the token at a position whose page was checked."""
+    """Return the token at a position whose page has been checked."""
     if row.token_bytes == 2:
         return int(load_uint16(row.text + 2 * position))
     return int(load_uint32(row.text + 4 * position))
@@ -230,7 +231,7 @@ def token_at(row: ShardRow, position: int) -> int:
 def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
     """Check the pages of the next `tokens` tokens of the text.
 
-    `tokens` is at least 1 and at most SORTED_TOKENS, so these tokens lie in one or two pages.
+    `tokens` is from 1 to SORTED_TOKENS, so these tokens lie in one or two pages.
     """
     width = row.token_bytes
     return _sound(row, row.text + width * position) and _sound(
@@ -240,7 +241,7 @@ def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
 
 @kernel
 def _sound(row: ShardRow, address: int) -> bool:
-    """Compare the page of an address with its checksum, once per page."""
+    """Compare the page at an address with its checksum, once per page."""
     if row.seen == 0:
         return True
     page = (address - row.pages) // PAGE

@@ -10,16 +10,16 @@ class RunningOutputs:
     """Collects unfinished outputs until they end.
 
     Args:
-        max_tokens: Maximum number of tokens in all outputs. Above it the longest output is dropped;
-            its later tokens are collected again.
+        max_tokens: Maximum total number of tokens in all outputs. Above this number, the longest
+            output is dropped; its later tokens are collected again.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens, self._num_tokens = max_tokens, 0
-        self._texts: dict[int, list[NDArray[np.uint32]]] = {}  # as lists of their chunks
+        self._texts: dict[int, list[NDArray[np.uint32]]] = {}  # lists of chunks, by output
 
     def __bool__(self) -> bool:
-        """Return whether there are two outputs; a request knows its own output."""
+        """Return whether there are two or more outputs; a request knows its own."""
         return len(self._texts) > 1
 
     @property
@@ -28,14 +28,14 @@ class RunningOutputs:
         return self._num_tokens if self else 0
 
     def extend(self, output: int, token_ids: NDArray[np.uint32]) -> None:
-        """Append tokens to an output, which is created if it is new."""
+        """Append tokens to an output, creating it if it is new."""
         self._texts.setdefault(output, []).append(token_ids)
         self._num_tokens += token_ids.size
         while self._num_tokens > self._max_tokens:
             self.drop(max(self._texts, key=self._size_of))
 
     def drop(self, output: int) -> None:
-        """Remove an output, if it is there."""
+        """Remove an output, if it exists."""
         if output in self._texts:
             self._num_tokens -= self._size_of(output)
             del self._texts[output]

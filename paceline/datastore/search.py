@@ -1,8 +1,8 @@
 """Search the suffix arrays of a snapshot in compiled code.
 
 The functions do not hold the interpreter lock. A snapshot is a table with one record per shard
-(`paceline.datastore.rows.ShardRow`), so a single call searches any number of shards. The caller
-keeps the snapshot alive during a call. Other compiled code may call these functions; `Snapshot`
+(`paceline.datastore.rows.ShardRow`), so one call searches any number of shards. The caller must
+keep the snapshot alive during a call. Other compiled code may call these functions; `Snapshot`
 wraps `find` and `gather` for Python.
 """
 
@@ -31,11 +31,12 @@ from paceline.util.compiled import Records, kernel
 
 
 class Ranges(NamedTuple):
-    """Hold the ranks of the suffixes that begin with the last tokens of each query.
+    """Hold the ranks of suffixes that begin with the last tokens of each query.
 
     Attributes:
         low: [batch, longest, shards] first rank for the last m tokens of query b at [b, m - 1].
-        high: [batch, longest, shards] end of the ranks; 0 if there are none or none were searched.
+        high: [batch, longest, shards] end of the ranks; 0 if there are none or they were not
+            searched.
         lengths: [batch, 2] longest suffix that occurs in any shard, and shortest suffix that was
             searched; 0, 0 if no suffix occurs.
     """
@@ -63,11 +64,11 @@ def range_of(
 ) -> tuple[int, int]:
     """Find the suffixes of a shard that begin with ids[begin:end].
 
-    Only the first SORTED_TOKENS ids count. The search takes about 2 log2(suffixes) steps. The upper
-    steps search the pivots, which stay in the processor's cache.
+    Only the first SORTED_TOKENS ids are compared. The search takes about 2 log2(suffixes) steps.
+    The first steps search the pivots, which stay in the processor's cache.
 
     Returns:
-        The ranks [low, high); (0, 0) for none; (DAMAGED, 0) for a damaged shard.
+        The ranks [low, high); (0, 0) if there are none; (DAMAGED, 0) for a damaged shard.
     """
     row = table[shard]
     query = Query(ids, begin, min(end, begin + SORTED_TOKENS))
@@ -97,7 +98,7 @@ def narrow(
     Args:
         table: Shards of a snapshot.
         shard: Index of the shard.
-        low: First rank of the range, whose suffixes agree in their first `depth` tokens.
+        low: First rank of the range, whose suffixes share their first `depth` tokens.
         high: End of the range.
         depth: Number of tokens matched so far.
         query: Tokens that follow.
@@ -122,17 +123,18 @@ def find(
     enough: int,
     ranges: Ranges,
 ) -> int:
-    """Find the suffixes of each query, from the longest that occurs downwards.
+    """Find each query's suffixes, starting with the longest that occurs.
 
     Args:
         table: Shards of a snapshot.
         ids: [total] tokens of all queries; query b is ids[offsets[b]:offsets[b + 1]].
         offsets: [batch + 1].
-        shortest: Length of the shortest suffix that is searched, in tokens; at least 1.
-        enough: Number of matches after which no shorter suffix is searched; 0 for no limit.
-        ranges: Result, filled. Its second axis is the length of the longest suffix searched.
+        shortest: Length of the shortest suffix to search, in tokens; at least 1.
+        enough: Number of matches after which no shorter suffix is searched; 0 means no limit.
+        ranges: Filled with the result. The second axis is the length of the longest suffix
+            searched.
     Returns:
-        -1, or the index of a damaged shard; then the result is incomplete.
+        -1, or the index of a damaged shard, in which case the result is incomplete.
     """
     low, high, lengths = ranges
     low[:], high[:], lengths[:] = 0, 0, 0
@@ -168,13 +170,14 @@ def gather(
     out: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Read continuations at regular intervals over the ranges of each query.
+    """Read continuations at regular intervals from the ranges of each query.
 
     Args:
         table: Shards of a snapshot.
         low: [batch, shards] first ranks.
         high: [batch, shards] ends of the ranks.
-        skip: [batch] tokens of each suffix to leave out, which is the length of the match.
+        skip: [batch] number of leading tokens to skip in each suffix, which is the length of the
+            match.
         out: [batch, count, depth] filled with token ids; depth is at most SORTED_TOKENS. A
             continuation ends with its document.
         lengths: [batch, count] filled with the length of each continuation; 0 after the last one.
@@ -205,19 +208,19 @@ def gather(
 
 @kernel
 def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
-    """Return the text position of a shard's suffix with this rank, or DAMAGED."""
+    """Return the text position of the shard's suffix with this rank, or DAMAGED."""
     return suffix(table[shard], rank)
 
 
 @kernel
 def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
-    """Read tokens of a shard up to the end of the document.
+    """Read a shard's tokens up to the end of the document.
 
     Args:
         table: Shards of a snapshot.
         shard: Index of the shard.
         position: Text position of the first token.
-        out: [n] filled, with at most SORTED_TOKENS tokens.
+        out: [n] filled with at most SORTED_TOKENS tokens.
     Returns:
         The number of tokens, or DAMAGED.
     """
@@ -245,8 +248,8 @@ def _longest(
 ) -> int:
     """Return the length of the longest suffix of a query that occurs in a shard.
 
-    The search doubles the length first and then bisects. Ranges that it finds go to low and high
-    [longest, shards].
+    The search first doubles the length, then bisects. It writes the ranges that it finds to low and
+    high [longest, shards].
     """
     max_length = min(query.end - query.begin, len(low), SORTED_TOKENS)
     good, bad, length = 0, max_length + 1, min(FIRST_LENGTH, max_length)

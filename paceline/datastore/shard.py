@@ -25,7 +25,7 @@ class DamagedShardError(DatastoreError):
     """Report a damaged shard.
 
     Attributes:
-        what: Description of the damage.
+        what: Describes the damage.
     """
 
     def __init__(self, path: Path, name: str, what: str) -> None:
@@ -55,13 +55,14 @@ class Shard:
     def mapped(cls, path: Path, info: ShardInfo, vocab_size: int, width: int) -> Shard:
         """Map a shard of a store into memory.
 
-        Size, header and the table of checksums are checked now, every page at its first use.
+        The size, the header and the table of checksums are checked now; each page is checked at its
+        first use.
 
         Args:
             path: Folder of the store.
             info: Entry of the shard in the manifest.
             vocab_size: Vocabulary size of the store.
-            width: Bytes of a token in the store.
+            width: Number of bytes per token in the store.
         Raises:
             DatastoreError: The shard is damaged.
             FileNotFoundError: The file does not exist.
@@ -98,7 +99,7 @@ class Shard:
         Args:
             documents: Token ids of each document [n], below `vocab_size`.
             vocab_size: Vocabulary size of the store.
-            width: Bytes of a token in the store.
+            width: Number of bytes per token in the store.
         """
         gathering = Gathering(vocab_size, width)
         for document in documents:
@@ -132,18 +133,18 @@ def write_shard(
     workers: int,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> ShardInfo:
-    """Sort a text and write it as a shard, which no manifest names yet.
+    """Sort a text and write it as a shard that no manifest names yet.
 
     Args:
         path: Folder of the store.
-        text: [tokens + documents] documents with a separator after each.
+        text: [tokens + documents] documents, each followed by a separator.
         info: Entry of the shard in the manifest, without `name` and `sums`.
         vocab_size: Vocabulary size of the store.
-        width: Bytes of a token in the store.
+        width: Number of bytes per token in the store.
         workers: Number of threads that sort.
-        done: Called with the number of suffixes in each part that was sorted.
+        done: Called with the number of suffixes in each sorted part.
     Returns:
-        The entry of the shard with `name` and `sums`.
+        The entry of the shard, including `name` and `sums`.
     Raises:
         OSError: The shard cannot be written; its file is removed.
     """
@@ -185,7 +186,7 @@ def _page_sums(path: Path, layout: ShardLayout) -> NDArray[np.uint64]:
 
 
 def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArray[np.uint32]:
-    """Return the text of a shard: documents with a separator after each.
+    """Return the text of a shard: documents, each followed by a separator.
 
     Raises:
         DatastoreError: The shard is damaged.
@@ -224,11 +225,11 @@ def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str
 
 
 def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> NDArray[np.uint64]:
-    """Return the first 8 bytes of every n-th suffix as a number that sorts like them."""
+    """Return the first 8 bytes of every n-th suffix as numbers in suffix order."""
     starts = array[::SUFFIXES_PER_PIVOT].astype(np.int64)
     keys = np.zeros(starts.size, dtype=np.uint64)
     for offset in range(8 // width):
-        # The text ends with a separator, so the clamped positions change no order.
+        # The text ends with a separator, so clamping positions does not change the order.
         token = text[np.minimum(starts + offset, text.size - 1)]
         keys = (keys << np.uint64(8 * width)) | token.astype(np.uint64)
     return keys
@@ -238,12 +239,12 @@ def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.u
     """Map a file read-only; it stays mapped as long as the array exists.
 
     Args:
-        path: The file.
-        size: Expected size of the file in bytes.
+        path: File to map.
+        size: Expected size of the file, in bytes.
         start: First byte to map; a multiple of the page size; default 0.
-        length: Number of bytes to map; default 0: all.
+        length: Number of bytes to map; default 0: the whole file.
     Raises:
-        DatastoreError: The file has another size.
+        DatastoreError: The file has a different size.
         OSError: The file cannot be opened.
     """
     with path.open("rb") as file:

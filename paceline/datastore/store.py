@@ -20,18 +20,18 @@ from paceline.errors import ConfigError, DatastoreError
 
 
 class Snapshot:
-    """Holds the shards of a store as they were at one moment.
+    """Holds the shards of a store as they were at one point in time.
 
     A snapshot never changes, so several threads may search it.
 
     Args:
         path: Folder of the store, for error messages.
-        shards: The shards.
-        ids_below: Limit of the token ids; a document ends before an id that is not below it.
-            Default 0: no limit.
+        shards: Shards of the store.
+        ids_below: Upper limit for token ids; a document ends before an id that is not below this
+            limit. Default 0: no limit.
     Attributes:
-        table: [shards] of SHARD, as the functions of `paceline.datastore.search` take it. It is
-            valid while the snapshot exists.
+        table: [shards] SHARD records, as used by the functions in `paceline.datastore.search`. The
+            table is valid while the snapshot exists.
     """
 
     def __init__(self, path: Path, shards: tuple[Shard, ...], ids_below: int = 0) -> None:
@@ -48,7 +48,7 @@ class Snapshot:
         longest: int = 32,
         enough: int = 0,
     ) -> Ranges:
-        """Find the suffixes of each query, from the longest that occurs downwards.
+        """Find each query's suffixes, starting with the longest that occurs.
 
         Args:
             queries: Token ids of each query.
@@ -80,7 +80,7 @@ class Snapshot:
         count: int,
         depth: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Read continuations of each query at regular intervals over its ranges.
+        """Read continuations at regular intervals from the ranges of each query.
 
         Args:
             low: [batch, shards] first ranks, a row of `Ranges.low` per query.
@@ -90,8 +90,8 @@ class Snapshot:
             depth: Maximum number of tokens in a continuation; up to 64. A continuation ends with
                 its document.
         Returns:
-            The token ids [batch, count, depth], and their number per continuation [batch, count].
-            The number is 0 after the last continuation.
+            The token ids [batch, count, depth], and the number of ids in each continuation [batch,
+            count]. This number is 0 after the last continuation.
         Raises:
             DatastoreError: A shard is damaged; the error names it.
         """
@@ -115,7 +115,7 @@ class Snapshot:
 
 
 def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Shard, ...]]:
-    """Open the shards that the manifest names now.
+    """Open the shards that the manifest currently names.
 
     Args:
         path: Folder of the store.
@@ -143,7 +143,7 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
 
 
 def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
-    """Refuse a store of another tokenizer, if both tokenizers are known.
+    """Raise if the store's tokenizer differs, provided that both tokenizers are known.
 
     Args:
         path: Folder of the store.
@@ -152,7 +152,7 @@ def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
     Raises:
         DatastoreError: The tokenizers differ; the error shows both fingerprints.
     """
-    # The fingerprint of a large vocabulary takes up to a second.
+    # Computing the fingerprint of a large vocabulary takes up to a second.
     wanted = None if known is None else fingerprint_of(tokenizer)
     if wanted not in (None, known):
         raise DatastoreError(

@@ -1,11 +1,11 @@
 """Sort suffix arrays of integer tokens.
 
-The sort compares the first SORTED_TOKENS tokens of every suffix, as no search compares more. Its
-time is therefore linear in the text even in the worst case, such as a single repeated token. The
-method is a counting sort by the first token, then a three-way quicksort within each bucket. The
-quicksort compares as many tokens as fit a 64-bit key. Runs with equal keys are sorted by their next
-tokens, and short runs by insertion. Several threads sort the buckets, which are independent of each
-other.
+The sort compares the first SORTED_TOKENS tokens of every suffix, because no search compares more.
+Its running time is therefore linear in the length of the text, even in the worst case, such as one
+repeated token. The method is a counting sort by the first token, followed by a three-way quicksort
+within each bucket. The quicksort compares as many tokens as fit a 64-bit key. Runs with equal keys
+are sorted by their next tokens, and short runs by insertion. Several threads sort the buckets,
+which are independent.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from paceline.datastore.store_settings import (
 )
 from paceline.util.compiled import compiled, load_uint64
 
-_MAX_LEVELS = 2 * SORTED_TOKENS + 2  # of runs within runs
+_MAX_LEVELS = 2 * SORTED_TOKENS + 2  # levels of runs within runs
 
 
 class PackedText(NamedTuple):
-    """Hold a text and the form of its sort keys.
+    """Hold a text and the layout of its sort keys.
 
     Attributes:
         text: [n] tokens and separators.
         bits: Bits per token in a key.
-        max_value: Value in a key of separators and of positions after the text; above all tokens.
+        max_value: Value in a key for separators and for positions after the text; above all tokens.
     """
 
     text: NDArray[np.uint32]
@@ -50,7 +50,7 @@ class SortBuffers(NamedTuple):
 
     Attributes:
         keys: [largest bucket] sort keys of a bucket.
-        ends: [_MAX_LEVELS] end of the run of each level.
+        ends: [_MAX_LEVELS] end of the run at each level.
         pending: [MAX_PENDING] bounds of the parts that a quicksort sorts later.
     """
 
@@ -67,15 +67,15 @@ def suffix_array(
 ) -> NDArray[np.int32]:
     """Return the positions of all tokens, sorted by the next SORTED_TOKENS tokens.
 
-    Besides the text, the sort needs 4 bytes per token for the result, and 8 bytes per token of the
-    largest bucket for each thread.
+    In addition to the text, the sort needs 4 bytes per token for the result. Each thread also needs
+    8 bytes per token of the largest bucket.
 
     Args:
-        text: [n] documents with a separator after each one; n < 2^31. The order of suffixes is
+        text: [n] documents, each followed by a separator; n < 2^31. The order of suffixes is
             undefined after a separator.
-        separator: Value that is no token of a document. Separators are left out of the result.
+        separator: Value that is not a token in any document. The result omits separators.
         workers: Number of threads; default 1.
-        done: Called with the number of suffixes in each part that was sorted.
+        done: Called with the number of suffixes in each sorted part.
     """
     max_token = int(text.max(initial=0, where=text != separator)) if text.size else 0
     shift = (max_token // min(MAX_BUCKETS, max(MIN_BUCKETS, text.size))).bit_length()
@@ -95,7 +95,7 @@ def suffix_array(
     edges = np.linspace(0, starts[-1], workers * PARTS_PER_WORKER + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     parts = [(int(first), int(last)) for first, last in pairwise(cuts)]
-    if workers == 1:  # without a thread, as none can be started while the process exits
+    if workers == 1:  # without a thread, because no thread can be started while the process exits
         for part in parts:
             done(sort_part(part))
         return array
@@ -127,7 +127,7 @@ def _fill_buckets(
 ) -> None:
     """Put the position of every token into its bucket.
 
-    ends [buckets] holds the first rank of each bucket, and its end on return.
+    ends [buckets] holds the first rank of each bucket on entry and its end on return.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -140,7 +140,7 @@ def _fill_buckets(
 def _sort_buckets(
     packed: PackedText, array: NDArray[np.int32], starts: NDArray[np.int64], depth: int
 ) -> None:
-    """Sort buckets whose suffixes agree in their first `depth` tokens (0 or 1)."""
+    """Sort buckets whose suffixes share their first `depth` tokens (0 or 1)."""
     largest = 0
     for bucket in range(starts.size - 1):
         largest = max(largest, starts[bucket + 1] - starts[bucket])
@@ -159,7 +159,7 @@ def _sort_buckets(
 def _sort_bucket(
     packed: PackedText, run: NDArray[np.int32], depth: int, buffers: SortBuffers
 ) -> None:
-    """Sort the suffixes of a bucket by the tokens from `depth` on.
+    """Sort the suffixes of a bucket by their tokens from `depth` onwards.
 
     The scan stops at each run of equal keys and sorts it by its next tokens, one level deeper.
     """
@@ -199,7 +199,7 @@ def _sort_run(
     depth: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes by one key of tokens from `depth` on; leave the keys in `keys`."""
+    """Sort suffixes by one key of tokens from `depth` onwards; fill `keys`."""
     text, bits, max_value = packed
     step = min(64 // bits, SORTED_TOKENS)
     for index in range(run.size):
@@ -222,7 +222,7 @@ def _sort_positions(
     high: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes that agree in SORTED_TOKENS tokens by their position."""
+    """Sort suffixes that share SORTED_TOKENS tokens by their position."""
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
     sort_pairs(keys[low:high], run[low:high], pending)
@@ -243,7 +243,7 @@ def _insertion_sort(
 
 @compiled
 def _is_before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool:
-    """Compare two suffixes that agree in their first `depth` tokens."""
+    """Compare two suffixes that share their first `depth` tokens."""
     end = min(SORTED_TOKENS, text.size - max(left, right))
     left_address, right_address = text.ctypes.data + 4 * left, text.ctypes.data + 4 * right
     while depth + 4 <= end:  # four tokens at once

@@ -14,18 +14,18 @@ from paceline.datastore.store_settings import MAX_TAIL_RATIO
 
 
 class UnwrittenOutputs:
-    """Queues outputs, oldest first, and knows when they are due on disk."""
+    """Queues outputs, oldest first, and tracks when they must be written to disk."""
 
     def __init__(self, options: UpdateOptions) -> None:
         self._options = options
         self._outputs: deque[NDArray[Any]] = deque()
-        self._since = 0.0  # time at which the first output came
+        self._since = 0.0  # time at which the first output arrived
 
     def __bool__(self) -> bool:
         return bool(self._outputs)
 
     def append(self, output: NDArray[Any]) -> None:
-        """Add an output; drop the oldest ones if far too many wait for the disk."""
+        """Add an output; drop the oldest outputs if far too many are unwritten."""
         if not self._outputs:
             self._since = time.monotonic()
         self._outputs.append(output)
@@ -35,7 +35,7 @@ class UnwrittenOutputs:
             tokens -= self._outputs.popleft().size
 
     def remove(self, written: Sequence[NDArray[Any]]) -> None:
-        """Remove the outputs that were written."""
+        """Remove outputs that have been written."""
         ids = {id(output) for output in written}
         self._outputs = deque(output for output in self._outputs if id(output) not in ids)
         self._since = time.monotonic()
@@ -45,7 +45,7 @@ class UnwrittenOutputs:
         return list(self._outputs)
 
     def seconds_until_due(self, retry_at: float) -> float | None:
-        """Return the seconds until the outputs are to be written; None if there are none.
+        """Return the seconds until the outputs must be written; None if there are none.
 
         Args:
             retry_at: Time before which no attempt is made.

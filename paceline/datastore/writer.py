@@ -43,23 +43,24 @@ def build(
     workers: int = 0,
     progress: Progress = no_progress,
 ) -> None:
-    """Build a store, which replaces an existing one once it is complete.
+    """Build a store, replacing any existing store once the new store is complete.
 
     Args:
-        path: Folder of the store, which is created if needed. It must be empty or hold a store.
+        path: Folder of the store, which is created if needed. An existing folder must be empty or
+            hold a store.
         documents: Token ids of each document, below `vocab_size`. Empty documents are left out.
         vocab_size: Vocabulary size, from 1 to 2^32.
-        tokenizer: Tokenizer of the ids, or its fingerprint. If it is given, the store refuses
-            other tokenizers later.
+        tokenizer: Tokenizer that produced the ids, or its fingerprint. If it is given, the store
+            later rejects other tokenizers.
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
             larger shards are searched faster. Default 0: as many as `memory` allows.
-        memory: Bytes for the sort of one shard; default 2 GiB.
-        workers: Threads that sort. Default 0: one per core.
+        memory: Memory for sorting one shard, in bytes; default 2 GiB.
+        workers: Number of threads that sort. Default 0: one per core.
         progress: Called with the phase ("read", "sort" or "merge"), the tokens done, and the total
             or None.
     Raises:
         DatastoreError: There is no document, an id is out of range, the disk is full, another
-            writer holds the store, or the folder holds something else. An existing store stays.
+            writer holds the store, or the folder holds something else. An existing store is kept.
         ConfigError: An argument is out of range.
     """
     options = BuildOptions(shard_tokens, memory, workers, progress)
@@ -84,21 +85,21 @@ def add(
     workers: int = 0,
     progress: Progress = no_progress,
 ) -> None:
-    """Add documents to a store; readers see them after a refresh.
+    """Add documents to a store; readers can search them after a refresh.
 
     Args:
         path: Folder of the store.
         documents: Token ids of each document, below the store's vocabulary size.
-        tokenizer: Tokenizer of the ids, or its fingerprint; it must be the store's.
+        tokenizer: Tokenizer that produced the ids, or its fingerprint; it must match the store's.
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Default 0:
             as many as `memory` allows.
-        memory: Bytes for the sort of one shard; default 2 GiB.
-        workers: Threads that sort. Default 0: one per core.
+        memory: Memory for sorting one shard, in bytes; default 2 GiB.
+        workers: Number of threads that sort. Default 0: one per core.
         progress: Called with the phase ("read", "sort" or "merge"), the tokens done, and the total
             or None.
     Raises:
         DatastoreError: There is no store or no document, an id is out of range, the disk is full,
-            another writer holds the store, or the tokenizer is another one.
+            another writer holds the store, or the tokenizer differs.
         ConfigError: An argument is out of range.
     """
     options = BuildOptions(shard_tokens, memory, workers, progress)
@@ -123,7 +124,7 @@ def _require_documents(documents: object) -> None:
 def add_shards(
     path: Path, manifest: Manifest, documents: Iterable[Document], options: BuildOptions
 ) -> None:
-    """Commit `manifest` with documents added and small shards merged.
+    """Add documents, merge small shards and commit the updated `manifest`.
 
     The caller holds the writer's lock.
     """
@@ -137,10 +138,10 @@ def add_shards(
 def append_outputs(
     path: Path, manifest: Manifest, outputs: Iterable[Document], max_tokens: int
 ) -> None:
-    """Commit `manifest` with outputs appended.
+    """Append outputs and commit the updated `manifest`.
 
-    The oldest outputs are dropped if all appended ones exceed `max_tokens`. The caller holds the
-    writer's lock.
+    The oldest outputs are dropped if all appended outputs together exceed `max_tokens`. The caller
+    holds the writer's lock.
     """
     options = BuildOptions(workers=1)
     writer = _Writer(path, manifest, options, live=True)
@@ -158,9 +159,9 @@ class _Writer:
 
     Args:
         path: Folder of the store.
-        manifest: Manifest of the store, for vocabulary size and token width.
-        options: Size of the shards and means of the sort.
-        live: Whether the shards hold outputs of `Datastore.append`.
+        manifest: Manifest of the store, which gives the vocabulary size and the token width.
+        options: Size of the shards, and memory and threads for sorting.
+        live: Whether the shards hold outputs from `Datastore.append`.
     """
 
     def __init__(self, path: Path, manifest: Manifest, options: BuildOptions, live: bool) -> None:
@@ -197,9 +198,9 @@ class _Writer:
         return shards
 
     def _room_for(self, size: int) -> int:
-        """Return how many of `size` tokens go into the current shard.
+        """Return how many of `size` tokens fit into the current shard.
 
-        A document that does not fit is cut only if it does not fit into an empty shard either.
+        A document that does not fit is cut only if it would not fit into an empty shard either.
         """
         max_size, used = self._options.max_text_size, len(self._gathering)
         if used and used + size + 1 > max_size >= size + 1:
@@ -209,12 +210,12 @@ class _Writer:
     def merged(self, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
         """Merge the newest shards.
 
-        Afterwards each shard has at least MERGE_RATIO times the tokens of the next one. The number
-        of shards therefore grows with the logarithm of their tokens, and so does the number
-        of sorts per token.
+        Afterwards, each shard has at least MERGE_RATIO times as many tokens as the next shard. The
+        number of shards therefore grows with the logarithm of the number of tokens, as does the
+        number of sorts per token.
 
         Args:
-            shards: The shards, oldest first.
+            shards: Shards to merge, oldest first.
         """
         result = list(shards)
         while len(result) > 1:

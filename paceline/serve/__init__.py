@@ -1,6 +1,6 @@
 """Serve one `LLM` over an OpenAI-compatible HTTP API.
 
-`create_app(llm, Settings())` returns a FastAPI application. It needs the extra `serve`.
+`create_app(llm, Settings())` returns a FastAPI application. It requires the `serve` extra.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def about_routes(serving: Serving) -> APIRouter:
         responses={200: {"content": {CONTENT_TYPE_PLAIN_0_0_4: {}}}},
     )
     async def metrics() -> Response:
-        """Return the metrics in the text format of Prometheus."""
+        """Return the metrics in Prometheus' text format."""
         return Response(serving.meter.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router

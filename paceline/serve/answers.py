@@ -1,8 +1,8 @@
-"""Run the answers of one HTTP request.
+"""Generate the answers to one HTTP request.
 
-Each answer runs in a task that reads a stream of the engine and puts chunks into a queue without
-waiting. A client that reads slowly therefore delays nobody: the answer finishes at full speed and
-frees its slot. The token limit of the request bounds the queue.
+Each answer has a task that reads a stream from the engine and puts chunks into a queue without
+    waiting. A client that reads slowly therefore delays no other request: the answer finishes at
+    full speed and frees its slot. The request's token limit bounds the queue.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class AnswerRequest:
 
 
 class CompletionSet:
-    """Runs the answers of one request; iterate over it for their chunks.
+    """Generates the answers to one request; iterating yields their chunks.
 
     Args:
         answer_requests: Prompts and parameters of the answers.
-        seconds: Time limit per answer, waiting included; None is no limit.
-        gate: Limit of open answers.
-        meter: Metrics of the server.
+        seconds: Time limit per answer, including the time it waits; None sets no limit.
+        gate: Limit on open answers.
+        meter: Server metrics.
     Attributes:
         count: Number of answers.
         completions: Finished answers by index.
@@ -71,7 +71,7 @@ class CompletionSet:
             task.add_done_callback(lambda _: gate.leave())
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield (index, chunk) until all answers end; raise what ended one of them early."""
+        """Yield (index, chunk) until all answers end; raise an error that ended an answer."""
         while len(self.completions) < self.count:
             event = await self._chunks.get()
             if isinstance(event, Exception):
@@ -114,7 +114,7 @@ class CompletionSet:
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """Await `work` while the client is connected.
 
-    The request's body must have been read.
+    The request's body must already have been read.
 
     Raises:
         ClientDisconnect: The client disconnected, and `work` was cancelled.

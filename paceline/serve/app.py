@@ -23,12 +23,12 @@ _KIB = 1024
 
 
 def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str] = ()) -> FastAPI:
-    """Build an application that serves a model; its `state.serving` is the `Serving`.
+    """Build an application that serves a model; `state.serving` is its `Serving`.
 
     Args:
-        llm: Model to serve; it needs a tokenizer.
+        llm: Model to serve, which needs a tokenizer.
         settings: Limits for clients.
-        api_keys: API keys, one of which a request must send. Default: no key is needed.
+        api_keys: Valid API keys; every request must send one of them. Default: no key is needed.
     Raises:
         ConfigError: The model has no tokenizer.
     """

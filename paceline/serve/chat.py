@@ -79,9 +79,9 @@ class ChatFormatter:
 
     Args:
         serving: Served model.
-        id: Id of the request.
+        id: Request id.
         answer_requests: Prompts and parameters of the answers.
-        top: Number of top-k tokens reported per position; None reports no log-probabilities.
+        top: Number of top-k tokens to report per position; None reports no log-probabilities.
     """
 
     def __init__(

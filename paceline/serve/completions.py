@@ -72,10 +72,10 @@ class CompletionFormatter:
 
     Args:
         serving: Served model.
-        id: Id of the request.
+        id: Request id.
         answer_requests: Prompts and parameters of the answers.
-        echoed: Prompt before the text of each answer, as it was sent; None echoes no prompt. Its
-            token ids may be invalid until the first answer arrives.
+        echoed: Prompt to repeat before the text of each answer, as it was sent; None repeats no
+            prompt. Until the first answer arrives, the prompt's token ids may be invalid.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class CompletionFormatter:
     ) -> CompletionLogprobs:
         """Spell a prompt as the client sent it.
 
-        Special tokens in the sent text count, those that the tokenizer adds do not.
+        Special tokens in the sent text count; special tokens added by the tokenizer do not.
         """
         for hides in (True, False):
             result = completion_logprobs(
@@ -219,7 +219,7 @@ def _check(body: CompletionRequest, max_logprobs: int) -> None:
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
-    """Split the field `prompt` into single prompts."""
+    """Split the `prompt` field into individual prompts."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

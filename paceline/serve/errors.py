@@ -26,7 +26,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _FIELD_IN_MESSAGE = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
-# pydantic's names for alternatives of a union
+# pydantic's names for the alternatives in a union
 _KINDS = {
     "str",
     "int",
@@ -60,9 +60,9 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status.
-        message: Text for the client: what happened, and the fix.
-        param: Field of the request that is wrong.
-        code: OpenAI's error code, if clients look for one.
+        message: Text for the client: what happened and how to fix it.
+        param: Request field that is wrong.
+        code: OpenAI's error code, if clients check for one.
         headers: Additional HTTP headers.
     """
 
@@ -129,7 +129,7 @@ class ApiError(Exception):
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Make an application answer every error in this format."""
+    """Make an application report every error in this format."""
 
     def respond_with(request: Request, error: ApiError) -> Response:
         request.state.error = error.message  # for the log
@@ -183,9 +183,9 @@ def _refusal(errors: Any) -> ApiError:
 
 
 def _is_field(part: Any) -> bool:
-    """Return whether a part of a path is a field or an index.
+    """Return whether one part of a path is a field or an index.
 
-    Other parts are pydantic's names for the alternatives of a union.
+    Other parts are pydantic's names for the alternatives in a union.
     """
     return isinstance(part, int) or (part.isidentifier() and part.islower() and part not in _KINDS)
 

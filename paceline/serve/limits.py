@@ -1,4 +1,4 @@
-"""Limit the size of requests and the number of open answers."""
+"""Limit request sizes and the number of open answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RETRY = RetrySettings()
 
 
 class BodyLimitMiddleware:
-    """Middleware that refuses requests whose body exceeds a size.
+    """Middleware that rejects requests whose body exceeds a given size.
 
     Args:
-        app: Application that it wraps.
+        app: Application to wrap.
         max_bytes: Maximum size of a body, in bytes.
     """
 
@@ -28,7 +28,7 @@ class BodyLimitMiddleware:
         self.app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, or answer 413."""
+        """Forward the request, or respond with status 413."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -55,7 +55,7 @@ class BodyLimitMiddleware:
 
 
 class AdmissionLimit:
-    """Limits the number of open answers and estimates when one will finish.
+    """Limits the number of open answers and estimates when an answer will finish.
 
     Args:
         max_open: Maximum number of open answers.
@@ -69,7 +69,7 @@ class AdmissionLimit:
         self.open = 0
 
     def enter(self, count: int) -> None:
-        """Admit the answers of a request, all or none.
+        """Admit either all answers to a request or none.
 
         Raises:
             ApiError: Too many answers are open. The status is 429, with Retry-After in seconds.
@@ -84,19 +84,19 @@ class AdmissionLimit:
         self.open += count
 
     def busy_error(self, reason: str, count: int = 1) -> ApiError:
-        """Return the error of a request that can succeed after `count` answers."""
+        """Return the error for a request that may succeed after `count` answers."""
         seconds = self.seconds_until(count)
         return ApiError(
             429, f"{reason} Try again in {seconds} seconds.", headers={"Retry-After": str(seconds)}
         )
 
     def leave(self) -> None:
-        """Count an answer as finished, however it ended."""
+        """Count an answer as finished, regardless of how it ended."""
         self.open -= 1
         self._ended.append(time.monotonic())
 
     def seconds_until(self, count: int) -> int:
-        """Estimate the seconds until `count` answers finish, from the rate of recent ones."""
+        """Estimate the seconds until `count` answers finish, from the recent rate."""
         if len(self._ended) < 2:
             return 1
         seconds_per_answer = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)

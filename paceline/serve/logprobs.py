@@ -1,4 +1,4 @@
-"""Format log-probabilities as OpenAI's completions and chats do."""
+"""Format log-probabilities as in OpenAI's completions and chats."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ class Position(NamedTuple):
 class AnswerSpelling:
     """Spells the tokens of one answer, in order.
 
-    The joined texts of the tokens are the text of the answer. If several tokens form one character,
-    the last of them gets its text, as in vLLM; each token has its own bytes. Hidden special tokens
-    have neither text nor bytes. The other top-k tokens are spelled as if the model had chosen them.
+    Joining the texts of the tokens gives the text of the answer. If several tokens form one
+    character, its text belongs to the last of these tokens, as in vLLM; each token keeps its own
+    bytes. Hidden special tokens have neither text nor bytes. The other top-k tokens are spelled as
+    if the model had chosen them.
 
     Args:
         tokenizer: Tokenizer of the model.
-        prompt_ids: Token ids before the answer. Default: None, unknown text.
-        skip_special_tokens: Hide special tokens.
+        prompt_ids: Token ids before the answer. Default: None (the text before the answer is
+            unknown).
+        skip_special_tokens: Whether to hide special tokens.
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class AnswerSpelling:
         """Spell the next tokens.
 
         Args:
-            token_ids: Tokens of the answer.
+            token_ids: Token ids of the answer.
             logprobs: Top-k log-probabilities per position, as in `Completion.logprobs`.
-            last: The answer ends with these tokens. An incomplete character then belongs to the
-                last token, as U+FFFD.
+            last: Whether the answer ends with these tokens. If so, the last token shows an
+                incomplete character as U+FFFD.
         """
         positions = [
             self._position(token, token_logprobs)
@@ -91,14 +93,14 @@ def completion_logprobs(
     offset: int,
     last: bool = True,
 ) -> CompletionLogprobs:
-    """Format log-probabilities of a completion.
+    """Format the log-probabilities of a completion.
 
     Args:
-        spelling: Speller of the answer.
-        token_ids: Tokens of the answer.
+        spelling: Speller for the answer.
+        token_ids: Token ids of the answer.
         logprobs: Top-k log-probabilities per position.
         offset: Number of characters before the first token.
-        last: The answer ends with these tokens.
+        last: Whether the answer ends with these tokens.
     """
     positions = spelling.spell(token_ids, logprobs, last)
     tokens = [position.chosen.token.text for position in positions]
@@ -120,14 +122,14 @@ def chat_logprobs(
     top: int,
     last: bool = True,
 ) -> ChatLogprobs:
-    """Format log-probabilities of a chat answer.
+    """Format the log-probabilities of a chat answer.
 
     Args:
-        spelling: Speller of the answer.
-        token_ids: Tokens of the answer.
+        spelling: Speller for the answer.
+        token_ids: Token ids of the answer.
         logprobs: Top-k log-probabilities per position.
         top: Number of top-k tokens to report per position.
-        last: The answer ends with these tokens.
+        last: Whether the answer ends with these tokens.
     """
     return ChatLogprobs(
         content=[
@@ -157,7 +159,7 @@ def _by_text(position: Position) -> dict[str, float]:
         text = (
             token.text if token.complete or token is position.chosen.token else _escaped(token.data)
         )
-        by_text.setdefault(text, value)  # tokens with equal text: keep the most likely
+        by_text.setdefault(text, value)  # if tokens have the same text, keep the most likely
     return by_text
 
 

@@ -1,6 +1,7 @@
-"""Measure a server for Prometheus.
+"""Measure a server and report to Prometheus.
 
-The metrics have vLLM's names with the prefix "paceline:"; docs/guides/server.md has their formulas.
+The metrics have the same names as vLLM's, with the prefix "paceline:". docs/guides/server.md gives
+the formulas.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _COUNTERS = {
 
 
 class ServerMetrics:
-    """Measures the answers of one application.
+    """Measures the answers that one application generates.
 
     Attributes:
         tally: Counts of draft tokens by origin.
@@ -83,7 +84,7 @@ class ServerMetrics:
         self.requests = self._counter("http_requests", "Requests to /v1, by status.", "status")
 
     def watch(self) -> AnswerTimer:
-        """Start to measure an answer."""
+        """Start measuring an answer."""
         return AnswerTimer(self)
 
     def count_end(self, reason: str) -> None:
@@ -109,7 +110,7 @@ class ServerMetrics:
 
 
 class AnswerTimer:
-    """Measures the times of one answer."""
+    """Measures the timing of one answer."""
 
     def __init__(self, meter: ServerMetrics) -> None:
         self._meter = meter
@@ -146,13 +147,13 @@ class AnswerTimer:
 
 
 class _EngineCollector(Collector):
-    """Collects the counters of the engine when Prometheus reads them."""
+    """Collects the engine's counters when Prometheus reads them."""
 
     def __init__(self, llm: LLM, name: str) -> None:
         self._llm, self._name = llm, name
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of the engine."""
+        """Yield the engine's metrics."""
         load = self._llm.load
         for name, (attribute, documentation) in _GAUGES.items():
             gauge = GaugeMetricFamily(_PREFIX + name, documentation, labels=[_LABEL])

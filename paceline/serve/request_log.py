@@ -1,4 +1,4 @@
-"""Check API keys, refuse requests during shutdown and log every request."""
+"""Check API keys, reject requests during shutdown and log every request."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _API_PREFIX = "/v1/"
 
 
 class ApiKeyMiddleware:
-    """Middleware that refuses requests to the API without a valid key.
+    """Middleware that rejects API requests without a valid key.
 
     Args:
-        app: Application that it wraps.
+        app: Application to wrap.
         keys: Valid keys. An empty collection allows every request.
     """
 
@@ -34,7 +34,7 @@ class ApiKeyMiddleware:
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, or answer 401."""
+        """Forward the request, or respond with status 401."""
         if (
             scope["type"] != "http"
             or not scope["path"].startswith(_API_PREFIX)
@@ -52,7 +52,7 @@ class ApiKeyMiddleware:
         await refusal.response()(scope, receive, send)
 
     def _has_valid_key(self, headers: Headers) -> bool:
-        """Return whether a request sends a valid key, in constant time."""
+        """Check in constant time whether a request sends a valid key."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
@@ -64,13 +64,13 @@ def _digest(key: str) -> bytes:
 
 
 class RequestLogMiddleware:
-    """Middleware that numbers, counts and logs requests, and refuses them at shutdown."""
+    """Middleware that numbers, counts and logs requests; rejects them at shutdown."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app, self._serving = app, serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, or answer 503 during shutdown."""
+        """Forward the request, or respond with status 503 during shutdown."""
         if scope["type"] != "http" or not scope["path"].startswith(_API_PREFIX):
             await self.app(scope, receive, send)
             return

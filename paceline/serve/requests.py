@@ -1,4 +1,4 @@
-"""Define the bodies of requests: OpenAI's fields, vLLM's and paceline's.
+"""Define request bodies with fields from OpenAI, vLLM and paceline.
 
 Types are strict, and unknown fields are ignored.
 """
@@ -30,14 +30,14 @@ Always = Annotated[Any, AfterValidator(_always)]
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream: `include_usage` sends token counts as the last event."""
+    """Stream options: `include_usage` sends the token counts as the last event."""
 
     model_config = _STRICT
     include_usage: bool | None = None
 
 
 class Speculation(BaseModel):
-    """Drafter of one request: its name, its options and the maximum nodes per step."""
+    """Drafter for one request: name, options and maximum number of nodes per step."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     drafter: str | None = None
@@ -61,7 +61,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Fields that completions and chats share; null means omitted."""
+    """Fields shared by completions and chats; null means omitted."""
 
     model_config = _STRICT
     model: str | None = None
@@ -90,7 +90,7 @@ class GenerationRequest(BaseModel):
     # paceline's
     speculation: bool | str | Speculation | None = None
     trace: bool | None = None
-    # unsupported: refused, since ignoring them would change the answer
+    # unsupported: rejected, since ignoring them would change the answer
     structured_outputs: Absent = None
     guided_json: Absent = None
     guided_regex: Absent = None
@@ -124,7 +124,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """Message of a conversation; the chat template also reads further fields."""
+    """Message in a conversation; the chat template may also read additional fields."""
 
     model_config = ConfigDict(extra="allow")
     role: str = Field(min_length=1)
@@ -152,7 +152,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # unsupported: refused, since ignoring them would change the answer
+    # unsupported: rejected, since ignoring them would change the answer
     tools: Absent = None
     functions: Absent = None
     audio: Absent = None

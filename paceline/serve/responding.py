@@ -24,7 +24,7 @@ from paceline.serve.trace import step
 _CONNECTIONS = ConnectionSettings()
 _EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = "[DONE]"
-# OpenAPI's schema of the stream
+# OpenAPI schema of the stream
 EVENTS = {
     "content": {
         "text/event-stream": {
@@ -70,7 +70,7 @@ class EventStream(StreamingResponse):
     Args:
         events: Encoded events.
         answers: Answers that the events report.
-        seconds: Time limit for reading the stream; None is no limit.
+        seconds: Time limit for reading the stream; None sets no limit.
     """
 
     media_type = "text/event-stream"
@@ -100,18 +100,18 @@ async def respond(
 ) -> Response:
     """Generate answers and return the response of an endpoint.
 
-    A stream starts with its first token. An error before it has an HTTP status, a later error is an
-    event.
+    A stream starts with its first token. An error before that token is sent as an HTTP status; a
+    later error is sent as an event.
 
     Args:
         serving: Served model.
         request: HTTP request.
         body: Parsed body of the request.
         prompts: Token ids of the prompts.
-        answer_requests: Answers to generate, equally many per prompt, in order.
+        answer_requests: Answers to generate, in order, with the same number for each prompt.
         formatter: Response format of the endpoint.
     Raises:
-        ApiError, PacelineError, TimeoutError, ClientDisconnect: What ended the answers.
+        ApiError, PacelineError, TimeoutError, ClientDisconnect: The error that ended the answers.
     """
     seconds = serving.settings.timeout or None
     answers = CompletionSet(serving.llm, answer_requests, seconds, serving.gate, serving.meter)
@@ -132,7 +132,7 @@ async def respond(
 
 
 def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Usage:
-    """Count the tokens of a request from all of its answers, in order."""
+    """Count a request's tokens from all its answers, in order."""
     answers_per_prompt = len(completions) // len(prompts)
     stats = [completion.stats for completion in completions]
     accepted_tokens = sum(stat.accepted_tokens for stat in stats)

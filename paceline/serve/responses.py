@@ -1,4 +1,4 @@
-"""Define the bodies of responses in OpenAI's format."""
+"""Define response bodies in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    """Numbers of accepted and rejected draft tokens over all answers."""
+    """Numbers of accepted and rejected draft tokens in all answers."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities of a completion, in lists with one entry per token.
+    """Log-probabilities of a completion, as lists with one entry per token.
 
     The first token of an echoed prompt has no probability, so its entries are null.
     """
@@ -46,7 +46,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """Token among the top-k of a position."""
+    """Top-k token at a position."""
 
     token: str
     logprob: float
@@ -54,19 +54,19 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """Token of the answer with the top-k tokens of its position."""
+    """Token in the answer, with the top-k tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities of a chat answer, one entry per token."""
+    """Log-probabilities of a chat answer, with one entry per token."""
 
     content: list[TokenLogprob]
 
 
 class CompletionChoice(BaseModel):
-    """Answer to a prompt, or the next part of its stream."""
+    """Answer to a prompt, or the next part of its event stream."""
 
     index: int
     text: str
@@ -92,7 +92,7 @@ class ChatChoice(BaseModel):
 
 
 class Delta(BaseModel):
-    """Next part of a message; the first one has the role."""
+    """Next part of a message; the first part contains the role."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -136,7 +136,7 @@ class ChatChunk(_AnswerBase):
 
 
 class Model(BaseModel):
-    """Served model name; `max_model_len` limits prompt and answer together."""
+    """Name of a served model; `max_model_len` limits prompt and answer together."""
 
     id: str
     object: Literal["model"] = "model"

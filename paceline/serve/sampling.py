@@ -23,9 +23,9 @@ class Sampler:
     """Converts requests into sampling parameters.
 
     Args:
-        llm: Served model.
-        speculations: Drafters that requests may name.
-        ignore_generation_config: Ignore the sampling defaults of the model, as in `Settings`.
+        llm: Model to serve.
+        speculations: Drafters that requests may select.
+        ignore_generation_config: Whether to ignore the model's sampling defaults, as in `Settings`.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Sampler:
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> list[SamplingParams]:
-        """Return the parameters of each of the n answers to a prompt.
+        """Return the parameters for each of the n answers to a prompt.
 
         Args:
             request: Body of the request; a grammar in it is compiled.
-            max_tokens: Maximum tokens per answer; the model's context limits it.
+            max_tokens: Maximum number of tokens per answer; also limited by the model's context.
             logprobs: Number of top-k tokens to report per position, as in `SamplingParams`.
             prompt_logprobs: Number of top-k tokens to report per prompt position.
         Raises:

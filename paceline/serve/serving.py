@@ -1,4 +1,4 @@
-"""Hold what the endpoints of one application share."""
+"""Hold the state that one application's endpoints share."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Serving:
 
     Args:
         llm: Model to serve.
-        settings: Limits for clients.
+        settings: Limits on client requests.
     Attributes:
-        names: Names of the model in requests.
+        names: Names by which requests may refer to the model.
         began: Start time, in seconds since 1970.
     Raises:
         ConfigError: The model has no tokenizer, or a drafter cannot be created.
@@ -54,14 +54,14 @@ class Serving:
         """Raise if a request names a model that is not served.
 
         Raises:
-            ApiError: The model is unknown; the status is 404.
+            ApiError: The model is unknown (status 404).
         """
         if name is not None and name not in self.names:
             message = f"model: {name[:60]!r} is not served.{did_you_mean(name[:60], self.names)}"
             raise ApiError(404, message, "model", "model_not_found")
 
     def check_answers(self, count: int) -> None:
-        """Raise if a request wants too many answers.
+        """Raise if a request asks for too many answers.
 
         Raises:
             ConfigError: The number of prompts times n exceeds the limit.
@@ -78,10 +78,10 @@ class Serving:
 
         Args:
             ids: Token ids of the prompt.
-            max_tokens: Maximum tokens of the answer; with 0 the prompt may fill the context.
+            max_tokens: Maximum number of tokens in the answer; with 0, the prompt may fill the
+                context.
         Raises:
-            ApiError: The prompt is too long; the status is 400, with the code that OpenAI clients
-                expect.
+            ApiError: The prompt is too long (status 400, with the code that OpenAI clients expect).
         """
         max_prompt_tokens = self.llm.max_length - min(1, max_tokens)
         max_prompt_tokens = (
@@ -98,7 +98,7 @@ class Serving:
             )
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run work with texts, such as tokenization, without blocking the event loop."""
+        """Run text processing, such as tokenization, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._intake.executor, work)
 
     def close(self) -> None:

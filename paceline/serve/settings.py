@@ -1,4 +1,4 @@
-"""Define the limits that a server sets for its clients."""
+"""Define the limits that a server imposes on clients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class LatencyBuckets:
-    """Bucket bounds of the latency histograms, in seconds; vLLM's buckets.
+    """Bucket bounds of the latency histograms, in seconds; the same as vLLM's.
 
     Attributes:
         first_token: Time to the first token.
-        token_interval: Time between two steps of an answer, and time per token.
-        request: Time of a request, and its time in the queue.
+        token_interval: Time between two steps of an answer; also the time per token.
+        request: Duration of a request; also its time in the queue.
     """
 
     first_token: tuple[float, ...] = (
@@ -93,10 +93,10 @@ class LatencyBuckets:
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """Settings of the waiting time in Retry-After.
+    """Settings for the waiting time in the Retry-After header.
 
     Attributes:
-        num_recent: Number of finished answers from which the rate is estimated.
+        num_recent: Number of recently finished answers used to estimate the rate.
         max_seconds: Longest waiting time sent to a client, in seconds.
     """
 
@@ -106,12 +106,12 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Time limits of connections.
+    """Time limits for connections.
 
     Attributes:
-        read_seconds: Time in which a client may read the rest of a stream after its request's time
-            limit.
-        close_seconds: Time for idle connections to close at shutdown.
+        read_seconds: Additional time for a client to read the rest of a stream after its request
+            has reached the time limit, in seconds.
+        close_seconds: Time for idle connections to close at shutdown, in seconds.
     """
 
     read_seconds: float = 60.0
@@ -120,23 +120,26 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Set the limits of a server for its clients.
+    """Set the limits that a server imposes on clients.
 
     Attributes:
-        served_name: Names of the model in requests; repeatable; responses use the first. Default:
-            the model's name.
-        max_batch: Maximum answers generated at a time; at least 1.
-        max_waiting: Maximum answers waiting for a slot; at least 0; further requests get status
-            429.
-        max_answers: Maximum answers per request (prompts times n); at least 1.
-        max_prompt: Maximum tokens per prompt; at least 1. Default: what the model's context allows.
-        max_body: Maximum size of a request, in KiB; at least 1.
-        max_logprobs: Maximum top-k tokens reported per position; at least 0.
-        timeout: Time limit per request in seconds, waiting included; at least 0; 0 disables it.
-        allow_drafter: Drafter specs with files that requests may name; repeatable. Default: none.
-        ignore_generation_config: Ignore sampling defaults of the model's generation_config.json:
-            omitted fields then disable temperature scaling, top_k, top_p, min_p and
-            repetition_penalty.
+        served_name: Name that requests may use for the model; repeatable. Responses use the first
+            name. Default: the model's name.
+        max_batch: Maximum number of answers generated at a time; at least 1.
+        max_waiting: Maximum number of answers waiting for a slot; at least 0. Additional requests
+            get status 429.
+        max_answers: Maximum number of answers per request (prompts times n); at least 1.
+        max_prompt: Maximum number of tokens per prompt; at least 1. Default: as many as fit in the
+            model's context.
+        max_body: Maximum size of a request body, in KiB; at least 1.
+        max_logprobs: Maximum number of top-k tokens reported per position; at least 0.
+        timeout: Time limit per request in seconds, including waiting time; at least 0. 0 disables
+            the limit.
+        allow_drafter: Drafter spec that uses files and that requests may select; repeatable.
+            Default: none.
+        ignore_generation_config: Ignore the sampling defaults in the model's
+            generation_config.json. Fields omitted from a request then disable temperature scaling,
+            top_k, top_p, min_p and repetition_penalty.
 
     Raises:
         ConfigError: A value is out of range.

@@ -14,8 +14,8 @@ class ShutdownState:
     """Holds the shutdown state and counts open requests.
 
     Attributes:
-        begun: The shutdown has begun, and new requests are refused.
-        open: Number of requests that are not finished.
+        begun: Whether the shutdown has begun; new requests are then rejected.
+        open: Number of unfinished requests.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,15 @@ class ShutdownState:
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until the open requests have finished.
 
-    Clients can therefore query its health during the shutdown. SIGTERM and Ctrl-C begin the
-    shutdown; a second signal ends it at once.
+    Clients can therefore query the server's health during shutdown. SIGTERM and Ctrl-C begin the
+    shutdown; a second signal ends it immediately.
 
     Args:
-        config: Settings of uvicorn.
+        config: uvicorn settings.
         drain: Shutdown state.
     Attributes:
-        forced: Second signal, which ended the shutdown at once; None if there was none.
+        forced: Second signal, which ended the shutdown immediately; None if there was no second
+            signal.
     """
 
     def __init__(self, config: uvicorn.Config, drain: ShutdownState) -> None:
@@ -43,7 +44,7 @@ class DrainingServer(uvicorn.Server):
         self.forced: int | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the shutdown, or end it at once on a second signal."""
+        """Begin the shutdown, or end it immediately on a second signal."""
         if self._drain.begun:
             logging.getLogger(
                 "uvicorn.error"

@@ -12,13 +12,13 @@ def listen(host: str, port: int) -> socket.socket:
 
     Args:
         host: Host name or address.
-        port: Port; 0 takes any free one.
+        port: Port; 0 selects any free port.
     Raises:
         OSError: The address is not available.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    # Without the option, the second packet of an answer waits 40 ms. asyncio sets it only for
-    # sockets that name their protocol.
+    # Without this option, the second packet of an answer is delayed by 40 ms. asyncio sets the
+    # option only for sockets that name their protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

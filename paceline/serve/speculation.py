@@ -1,6 +1,6 @@
-"""Decide which drafters a request may name.
+"""Decide which drafters a request may select.
 
-Clients must not open files of the server or import modules through drafter options.
+Clients must not be able to open server files or import modules through drafter options.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
 from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 
-# String options that take one of a few words and never name a file.
+# String options that accept one of a few words and never name a file.
 _WORDS = {"stop_rule", "verification", "fusion", "inspiration", "on_invalid_file"}
 
 
 class Speculations:
-    """Converts the field `speculation` of a request into a drafter spec.
+    """Converts a request's `speculation` field into a drafter spec.
 
     Args:
-        own: Name of the engine's drafter.
-        allowed: More specs that requests may name, whatever their options are.
+        own: Name of the engine's own drafter.
+        allowed: Additional specs that requests may select, regardless of their options.
     """
 
     def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:
@@ -32,10 +32,11 @@ class Speculations:
         self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
 
     def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
-        """Return the drafter spec and the maximum nodes per step.
+        """Return the drafter spec and the maximum number of nodes per step.
 
-        A spec of None means the engine's drafter, None nodes means no limit. A name without options
-        selects the engine's drafter or the allowed spec of that name.
+        If the spec is None, the engine's drafter is used. If the number of nodes is None, there is
+        no limit. A name without options selects the engine's drafter or the allowed spec of that
+        name.
 
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this

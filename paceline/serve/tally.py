@@ -9,12 +9,12 @@ from paceline.core.origin import Origin
 
 
 class Tally:
-    """Counts over all answers of a server.
+    """Counts draft tokens over all answers from a server.
 
     Attributes:
         drafted: Verified draft tokens by origin.
         accepted: Accepted draft tokens by origin.
-        num_tokens: All tokens of answers.
+        num_tokens: Number of tokens in all answers.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Tally:
         self.accepted.update(origins[node] for node in accepted)
 
     def rows(self) -> list[dict[str, int | str]]:
-        """Return the counts of each origin that has any; the target's are its own tokens."""
+        """Return the non-empty counts by origin; the target counts its own tokens."""
         target_tokens = self.num_tokens - sum(self.accepted.values())
         rows: list[dict[str, int | str]] = [
             {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target_tokens}

@@ -20,7 +20,7 @@ from paceline.text.token_bytes import context_token_ids
 
 ACCEPTED = "accepted"
 OTHER = "other"  # the target chose another token: `target_token`
-PARENT = "parent"  # its parent was not accepted
+PARENT = "parent"  # the node's parent was not accepted
 END = "end"  # the answer ended before the node
 PROBE = "probe"  # a scoring-only node: not a candidate
 
@@ -30,15 +30,15 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
 
     Args:
         chunk: Chunk of the step.
-        tokenizer: Tokenizer of the model, for the texts of single tokens.
+        tokenizer: Tokenizer of the model, for the texts of individual tokens.
     Returns:
         A dictionary with these entries.
         step, forwards: Numbers of steps and target forward passes of the answer so far.
         tokens, texts, origins: New tokens with their texts and sources.
-        pieces: Text that became final, each {text, origin, step, token}; token is the index in that
-            step.
+        pieces: Text that became final, as {text, origin, step, token}; token is an index within
+            that step.
         tree: Draft tree of the step, or None.
-        done: Statistics of the whole answer; only in the last step.
+        done: Statistics for the whole answer; only in the last step.
     """
     description: dict[str, Any] = {
         "step": chunk.step,
@@ -76,10 +76,10 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
         outcome: Outcome of the step.
         tokenizer: Tokenizer of the model.
     Returns:
-        A dictionary with these columns.
+        A dictionary with the following columns.
         tokens, texts: Draft tokens.
         parents: Index of the parent node; -1 is the newest token before the step.
-        probabilities: Probability given the parent; null if the drafter reports none.
+        probabilities: Probability of the token given its parent; null if the drafter reports none.
         origins: Sources of the tokens.
         status: Result of verification.
         target_token: For the status `other`, index of the chosen token among the step's new tokens;
@@ -103,7 +103,7 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
 
 
 def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
-    """Return per node its status and, for `other`, the index of the target's token."""
+    """Return each node's status and, for `other`, the index of the target's token."""
     tree, new_tokens = outcome.tree, outcome.new_token_ids
     accepted = set(outcome.accepted[: len(new_tokens)])
     statuses: list[str] = []
@@ -126,9 +126,9 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """Return the text of each token after other text.
+    """Return the text of each token as it appears after other text.
 
-    A token that ends within a character appears as in the vocabulary.
+    A token that ends in the middle of a character appears as in the vocabulary.
     """
     detokenizer = Detokenizer(tokenizer, context_token_ids(tokenizer), skip_special_tokens=False)
     spelled = [detokenizer.peek(token) for token in token_ids]

@@ -1,4 +1,4 @@
-"""Use drafts in transformers: `Strategy` for `custom_generate`, and `generate`."""
+"""Add drafting to transformers: `Strategy` for `custom_generate`, and `generate`."""
 
 from paceline.integrations.transformers.strategy import Strategy, generate
 

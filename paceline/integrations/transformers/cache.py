@@ -14,8 +14,8 @@ from paceline.model.cached_lm import CachedLM
 def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int) -> None:
     """Copy the first `past` columns of a cache into the slots, without padding.
 
-    A sliding-window layer holds only its last columns. Older ones are outside every later window,
-    so zeros replace them.
+    A sliding-window layer holds only its last columns. Older columns lie outside every later
+    window, so zeros replace them.
     """
     for row in rows:
         for index, layer in enumerate(cache.layers):
@@ -35,16 +35,16 @@ def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache,
 def fill_cache(
     model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int
 ) -> None:
-    """Append the columns `past` to `total - 1` of all rows to a cache.
+    """Append columns `past` to `total - 1` of every row to a cache.
 
     Padding columns are zeros.
 
     Args:
         model: Model whose slots hold the rows.
-        rows: Rows in batch order, each with its tokens up to column `total` in its slot.
+        rows: Rows in batch order; the slot of each row holds its tokens up to column `total`.
         cache: Cache to extend.
-        past: Number of columns that the cache holds.
-        total: Number of columns that it holds afterwards.
+        past: Number of columns that the cache already holds.
+        total: Number of columns that the cache holds afterwards.
     """
     stored = [model.stored(row) for row in rows]
     for index, states in enumerate(zip(*stored, strict=True)):

@@ -1,4 +1,4 @@
-"""Decode one call of `generate` and return the result in transformers' format."""
+"""Decode one `generate` call and return the result in transformers' format."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def verify_rows(
 ) -> list[Outcome]:
     """Accept the tokens that transformers would choose (sample matching).
 
-    The engine uses this verification rule for rows of a transformers batch.
+    The engine uses this verification rule for the rows of a transformers batch.
 
     Args:
         rows: Instances of `RowRequest`.
         trees: Draft tree per row.
-        logits: Logits of all nodes.
+        logits: Logits at all nodes.
     """
     argmax: list[int] = argmax_tokens(logits.flat).tolist()
     outcomes = []
@@ -62,12 +62,12 @@ def verify_rows(
 
 
 class Decoding:
-    """Runs one call of `generate`, from the first forward pass to the result.
+    """Runs one `generate` call, from the first forward pass to the result.
 
     Args:
-        engine: Engine of the model.
+        engine: Engine that runs the model.
         request: Checked arguments of the call.
-        streamer: Streamer of transformers, or None.
+        streamer: Transformers streamer, or None.
     """
 
     def __init__(self, engine: Engine, request: GenerateCall, streamer: Any) -> None:
@@ -81,7 +81,7 @@ class Decoding:
         self._rows = [RowRequest(request, index, self._noise) for index in range(request.batch)]
 
     def run(self) -> Any:
-        """Decode all rows, and free slots and drafter state also after an error."""
+        """Decode all rows; free the slots and the drafter state even after an error."""
         request = self._request
         handles = self._engine.submit(self._rows, keep_slots=True)
         try:
@@ -105,7 +105,7 @@ class Decoding:
             self._engine.withdraw(handles)
 
     def _stream(self) -> None:
-        """Pass complete columns, [batch] token ids each, to the streamer."""
+        """Pass each complete column, [batch] token ids, to the streamer."""
         if self._streamer is None:
             return
         active_widths = [row.width for row in self._rows if row.finish_reason is None]
@@ -123,13 +123,13 @@ class Decoding:
         pad = self._request.pad_token_id
         assert pad is not None, (
             "rows of different length without a padding token"
-        )  # `GenerateCall.of` refuses them
+        )  # `GenerateCall.of` rejects them
         return pad
 
     def _extend_short_rows(self, total: int) -> None:
         """Process padding after rows that ended early.
 
-        Transformers does the same and returns the scores and states of the padding.
+        Transformers also does this and returns the scores and states of the padding.
         """
         short = [row for row in self._rows if row.width < total]
         if not short:
@@ -174,7 +174,7 @@ class Decoding:
     def _restarts(self, num_columns: int) -> bool:
         """Return whether the model drops its cache because rotary frequencies change.
 
-        Some models switch their frequencies at a length, and then recompute the whole text.
+        Some models switch their frequencies at a certain length, then recompute the whole text.
         """
         switch = self._model.architecture.restart_length
         return switch is not None and self._request.past <= switch < num_columns

@@ -1,4 +1,4 @@
-"""Read the arguments of `model.generate`, and turn stop strings into a criterion."""
+"""Read the arguments of `model.generate` and turn stop strings into a criterion."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paceline.errors import ConfigError
 def arguments_of_generate(strategy: object) -> dict[str, Any]:
     """Return the arguments of the `model.generate` call that runs a strategy.
 
-    Transformers passes no streamer, assistant or tokenizer to a callable, so they are read from the
-    calling frames. The tokenizer is already removed from `generate`'s arguments; its wrappers
-    (`torch.no_grad`, PEFT) still hold it.
+    Transformers does not pass a streamer, assistant or tokenizer to a callable, so this function
+    reads them from the calling frames. `generate` has already removed the tokenizer from its
+    arguments, but the wrappers around it (`torch.no_grad`, PEFT) still hold the tokenizer.
     """
     given: dict[str, Any] = {}
     frame = inspect.currentframe()
@@ -46,7 +46,7 @@ def stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
     """Return a criterion that ends a row at a stop string.
 
     Raises:
-        ConfigError: There is no tokenizer.
+        ConfigError: No tokenizer was passed.
     """
     if tokenizer is None:
         raise ConfigError(
@@ -60,9 +60,9 @@ def stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
 def with_stop_strings(
     model: PreTrainedModel, stop: Any, tokenizer: Any, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return options whose stop strings are a stopping criterion.
+    """Return options with the stop strings turned into a stopping criterion.
 
-    The caller's objects do not change.
+    The caller's objects are not modified.
     """
     config = options.get("generation_config")
     for source in (config, model.generation_config):

@@ -1,4 +1,4 @@
-"""Refuse arguments of `generate` that drafts cannot support."""
+"""Reject `generate` arguments that drafting does not support."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _USED_INPUTS = {
 
 
 def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
-    """Raise if data-parallel peers must run equal numbers of forward passes.
+    """Raise if data-parallel peers must run the same number of forward passes.
 
-    With drafts the number of forward passes differs between the peers.
+    With drafting, the number of forward passes differs between peers.
 
     Raises:
         ConfigError: `synced_gpus` was requested, or transformers would enable it.
@@ -55,10 +55,10 @@ def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None
 
 
 def refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
-    """Raise for generation modes and outputs that drafts cannot support.
+    """Raise for generation modes and outputs that drafting does not support.
 
     Raises:
-        ConfigError: The message names the option.
+        ConfigError: Such an option was passed; the message names it.
     """
     mode = config.get_generation_mode()
     beams = config.num_beams or 1
@@ -99,10 +99,10 @@ def refuse_virtual_tokens(model: PreTrainedModel) -> None:
     """Raise for adapters that add virtual tokens, such as prompt tuning.
 
     Raises:
-        ConfigError: The message names the option.
+        ConfigError: Such an option was passed; the message names it.
     """
-    # During generation PEFT replaces this method; prompt and prefix tuning add embeddings or a
-    # cache in it.
+    # During generation, PEFT replaces this method; prompt and prefix tuning then add embeddings or
+    # a cache.
     adapter = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     config = getattr(adapter, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
@@ -116,7 +116,7 @@ def refuse_inputs(input_ids: Tensor, inputs: dict[str, Any]) -> None:
     """Raise for empty prompts, embeddings and inputs other than text.
 
     Raises:
-        ConfigError: The message names the option.
+        ConfigError: Such an option was passed; the message names it.
     """
     if inputs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         raise ConfigError(
@@ -135,10 +135,10 @@ def refuse_inputs(input_ids: Tensor, inputs: dict[str, Any]) -> None:
 
 
 def refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) -> None:
-    """Raise for token ids outside of the vocabulary.
+    """Raise for token ids outside the vocabulary.
 
     Raises:
-        ConfigError: The message names the option.
+        ConfigError: Such an option was passed; the message names it.
     """
     vocab_size = model.get_input_embeddings().num_embeddings
     for row, (ids, first) in enumerate(zip(input_ids, padding, strict=True)):
@@ -151,10 +151,10 @@ def refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) ->
 
 
 def refuse_positions(input_ids: Tensor, padding: list[int], position_ids: Tensor | None) -> None:
-    """Raise for positions that do not count the tokens of a row from 0.
+    """Raise for positions that do not number a row's tokens from 0.
 
     Raises:
-        ConfigError: The message names the option.
+        ConfigError: Such an option was passed; the message names it.
     """
     if position_ids is None:
         return
@@ -182,14 +182,14 @@ def refuse_batch(
     """Raise for options that cannot be used with several rows.
 
     Raises:
-        ConfigError: The message names the option.
+        ConfigError: Such an option was passed; the message names it.
     """
     if any(type(entry) is UnbatchedClassifierFreeGuidanceLogitsProcessor for entry in processors):
         raise ConfigError(
             "guidance_scale: guidance supports one prompt, as it has its own cache. Pass one"
             " prompt at a time."
         )
-    # transformers checks the same before padding
+    # transformers makes the same check before padding
     has_eos = any(hasattr(entry, "eos_token_id") for entry in criteria)
     if (others or has_eos) and (pad is None or not has_eos):
         raise ConfigError(

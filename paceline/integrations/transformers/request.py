@@ -1,4 +1,4 @@
-"""Check the arguments of one call of transformers' `generate` before any work."""
+"""Check the arguments of a transformers `generate` call before decoding starts."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class GenerateCall:
         input_ids: Token ids with padding; [batch, width].
         padding: Number of leading padding tokens per row.
         processors: Logits processors.
-        eos_token_ids: Tokens that end a row.
+        eos_token_ids: Ids of the tokens that end a row.
         criteria: Stopping criteria other than lengths and end-of-sequence tokens.
-        max_length: Length at which a row ends, padding included.
+        max_length: Length at which a row ends, including padding.
         pad_token_id: Token that fills finished rows; None if all rows end together.
-        sampled: Tokens are sampled, not the most likely ones.
-        keep_scores: Collect the processed scores.
-        keep_logits: Collect the raw logits.
-        as_dict: Return a `GenerateDecoderOnlyOutput`.
-        past: Number of columns of `input_ids` that `cache` holds.
-        cache: Cache to extend at the end; None if no caller sees it.
+        sampled: Whether tokens are sampled; otherwise the most likely token is chosen.
+        keep_scores: Whether to collect the processed scores.
+        keep_logits: Whether to collect the raw logits.
+        as_dict: Whether to return a `GenerateDecoderOnlyOutput`.
+        past: Number of `input_ids` columns that `cache` already holds.
+        cache: Cache to extend at the end; None if the caller does not receive a cache.
     """
 
     input_ids: Tensor
@@ -72,12 +72,12 @@ class GenerateCall:
 
     @property
     def width(self) -> int:
-        """Return the number of prompt tokens per row, padding included."""
+        """Return the number of prompt tokens per row, including padding."""
         return int(self.input_ids.shape[1])
 
     @property
     def plain(self) -> bool:
-        """Return whether the next token is the arg-max of raw logits that nobody collects."""
+        """Return whether rows take the arg-max of the raw logits and return no logits."""
         return not (self.sampled or self.keep_scores or self.keep_logits or self.processors)
 
     @staticmethod
@@ -90,19 +90,19 @@ class GenerateCall:
         inputs: dict[str, Any],
         context_length: int,
     ) -> GenerateCall:
-        """Check the arguments that `generate` prepared.
+        """Check the arguments that `generate` has prepared.
 
         Args:
-            model: Model of the call.
+            model: Model that the call runs.
             input_ids: Token ids with padding; [batch, width].
             processors: Logits processors.
             criteria: Stopping criteria.
             config: Generation configuration.
             inputs: Arguments meant for the model's forward.
-            context_length: Maximum tokens of the model.
+            context_length: Maximum number of tokens that the model supports.
         Raises:
             ConfigError: An option is not supported.
-            CapacityError: The call needs more tokens than the model's context.
+            CapacityError: The call needs more tokens than fit in the model's context.
         """
         refuse_modes(model, config)
         refuse_virtual_tokens(model)
@@ -167,7 +167,7 @@ def _max_length(
 
 
 def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
-    """Return the number of leading padding tokens per row; no mask means none."""
+    """Return the number of leading padding tokens per row: 0 without a mask."""
     batch, width = input_ids.shape
     if mask is None:
         return [0] * batch
@@ -196,7 +196,7 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
 def _columns_held(
     cache: Any, input_ids: Tensor, mask: Tensor | None, config: GenerationConfig
 ) -> int:
-    """Return the number of columns that the cache holds; refuse unsupported caches."""
+    """Return the number of columns that the cache holds; reject unsupported caches."""
     if cache is None:
         return 0
     type_name = type(cache).__name__
@@ -218,7 +218,7 @@ def _columns_held(
         )
     for layer in cache.layers:
         if getattr(layer, "keys", None) is None:
-            continue  # a layer that shares the states of another layer
+            continue  # this layer shares the states of another layer
         if type(layer) not in _REPLACEABLE_LAYERS:
             raise ConfigError(
                 f"{GENERATE_CACHE}: got a {type(layer).__name__}; expected plain dynamic layers."

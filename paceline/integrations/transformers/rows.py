@@ -1,6 +1,6 @@
-"""Represent rows of a transformers batch as requests of the engine.
+"""Represent the rows of a transformers batch as engine requests.
 
-Rows have the processors, stopping criteria and random draws of transformers.
+Rows use transformers' processors, stopping criteria and random draws.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class SharedNoise:
     """Reproduces the draws of `torch.multinomial` for rows at different steps.
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)` with exponential noise for the
-    whole batch. The noise of step t is drawn once, when the first row reaches it, in the order of
-    t. Each row takes its share later.
+    whole batch. The noise for step t is drawn once, in order of t, when the first row reaches that
+    step. Each row takes its own share when it gets there.
 
     Args:
         batch: Number of rows.
@@ -48,11 +48,11 @@ class SharedNoise:
 
     @property
     def num_shares(self) -> int:
-        """Return the number of shares that are drawn but not taken."""
+        """Return the number of shares that have been drawn but not taken."""
         return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:
-        """Return the noise [vocab] of one row and step; each share can be taken once."""
+        """Return the noise [vocab] for one row and step; take each share only once."""
         while self._drawn <= step:
             noise = torch.empty(self._batch, vocab, device=self._device).exponential_(1)
             for other in self._live:
@@ -68,12 +68,12 @@ class SharedNoise:
 
 
 class RowRequest(Request):
-    """Represent one row of the batch: its prompt without padding and its rules.
+    """Represent one row of the batch: its unpadded prompt and token selection.
 
     Attributes:
         place: Index in the batch.
         padding: Number of padding tokens before the prompt.
-        scores, logits: Tensors that transformers would return, [1, vocab] per token; empty unless
+        scores, logits: Tensors that transformers would return, [1, vocab] per token; empty if not
             requested.
     """
 
@@ -82,7 +82,8 @@ class RowRequest(Request):
         self.padding = request.padding[index]
         ids = request.input_ids[index : index + 1]
         new_tokens = request.max_length - request.width
-        # Temperature 0 makes drafters deterministic: their tokens are compared with the draw.
+        # Temperature 0 makes drafters deterministic: draft tokens are compared with the sampled
+        # token.
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0)
         super().__init__(
             ids[0, self.padding :].tolist(), params, eos_token_ids=request.eos_token_ids
@@ -98,19 +99,19 @@ class RowRequest(Request):
 
     @property
     def ids(self) -> Tensor:
-        """Return padding, prompt and all chosen tokens; [1, n].
+        """Return the padding, the prompt and all chosen tokens; [1, n].
 
-        Tokens that are not yet appended are included.
+        The result includes tokens that have not yet been appended.
         """
         return self._processed.ids
 
     @property
     def width(self) -> int:
-        """Return the tokens of its row in the result: padding, prompt and answer."""
+        """Return the row's number of tokens: padding, prompt and answer."""
         return self.padding + len(self)
 
     def choose(self, logits: Tensor, most_likely: int) -> int:
-        """Return the token that transformers would choose; NO_TOKEN if NaN decides.
+        """Return transformers' choice of token, or NO_TOKEN if NaN prevents a choice.
 
         Args:
             logits: Logits after all tokens in `ids`; [vocab].
@@ -121,7 +122,7 @@ class RowRequest(Request):
         return token
 
     def process(self, logits: Tensor) -> Tensor:
-        """Return the scores [1, vocab] of the next token, and collect requested tensors."""
+        """Return the next token's scores [1, vocab]; collect the requested tensors."""
         raw = logits[None].to(device=self.ids.device, dtype=torch.float32, copy=True)
         scores = self._processed(raw)
         if self._request.keep_scores:
@@ -135,7 +136,7 @@ class RowRequest(Request):
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Return why the row ends after `run`; each criterion runs once per token."""
+        """Return why the row ends after `run`; evaluate each criterion once per token."""
         length = len(self) + len(run)
         if length != self._last_end[0]:
             self._last_end = (length, self._reason(run) or "")
@@ -169,7 +170,7 @@ class RowRequest(Request):
 def _processors_of_row(
     processors: LogitsProcessorList, row: int, batch: int
 ) -> LogitsProcessorList:
-    """Return the processors for one row; stateful ones get a copy for the row."""
+    """Return the processors for one row, copying those that have state."""
     if batch == 1:
         return processors
     row_processors = []

@@ -1,13 +1,13 @@
-"""Run `model.generate` with drafts: the same tokens in fewer forward passes.
+"""Run `model.generate` with drafting: the same tokens in fewer forward passes.
 
 model.generate(**inputs, custom_generate=Strategy("prompt_lookup"))
 generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
 tokenizer=tokenizer)
 
-All options of greedy search and sampling work as without drafts. Transformers prepares the
-processors and criteria, and each is called once per token, in order, with the true prefix. Custom
-ones are called with one row at a time. Rows may end at different steps; the result is the same
-rectangle.
+All options for greedy search and sampling work as they do without drafting. Transformers prepares
+the processors and criteria. Each is called once per token, in order, with the true prefix. Custom
+processors and criteria are called with one row at a time. Rows may end at different steps; the
+result has the same rectangular shape.
 """
 
 from __future__ import annotations
@@ -45,25 +45,27 @@ _Held = tuple[Architecture, torch.device, Engine]
 
 
 class Strategy:
-    """Decodes with drafts in `model.generate(..., custom_generate=Strategy(...))`.
+    """Adds drafting to `model.generate(..., custom_generate=Strategy(...))`.
 
-    A strategy can be reused for any number of models. It keeps the KV cache memory of a model's
-    largest call until the model or the strategy is deleted. A `streamer`, and `stop_strings` with a
-    `tokenizer`, work as without drafts. For stop strings in a generation configuration, call
-    `generate` of this module: transformers passes no tokenizer to a callable.
+    A strategy can be reused for any number of models. It keeps enough KV cache memory for each
+    model's largest call until the model or the strategy is deleted. A `streamer`, and
+    `stop_strings` with a `tokenizer`, work as they do without drafting. If a generation
+    configuration contains stop strings, call this module's `generate` instead: transformers does
+    not pass a tokenizer to a callable.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".
-        draft_model: Draft model: directory, hub id, GGUF file or loaded model. It proposes its most
-            likely tokens.
-        batch_invariant: True, False or "auto", as in `LLM`: equal tokens under every drafter, in
-            any batch and dtype. Transformers itself may differ in half precision, as its kernels
-            sum in another order.
+        draft_model: Draft model: directory, hub id, GGUF file or loaded model. The draft model
+            proposes its most likely tokens.
+        batch_invariant: True, False or "auto", as in `LLM`. With batch invariance, the tokens are
+            the same with every drafter, batch and dtype. Transformers itself may produce different
+            tokens in half precision, because its kernels sum in a different order.
     Attributes:
         stats: Statistics of the latest call, one entry per row of its result.
     Raises:
         ConfigError: The drafter or an option is unknown, or a draft model is missing or
-            superfluous. A call raises it if batch invariance was requested but is not possible.
+            superfluous. A call raises this error if batch invariance was requested but is not
+            possible.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Strategy:
         stop_strings: str | list[str] | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode; transformers calls this after it has prepared the arguments.
+        """Decode the rows; transformers calls this method after preparing the arguments.
 
         Args:
             model: Model of the call.
@@ -109,17 +111,18 @@ class Strategy:
             logits_processor: Logits processors.
             stopping_criteria: Stopping criteria.
             generation_config: Generation configuration.
-            stop_strings: Strings that end a row; transformers passes them because the parameter
+            stop_strings: Strings that end a row. Transformers passes them because this parameter
                 exists.
-            model_kwargs: Arguments meant for the model's forward. They may include `streamer`, by
-                default the one passed to `model.generate`, and `synced_gpus`, which is refused.
+            model_kwargs: Arguments meant for the model's forward. They may include `streamer`
+                (default: the streamer passed to `model.generate`) and `synced_gpus`, which is
+                rejected.
         Returns:
             Token ids [batch, total], or a `GenerateDecoderOnlyOutput` with
             `return_dict_in_generate`.
         Raises:
             ConfigError: An option is not supported, an `assistant_model` was passed, or stop
                 strings lack a tokenizer.
-            UnsupportedModelError: The model cannot be verified losslessly.
+            UnsupportedModelError: Lossless verification is not possible with this model.
             CapacityError: The call needs more tokens than the model's context.
         """
         given = arguments_of_generate(self)
@@ -158,7 +161,7 @@ class Strategy:
         generation_config: GenerationConfig,
         **inputs: Any,
     ) -> Any:
-        with self._lock:  # threads take turns; only a nested call finds it busy
+        with self._lock:  # threads take turns; only a nested call finds the strategy busy
             if self._busy:
                 raise ConfigError(
                     "The Strategy was called from inside its own generate call. Use a second"
@@ -184,7 +187,7 @@ class Strategy:
                 self._busy = False
 
     def _engine(self, model: PreTrainedModel) -> Engine:
-        """Return the engine of a model; it is reused until the model changes."""
+        """Return a model's engine, which is reused until the model changes."""
         facts = Architecture.from_model(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
@@ -212,26 +215,27 @@ def generate(
     tokenizer: Any = None,
     **options: Any,
 ) -> Any:
-    """Run `model.generate(inputs, ...)` with drafts.
+    """Run `model.generate(inputs, ...)` with drafting.
 
-    Unlike `custom_generate`, it also supports streamers and stop strings fully.
+    Unlike `custom_generate`, this function fully supports streamers and stop strings.
 
     Args:
-        model: Model of transformers.
+        model: Transformers model.
         inputs: Token ids.
         drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to reuse. Default:
             "auto".
         draft_model: Draft model, as in `Strategy`.
-        streamer: Receives the prompt, then the tokens as they are accepted; its `end` is called
-            also after an error.
-        stop_strings: Strings that end a row, in addition to those of a `generation_config`; they
-            need `tokenizer`.
+        streamer: Receives the prompt, then the tokens as they are accepted. Its `end` method is
+            called even after an error.
+        stop_strings: Strings that end a row, in addition to those in a `generation_config`; they
+            require `tokenizer`.
         tokenizer: Tokenizer for the stop strings.
         options: All other arguments of `model.generate`.
     Returns:
         The result of `model.generate`.
     Raises:
-        ConfigError: As `Strategy`, or for `assistant_model`, `custom_generate` and `synced_gpus`.
+        ConfigError: As in `Strategy`, or if you pass `assistant_model`, `custom_generate` or
+            `synced_gpus`.
     """
     if not hasattr(model, "generation_config"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Create the drafter of a proposer and retry if its datastore cannot be read."""
+"""Create a proposer's drafter, and retry if its datastore cannot be read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SETTINGS = ProposerSettings()
 
 
 class Builder:
-    """Creates the drafter of a spec.
+    """Creates the drafter that a spec describes.
 
     Args:
         spec: Drafter spec.
-        facts: Facts about the engine that the drafter must fit.
+        facts: Facts about the engine that the drafter must match.
     """
 
     def __init__(self, spec: str, facts: EngineFacts) -> None:
@@ -32,10 +32,10 @@ class Builder:
         self._retry_at = 0.0
 
     def build(self) -> Drafter | None:
-        """Create the drafter, or return None while a failed attempt is recent.
+        """Create the drafter, or return None if an attempt failed recently.
 
         Raises:
-            ConfigError: The drafter cannot be created or does not fit the engine.
+            ConfigError: The drafter cannot be created or does not match the engine.
             DatastoreError: The datastore cannot be read.
         """
         now = time.monotonic()
@@ -58,7 +58,7 @@ class Builder:
         return drafter
 
     def store_tokens(self) -> int:
-        """Return the number of tokens in the datastore; 0 without one.
+        """Return the number of tokens in the datastore, or 0 if there is no datastore.
 
         Raises:
             DatastoreError: The datastore cannot be read.
@@ -67,9 +67,9 @@ class Builder:
         return datastore.info(path).tokens if path else 0
 
     def _begin_store(self, tokenizer: Any) -> None:
-        """Create a missing datastore for online updates.
+        """Create the datastore for online updates if it does not exist.
 
-        It gets one token, as a datastore may not be empty.
+        The new datastore holds one token, because a datastore may not be empty.
         """
         path = self._options.get("datastore", demo.NAME)
         if (
@@ -83,12 +83,12 @@ class Builder:
 
 
 def _tokenizer(facts: EngineFacts) -> Any:
-    """Load the engine's tokenizer; None if there is none or only vLLM can load it."""
+    """Load the engine's tokenizer; return None if there is none that loads here."""
     if facts.tokenizer is None:
         return None
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(facts.tokenizer, revision=facts.revision)
-    except (OSError, ValueError, KeyError):  # its datastore stays unchecked
+    except (OSError, ValueError, KeyError):  # the datastore's tokenizer is not checked
         return None

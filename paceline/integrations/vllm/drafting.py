@@ -1,4 +1,4 @@
-"""Run the steps of vLLM's batch: match requests, learn from outcomes and draft."""
+"""Run vLLM's drafting steps: match requests, learn from outcomes and draft."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _SETTINGS = ProposerSettings()
 
 
 class RowDrafting:
-    """Drafts for the rows of one engine with one drafter.
+    """Drafts for the rows of one engine, using one drafter.
 
     Args:
-        drafter: Drafter whose errors are isolated.
+        drafter: Drafter wrapped to isolate its errors.
         facts: Facts about the engine.
         meter: Metrics.
-        full: Use the longest drafts, whatever they cost.
+        full: Whether to use the longest drafts, regardless of their cost.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RowDrafting:
         return len(self._requests)
 
     def warm_up(self) -> None:
-        """Draft once, so that all kernels are compiled before the first request."""
+        """Draft once so that all kernels are compiled before the first request."""
         request = TrackedRequest(BatchRow(0, np.array([1, 2, 1, 2, 1, 0], dtype=np.int32), 1))
         self._drafter.start(request.request)
         chain = self._drafter.propose([request.request], [4])[0].best_chain()
@@ -94,12 +94,12 @@ class RowDrafting:
         return [[*drafts.get(row.index, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """Record the end time of the drafts; later time until the next call is vLLM's."""
+        """Record when drafting ended; vLLM uses the time from then until its next call."""
         if self._before is not None:
             self._before = *self._before[:2], now
 
     def forget(self, requests: Iterable[TrackedRequest] | None = None) -> None:
-        """Count the given requests as finished; default: all."""
+        """Treat the given requests as finished; by default, all of them."""
         for request in [*self._requests] if requests is None else requests:
             self._requests.drop(request)
             self._drafter.stop(request.request)
@@ -112,7 +112,7 @@ class RowDrafting:
     def _extend(
         self, request: TrackedRequest, row: BatchRow, drafted: list[tuple[DraftTree, list[int]]]
     ) -> bool:
-        """Append new tokens, inform the drafter and return whether the request continues.
+        """Append new tokens, notify the drafter and return whether the request continues.
 
         Args:
             request: Request to extend.
@@ -130,7 +130,7 @@ class RowDrafting:
         request.chain, request.sent = EMPTY_TREE, 0
         if len(chain):
             drafted.append((chain, run))
-        if len(new_tokens) > row.new:  # missed steps verified no drafts of this proposer
+        if len(new_tokens) > row.new:  # steps without this proposer verified none of its drafts
             sent = EMPTY_TREE
         accepted = min(row.new - 1, len(sent))
         self._meter.accepted.inc(accepted)
@@ -157,7 +157,7 @@ class RowDrafting:
             count(self._reliability, chains, new_tokens, offsets)
 
     def _draft(self, requests: list[TrackedRequest]) -> None:
-        """Draft a chain per request and choose how many of its tokens vLLM verifies."""
+        """Draft a chain per request, and choose how many of its tokens vLLM verifies."""
         self._before = None
         if requests and (self._full or self._gate.opens()):
             for request in requests:  # limits the depth to vLLM's draft length
@@ -209,6 +209,7 @@ class RowDrafting:
 def _target_tokens(run: list[int], sent: int) -> list[int]:
     """Return the target's token after the last one and after each drafted token.
 
-    After a rejected token the target's choice is unknown; the last known token fills the rest.
+    After a rejected token, the target's choice is unknown; the last known token fills the remaining
+    entries.
     """
     return [*run, *[run[-1]] * (sent + 1 - len(run))][: sent + 1]

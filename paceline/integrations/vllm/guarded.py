@@ -1,4 +1,4 @@
-"""Isolate the errors of a drafter, since vLLM's engine dies of exceptions in it."""
+"""Isolate drafter errors: an exception in a drafter would stop vLLM's engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETTINGS = ProposerSettings()
 
 
 class Faults:
-    """Counts and logs errors, at most one line in half a minute.
+    """Counts and logs errors, writing at most one line every half minute.
 
     Args:
         count: Function called for each error.
@@ -57,7 +57,7 @@ class GuardedDrafter:
         self._muted: set[int] = set()
 
     def start(self, seq: Request) -> None:
-        """Inform the drafter of a new request."""
+        """Notify the drafter of a new request."""
         try:
             self.drafter.start(seq)
         except Exception as error:
@@ -66,7 +66,7 @@ class GuardedDrafter:
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return a draft tree per request; trees of failed requests are empty.
 
-        If a batch fails, the requests are drafted one by one.
+        If drafting fails for the batch, the requests are drafted one at a time.
         """
         trees = [EMPTY_TREE] * len(seqs)
         indices = [index for index, seq in enumerate(seqs) if seq.id not in self._muted]
@@ -79,7 +79,7 @@ class GuardedDrafter:
         return trees
 
     def observe(self, outcome: Outcome) -> None:
-        """Inform the drafter of the outcome of a step."""
+        """Notify the drafter of the outcome of a step."""
         if outcome.request.id not in self._muted:
             try:
                 self.drafter.observe([outcome])
@@ -87,7 +87,7 @@ class GuardedDrafter:
                 self._mute(outcome.request, error)
 
     def stop(self, seq: Request) -> None:
-        """Inform the drafter of a finished request."""
+        """Notify the drafter that a request has finished."""
         if seq.id in self._muted:
             self._muted.discard(seq.id)
         else:

@@ -1,4 +1,4 @@
-"""Report drafting metrics to Prometheus in addition to vLLM's.
+"""Report drafting metrics to Prometheus, in addition to vLLM's own metrics.
 
 docs/guides/vllm.md lists the metrics.
 """
@@ -57,7 +57,7 @@ def _families() -> _Families:
 
 
 class DraftingMetrics:
-    """Holds the metrics of one model."""
+    """Holds the metrics for one model."""
 
     def __init__(self, model: str) -> None:
         families = _families()

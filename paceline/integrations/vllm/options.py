@@ -1,4 +1,4 @@
-"""Read the options of the proposer and facts about vLLM's engine."""
+"""Read the proposer's options and the facts about vLLM's engine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _OWNER = "additional_config['paceline']"
 
 @dataclass(frozen=True, slots=True)
 class ProposerOptions:
-    """Options of the proposer, from `additional_config["paceline"]`.
+    """Options for the proposer, from `additional_config["paceline"]`.
 
     Attributes:
         drafter: Spec of a drafter that needs only text, such as
             "sssd:datastore=/srv/history,update_datastore=true".
         length: "auto" (default) weighs draft length against its cost; "full" always uses the
             longest draft.
-        idle: Seconds without a step after which all requests count as finished; longer than any
-            step.
+        idle: Number of seconds without a step after which all requests count as finished. It must
+            exceed the duration of the longest step.
     """
 
     drafter: str = "sssd"
@@ -43,15 +43,15 @@ class EngineFacts:
     """Facts read from a `VllmConfig`.
 
     Attributes:
-        most: Maximum draft tokens per request (`num_speculative_tokens`).
-        context: Maximum tokens per request (`max_model_len`).
+        most: Maximum number of draft tokens per request (`num_speculative_tokens`).
+        context: Maximum number of tokens per request (`max_model_len`).
         vocab_size: Vocabulary size.
-        eos: Tokens that end an answer.
+        eos: Ids of the tokens that end an answer.
         model: Served model name.
         tokenizer: Name of the tokenizer; None if vLLM runs without one.
         revision: Revision of the tokenizer.
-        leads: The drafts of this rank are used. vLLM calls every rank of a tensor-parallel group,
-            and takes the first one's drafts.
+        leads: Whether this rank's drafts are used. vLLM calls every rank in a tensor-parallel group
+            and uses the first rank's drafts.
     """
 
     most: int
@@ -67,11 +67,11 @@ class EngineFacts:
 def refuse_recurrent(config: Any) -> None:
     """Raise for models with recurrent layers.
 
-    vLLM stores the state after accepted draft tokens in another slot than a step without drafts
-    reads, so answers would be wrong. No release of vLLM is known to move it.
+    After accepting draft tokens, vLLM stores the state in a different slot from the one that a step
+    without drafts reads, so answers would be wrong. No vLLM release is known to move this state.
 
     Raises:
-        ConfigError: The model of a `VllmConfig` is hybrid or has no attention.
+        ConfigError: The model in the `VllmConfig` is hybrid or has no attention layers.
     """
     model = config.model_config
     if model.is_hybrid or model.is_attention_free:

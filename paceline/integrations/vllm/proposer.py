@@ -20,13 +20,13 @@ _SETTINGS = ProposerSettings()
 
 
 class Proposer:
-    """Draft tokens for vLLM; the `model` of `speculative_config` with "custom_class".
+    """Draft tokens for vLLM: the `model` for the method "custom_class".
 
     Args:
         vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` holds `ProposerOptions`.
     Raises:
-        ConfigError: The model has recurrent layers, an option is invalid, or the datastore belongs
-            to another tokenizer. Later calls never raise.
+        ConfigError: The model has recurrent layers, an option is invalid, or the datastore was
+            built with a different tokenizer. Later calls never raise.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -46,10 +46,10 @@ class Proposer:
             threading.Thread(target=self._watch, name="paceline vllm", daemon=True).start()
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Do nothing, as there is no draft model."""
+        """Do nothing, because there is no draft model."""
 
     def dummy_run(self, *_: Any, **__: Any) -> None:
-        """Do nothing, as there is no draft model."""
+        """Do nothing, because there is no draft model."""
 
     def propose(
         self,
@@ -59,14 +59,14 @@ class Proposer:
         *_: Any,
         **__: Any,
     ) -> list[list[int]]:
-        """Draft for every row of a batch; errors lead to empty drafts and never raise.
+        """Draft for every row of a batch; on errors, return empty drafts, never raise.
 
         Args:
             sampled_token_ids: New tokens per row; empty while a prompt is being computed.
-            num_tokens_no_spec: Tokens per row, the new ones included; [rows or more].
+            num_tokens_no_spec: Number of tokens per row, including the new tokens; [rows or more].
             token_ids_cpu: Token ids of the rows; [rows or more, max_model_len].
         Returns:
-            At most `num_speculative_tokens` ids per row.
+            At most `num_speculative_tokens` token ids per row.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if not self._facts.leads:
@@ -96,7 +96,7 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _build(self) -> None:
-        """Create the drafter if there is none and no attempt failed recently.
+        """Create the drafter, unless it exists or an attempt failed recently.
 
         Raises:
             ConfigError, DatastoreError: As in `Builder.build`.
@@ -110,13 +110,13 @@ class Proposer:
             self._drafting.warm_up()
 
     def _forget(self) -> None:
-        """Count all requests as finished."""
+        """Treat all requests as finished."""
         if self._drafting is not None:
             self._drafting.forget()
             self._meter.requests.set(len(self._drafting))
 
     def _watch(self) -> None:
-        """Drop idle requests and measure the datastore; runs as a thread."""
+        """Drop idle requests and measure the datastore; this method runs in a thread."""
         store_at = 0.0
         while True:
             time.sleep(self._options.idle / 2)

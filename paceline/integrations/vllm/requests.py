@@ -2,11 +2,13 @@
 
 vLLM does not pass request ids to drafters, so a request is identified by its text so far. Each call
 shows the rows of the batch with their text and the number of new tokens. For example, the text `1 2
-3` of the last call continues in the row `1 2 3 | 4`. A row `5 6 | 9` with an unknown text is a new
-request with the prompt `5 6`. A known text without a row is preempted or finished.
+3` of the last call continues in the row `1 2 3 | 4`. A row `5 6 | 9` whose text is unknown is a new
+request with the prompt `5 6`. A known text without a row belongs to a preempted or finished
+request.
 
 A request keeps its text if vLLM moves it to another row or preempts and recomputes it. Two requests
-with equal text may be swapped, which is harmless: the drafter's state follows from the text.
+with the same text may be swapped. This is harmless, because the drafter's state depends only on the
+text.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.integrations.vllm.settings import ProposerSettings
 
-MAX_MISSED_CALLS = ProposerSettings().max_missed_calls  # a request that returns later starts again
+MAX_MISSED_CALLS = ProposerSettings().max_missed_calls  # a request that returns later counts as new
 _PARAMS = SamplingParams(ignore_eos=True)
 
 IdArray = NDArray[np.int32]
@@ -34,7 +36,7 @@ class BatchRow:
 
     Attributes:
         index: Index in the batch.
-        text: Prompt and answer, the new tokens included; a view of vLLM's array.
+        text: Prompt and answer, including the new tokens; a view of vLLM's array.
         new: Number of new tokens.
     """
 
@@ -49,14 +51,14 @@ class BatchRow:
 
 
 class TrackedRequest:
-    """Tracks a request of vLLM for the drafter.
+    """Tracks a vLLM request for the drafter.
 
     Attributes:
-        request: Text for the drafter.
+        request: The request as passed to the drafter.
         index: Row in the batch.
         unseen: Number of calls since the request was last in the batch.
         chain: Last draft, in full.
-        sent: Number of its tokens that vLLM received.
+        sent: Number of tokens from that draft that vLLM received.
     """
 
     def __init__(self, row: BatchRow) -> None:
@@ -80,7 +82,7 @@ class TrackedRequest:
         return 0 <= missed <= gap and np.array_equal(row.text[: len(self)], self._ids)
 
     def extend(self, row: BatchRow, end: int) -> list[int]:
-        """Append the tokens of `row` up to `end`; return the appended ones."""
+        """Append the tokens of `row` up to `end`, and return the appended tokens."""
         begin = len(self)
         if end > len(self._buffer):
             self._buffer = np.empty(2 * end, dtype=np.int32)
@@ -97,7 +99,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._known: dict[int, TrackedRequest] = {}  # by request id
-        self._at: dict[int, TrackedRequest] = {}  # by the row of the last call
+        self._at: dict[int, TrackedRequest] = {}  # by row in the last call
 
     def __len__(self) -> int:
         return len(self._known)
@@ -108,11 +110,11 @@ class Requests:
     def claim(self, rows: Sequence[BatchRow], gap: int = 0) -> list[TrackedRequest | None]:
         """Return the known request of each row, or None for a new one.
 
-        The request that was in the row before has priority, then the longest that fits.
+        The request that previously occupied the row has priority, followed by the longest match.
 
         Args:
             rows: Rows of the batch.
-            gap: Maximum tokens that a request may have received in skipped calls.
+            gap: Maximum number of tokens that a request may have received in skipped calls.
         """
         matches = [self._at.get(row.index) for row in rows]
         matches = [
@@ -134,7 +136,7 @@ class Requests:
         return matches
 
     def record_rows(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
-        """Record the row of each request; return those that count as finished."""
+        """Record the row of each request; return the requests that count as finished."""
         self._at = present
         self._known.update((request.request.id, request) for request in present.values())
         for request in self._known.values():

@@ -1,4 +1,4 @@
-"""Define the settings of drafting inside vLLM."""
+"""Define the settings for drafting inside vLLM."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProposerSettings:
-    """Settings of the proposer.
+    """Settings for the proposer.
 
     Attributes:
-        max_nodes: Maximum nodes of the draft tree from which a chain is taken.
-        max_missed_calls: Calls without a request after which it counts as finished.
-        retry_seconds: Seconds until an unreadable datastore is opened again.
+        max_nodes: Maximum number of nodes in the draft tree from which a chain is taken.
+        max_missed_calls: Number of calls without a request after which the request counts as
+            finished.
+        retry_seconds: Seconds before an unreadable datastore is opened again.
         log_seconds: Minimum seconds between two log lines about faults.
         store_seconds: Seconds between two measurements of the datastore's size.
     """
@@ -30,7 +31,7 @@ class MetricBuckets:
 
     Attributes:
         seconds: Time to draft for a batch, in seconds.
-        tokens: Tokens that a request gets in a step.
+        tokens: Number of tokens that a request receives in a step.
     """
 
     seconds: tuple[float, ...] = (
