@@ -33,10 +33,10 @@ __all__ = ["LLM", "Chunk", "Completion"]
 
 
 class LLM(EngineFacade):
-    """A model with a drafter; answers are exactly those of the model alone.
+    """A model with a drafter. Answers are the same as those from the model alone.
 
-    Several threads may call it, also while streams are open. All calls share one batch, and each
-    gets its own answers.
+    Several threads may call an `LLM`, even while streams are open. All calls share one batch, and
+    each call gets its own answers.
 
     Args:
         model: Directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded
@@ -44,34 +44,38 @@ class LLM(EngineFacade):
         drafter: "auto", another "name" or "name:key=value,key=value" (see `paceline drafters`), a
             class as "module:Class", or a `Drafter`.
         draft_model: Like `model`, for drafters that need a draft model or can use one ("auto").
-            Drafters of single requests (`SamplingParams.speculation`) use it too.
+            Drafters chosen for individual requests (`SamplingParams.speculation`) use this model
+            too.
         tokenizer: Directory, hub id, GGUF file or object; default: the tokenizer stored with
-            `model`. Prompts of token ids need none.
-        dtype: "auto" (the checkpoint's; bfloat16 for a GGUF file), "float32", "bfloat16" or
-            "float16".
+            `model`. Prompts given as token ids need no tokenizer.
+        dtype: "auto" (the checkpoint's data type; bfloat16 for a GGUF file), "float32", "bfloat16"
+            or "float16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
-        max_length: Upper bound of prompt + answer, in tokens; default: the model's context.
-        max_batch: Maximum requests per forward pass, over all callers; more prompts wait.
-        max_nodes: Maximum draft nodes verified per request and step.
+        max_length: Maximum length of the prompt plus the answer, in tokens; default: the model's
+            context length.
+        max_batch: Maximum number of requests per forward pass, over all callers; additional prompts
+            wait.
+        max_nodes: Maximum number of draft nodes verified per request and step.
         lookahead_parallel: True, or `Ranks` that were joined: share the work on every draft tree
-            with the other processes of the run. Each process has a copy of the model and makes the
+            with the other processes in the run. Each process has a copy of the model and makes the
             same calls.
-        batch_invariant: True: the logits of a text are the same to the last bit in any batch, with
+        batch_invariant: True: the logits for a given text are bitwise identical in any batch, with
             and without drafts, in any dtype. "auto": on if a check at load time shows a cost under
             5 %.
-        cache_gib: Maximum memory of the KV cache in GiB; requests wait for it. None = most of the
-            available memory.
-        keep_prefixes: Number of ended requests whose keys and values stay cached for prompts with
-            the same beginning (prefix caching), such as the next turn of a conversation. The
-            weights must not change meanwhile.
-        on_drafter_error: "raise": an error of a drafter ends its requests; "plain": they continue
-            without drafts.
-        cost_curve: Seconds of a forward pass by number of rows; draft trees are then cut by this
-            curve and not by measured time. None = measure.
-        draft_budget: Settings of the draft budget, which decides how many draft nodes are verified.
+        cache_gib: Maximum memory for the KV cache in GiB; requests wait when it is full. None =
+            most of the available memory.
+        keep_prefixes: Number of finished requests whose keys and values stay cached for prompts
+            with the same beginning (prefix caching), such as the next turn of a conversation. The
+            weights must not change in the meantime.
+        on_drafter_error: "raise": an error in a drafter ends its requests; "plain": the requests
+            continue without drafts.
+        cost_curve: Seconds per forward pass for each number of rows. The draft budget then cuts
+            trees according to this curve instead of measured times. None = measure.
+        draft_budget: Settings for the draft budget, which decides how many draft nodes are
+            verified.
     Raises:
-        ConfigError: an unusable argument.
-        UnsupportedModelError: a model that cannot be verified losslessly.
+        ConfigError: an argument cannot be used.
+        UnsupportedModelError: the model cannot be verified losslessly.
     """
 
     def __init__(
@@ -130,18 +134,21 @@ class LLM(EngineFacade):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Callable[[CallProgress], object] | None = None,
     ) -> list[Completion]:
-        """Generate answers to all prompts, in their order.
+        """Generate answers to all prompts, in the same order.
 
         Args:
-            prompts: One text, several texts, or lists of token ids, which may be arrays or tensors.
-            params: One for all prompts, or one per prompt; default `SamplingParams()`.
-            progress: Callback after every step, in the calling thread; its exceptions end the call.
+            prompts: One string, several strings, or lists of token ids, which may be arrays or
+                tensors.
+            params: One `SamplingParams` for all prompts, or one per prompt; default
+                `SamplingParams()`.
+            progress: Callback invoked after every step, in the calling thread. If it raises, the
+                call ends.
         Returns:
-            One completion per prompt; with `SamplingParams.n`, `Completion.others` has the further
-            answers.
+            One completion per prompt; with `SamplingParams.n`, `Completion.others` holds the
+            additional answers.
         Raises:
-            ConfigError, CapacityError: a prompt, or a drafter it names, cannot be used. No request
-                has been started then.
+            ConfigError, CapacityError: a prompt, or a drafter named in its parameters, cannot be
+                used. In that case, no request has started.
         """
         groups = self._inputs.request_groups(prompts, params)
         handles = self._engine.submit([request for group in groups for request in group])
@@ -157,12 +164,12 @@ class LLM(EngineFacade):
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Generator[Chunk, None, None]:
-        """Generate the answer to one prompt, a chunk per step.
+        """Generate the answer to one prompt, one chunk per step.
 
         Closing the iterator frees everything that the request holds.
 
         Raises:
-            ConfigError, CapacityError: as `generate`; also if `SamplingParams.n` is above 1.
+            ConfigError, CapacityError: as in `generate`; also if `SamplingParams.n` is above 1.
         """
         return stream_chunks(self._engine, self._inputs.single(prompt, params), self.tokenizer)
 
@@ -171,7 +178,7 @@ class LLM(EngineFacade):
     ) -> list[Completion]:
         """Run `generate` in asyncio without blocking the event loop.
 
-        All calls share one batch. Cancelling a call frees everything that its requests hold.
+        All calls share one batch. Cancelling a call frees everything that the call's requests hold.
         """
         groups = self._inputs.request_groups(prompts, params)
         handles = await self._async_engine.submit(
@@ -203,7 +210,7 @@ class LLM(EngineFacade):
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
     ) -> Completion:
-        """Answer a conversation; arguments and errors as `chat_prompt` and `generate`."""
+        """Answer a conversation; arguments and errors as in `chat_prompt` and `generate`."""
         endings = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
@@ -222,18 +229,18 @@ class LLM(EngineFacade):
         """Return the token ids of a conversation, for `generate` and `stream`.
 
         Args:
-            messages: Each has a role and a content, which is a string or a list of text parts,
-                {"type": "text", "text": ...}. The content of an assistant's message with tool_calls
-                may be None. The chat template gets all other fields as they are.
-            chat_template_kwargs: Variables of the chat template, by its author's names, such as
-                {"enable_thinking": False}. The two options below may be among them.
-            add_generation_prompt: The template opens the assistant's answer. Default: True, but
+            messages: Each message has a `role` and `content`, which is a string or a list of text
+                parts, {"type": "text", "text": ...}. The content of an assistant message with
+                tool_calls may be None. All other fields are passed to the chat template unchanged.
+            chat_template_kwargs: Variables for the chat template, under the names that the template
+                uses, such as {"enable_thinking": False}. They may include the two options below.
+            add_generation_prompt: Have the template open the assistant's answer. Default: True, but
                 False with `continue_final_message`.
-            continue_final_message: The prompt ends with the text of the final message, which is the
-                assistant's, and the answer continues it. Default: False.
+            continue_final_message: End the prompt with the text of the final message, which must be
+                the assistant's; the answer continues that text. Default: False.
         Raises:
-            ConfigError: messages cannot be used, there is no tokenizer, the tokenizer has no chat
-                template, or the template rejects the conversation.
+            ConfigError: the messages cannot be used, there is no tokenizer, the tokenizer has no
+                chat template, or the template rejects the conversation.
         """
         from paceline.text.conversations import chat_ids
 
@@ -272,7 +279,7 @@ def _check_limits(
 def _prepare(
     drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
 ) -> tuple[Ranks | None, str | Drafter, str]:
-    """Check drafter and ranks before the model loads, to report mistakes early.
+    """Check the drafter and ranks before the model loads, to report mistakes early.
 
     Returns:
         The ranks; the drafter, or its spec if it needs the draft model; the device.

@@ -1,4 +1,4 @@
-"""Check the values of sampling parameters and bring them into one form."""
+"""Check the values of sampling parameters and normalise them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TEXTS = (str, bytes, bytearray, Mapping)
 
 
 def is_int(value: object) -> bool:
-    """Return whether a value is an integer and no bool."""
+    """Return whether a value is an integer but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a finite number and no bool."""
+    """Return whether a value is a finite number but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -31,7 +31,7 @@ def is_count(value: object) -> bool:
 
 
 def is_within(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Return whether a value is a finite number from `low` to `high`, both included."""
+    """Return whether a value is a finite number from `low` to `high`, inclusive."""
     return isinstance(value, int | float) and is_number(value) and low <= value <= high
 
 
@@ -51,7 +51,7 @@ def require(valid: bool, name: str, value: object, expected: str) -> None:
 
 
 def stop_strings(value: object) -> tuple[str, ...]:
-    """Return stop strings as a tuple; a single one and None are accepted."""
+    """Return stop strings as a tuple; a single string or None is also accepted."""
     if value is None or isinstance(value, str):
         value = () if value is None else (value,)
     texts = (
@@ -66,7 +66,7 @@ def stop_strings(value: object) -> tuple[str, ...]:
 
 
 def stop_token_ids(value: Any) -> tuple[int, ...]:
-    """Return stop token ids as a tuple; a single one and None are accepted."""
+    """Return stop token ids as a tuple; a single id or None is also accepted."""
     listed = () if value is None else (value,) if _is_id(value) else value
     ids = _ids(listed)
     require(ids is not None, "stop_token_ids", value, "token ids of at least 0, or None")
@@ -74,7 +74,7 @@ def stop_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def logit_bias(value: Any) -> dict[int, float] | None:
-    """Return the numbers added to single logits, by token id; None if there are none."""
+    """Return the numbers added to individual logits, by token id; None if empty."""
     pairs = {} if value is None else value
     valid = isinstance(pairs, Mapping) and all(
         _is_id(token) and is_number(bias) and abs(bias) <= MAX_LOGIT_BIAS
@@ -107,7 +107,7 @@ def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
-    """Return logits processors as a tuple; a single one and None are accepted."""
+    """Return logits processors as a tuple; a single one or None is also accepted."""
     listed = (
         ()
         if value is None
@@ -127,7 +127,7 @@ def _is_id(value: object) -> bool:
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    """Return the token ids of a list, array or tensor; None for another value."""
+    """Return the token ids in a list, array or tensor; None for any other value."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(listed, Iterable) or isinstance(listed, _TEXTS):
         return None

@@ -1,4 +1,4 @@
-"""Wrap drafters in other drafters, and lock drafters that several engines share."""
+"""Wrap drafters in other drafters, and lock drafters shared by several engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.util.threads import ForkableLock
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Attributes that a `DelegatingDrafter` copies from the drafter inside.
+# Attributes that a `DelegatingDrafter` copies from its inner drafter.
 _COPIED = (
     *("name", "vocab_size", "ids_below", "columns", "node_rule", "budget", "top_k"),
     *("needs_predictions", "needs_draft_model", "draft_head"),
@@ -25,7 +25,7 @@ _COPIED = (
 class DelegatingDrafter(Drafter):
     """Forwards every call to another drafter.
 
-    A base class for drafters that watch, change or combine other drafters.
+    This is a base class for drafters that watch, change or combine other drafters.
 
     Args:
         inner: The drafter that does the work.
@@ -78,7 +78,7 @@ class DelegatingDrafter(Drafter):
         return self.inner.forward_seconds
 
 
-# Keyed by the id of the drafter; an entry lives as long as an engine holds its lock.
+# Keyed by drafter id; an entry exists for as long as an engine holds its lock.
 _turns: WeakValueDictionary[int, RLock] = WeakValueDictionary()
 _guard = ForkableLock()
 
@@ -86,7 +86,7 @@ _guard = ForkableLock()
 def turn_of(drafter: Drafter) -> RLock:
     """Return the lock that engines hold while they use this drafter.
 
-    Engines that share a drafter share its lock, so drafters need no locks.
+    Engines that share a drafter share its lock, so drafters need no locks themselves.
     """
     while isinstance(drafter, DelegatingDrafter):
         drafter = drafter.inner

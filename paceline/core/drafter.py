@@ -1,16 +1,16 @@
 """Define the contract between drafters and the engine.
 
-A new drafting method is one subclass of `Drafter` with one required method, `propose`.
-Rules of `propose`; each is checked (`verification.tree_rules`) or held by a must-fail test:
+A new drafting method is one subclass of `Drafter` with one required method, `propose`. `propose`
+must follow these rules; each is checked (`verification.tree_rules`) or has a must-fail test:
 
-1. One tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
-2. `parents[i] < i`, and siblings carry different tokens. Probes, the last nodes of a tree, may
+1. Return one tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
+2. `parents[i] < i`, and siblings carry different tokens. Probes, the last nodes in a tree, may
    repeat a sibling.
-3. `probs[i]` is the distribution that node i was drawn from, given its ancestors and earlier
-   siblings (drawn without replacement: renormalised). Drawn siblings come before guesses.
-4. A drafter may choose how many tokens to draw, but never discards one that it has drawn.
+3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
+   siblings (renormalised, as for sampling without replacement). Sampled siblings precede guesses.
+4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
 
-A wrong guess costs time and never changes the answer. Drafters see no caches, masks or batches of
+A wrong guess costs time but never changes the answer. Drafters see no caches, masks or batched
 tensors.
 """
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """The target's k most likely tokens after the root and after every node of a tree.
+    """The target's k most likely tokens after the root and after every node in a tree.
 
     Attributes:
-        token_ids: [1 + n, k], likeliest first; row 0 follows the root, row 1 + i follows node i.
+        token_ids: [1 + n, k], most likely first; row 0 follows the root, row 1 + i follows node i.
         probs: float32 [1 + n, k], the softmax of the model's own logits (temperature 1, no
-            penalties). A row of zeros is unknown, as in a replay.
+            penalties). A row of zeros means that the probabilities are unknown, as in a replay.
     """
 
     token_ids: IntArray
     probs: npt.NDArray[np.float32]
 
     def of(self, rows: Sequence[int]) -> TopTokens:
-        """Return the given rows, in that order."""
+        """Return the given rows, in the given order."""
         return TopTokens(self.token_ids[rows], self.probs[rows])
 
 
@@ -59,17 +59,17 @@ class Outcome:
         request: The request that the tree was drafted for.
         tree: The tree that the target verified.
         accepted: Nodes on the accepted path, in order.
-        new_token_ids: Accepted tokens, then one chosen by the target (the bonus token), cut at the
-            end of the request. Exactly these were appended.
+        new_token_ids: Accepted tokens, followed by a token chosen by the target (the bonus token),
+            cut at the end of the request. These are exactly the tokens that were appended.
         target_argmax: 1 + n tokens: the target's most likely token after the root and after every
             node.
-        target_top: The target's most likely tokens after those nodes, if the drafter sets `top_k`.
-        logprobs: Per new token, if the request wants them: token id -> log-probability, likeliest
-            first.
-        head_draft: Draft tree of the hidden-state draft head for the tokens after the newest one,
-            if the drafter wants it (`num_head_tokens`).
+        target_top: The target's most likely tokens after the root and every node, if the drafter
+            sets `top_k`.
+        logprobs: For each new token, if requested: token id -> log-probability, most likely first.
+        head_draft: Draft tree from the hidden-state draft head for the tokens after the newest
+            token, if the drafter requested it (`num_head_tokens`).
         unclean: The target's logits after some node, accepted or not, were NaN or infinite;
-            `target_argmax` is 0 there.
+            `target_argmax` is 0 for such nodes.
     """
 
     request: Request
@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def seq(self) -> Request:
-        """Return `request` under the short name of the drafter contract."""
+        """Return `request` under the short name used in the drafter contract."""
         return self.request
 
 
@@ -92,26 +92,27 @@ class Drafter:
     """Proposes draft trees for requests; `stop` frees the state of a request.
 
     Attributes:
-        name: Name in messages and tables.
+        name: Name shown in messages and tables.
         vocab_size: Vocabulary size of the drafter's own model; None = no such model. The engine
-            rejects a target with another size.
-        ids_below: Upper bound (exclusive) of the proposed token ids; 0 = unknown. A smaller target
-            is rejected, unless the two sizes differ only by padding.
-        columns: Branches of a tree that copies of the target can compute in parallel
+            rejects a target with a different size.
+        ids_below: Upper bound (exclusive) on the proposed token ids; 0 = unknown. A target with a
+            smaller vocabulary is rejected, unless the two sizes differ only by padding.
+        columns: Tree branches that copies of the target can compute in parallel
             (`paceline.engine.parallel`).
         node_rule: Limits on the number of draft nodes (`paceline.core.node_rule`).
-        budget: Whether the engine cuts trees to the nodes worth their cost
-            (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the
-            likeliest paths first.
-        top_k: Number of likeliest target tokens per node that outcomes carry; 0 = none.
+        budget: Whether the engine cuts trees to the nodes that save more time than they cost
+            (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the most
+            likely paths first.
+        top_k: Number of the target's most likely tokens that outcomes report per node; 0 = none.
         needs_predictions: The drafter learns from `target_argmax` at rejected nodes, which no
             recorded answer contains.
-        draft_head: File of the trained hidden-state draft head for `num_head_tokens`; None = the
-            default head of the model.
+        draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None = the
+            model's default head.
         needs_draft_model: Class attribute: `build` requires a draft model.
-        takes_draft_model: Class attribute: `build` accepts a draft model and works without one.
-        needs_trained: Class attribute: the drafter reads a file trained or built for the models in
-            use.
+        takes_draft_model: Class attribute: `build` accepts a draft model but also works without
+            one.
+        needs_trained: Class attribute: the drafter reads a file that was trained or built for the
+            models in use.
         needs_store: Class attribute: the option `datastore` must name a token store.
     """
 
@@ -130,29 +131,29 @@ class Drafter:
     needs_store: ClassVar[bool] = False
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Check that all proposed ids are valid for a target of `vocab_size` tokens.
+        """Check that all proposed ids are valid for a target with `vocab_size` tokens.
 
         Args:
-            vocab_size: Rows of the target's LM head.
-            tokenizer: Tokenizer of the prompts, if known. Data gathered with it fits any padding of
-                the vocabulary.
+            vocab_size: Number of rows in the target's LM head.
+            tokenizer: Tokenizer of the prompts, if known. Data gathered with the same tokenizer is
+                valid however the vocabulary is padded.
         Raises:
-            ConfigError: the drafter's data belongs to another vocabulary; the message names both
-                sizes.
+            ConfigError: the drafter's data belongs to a different vocabulary; the message gives
+                both sizes.
         """
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Check that the drafter's token ids come from `tokenizer` (transformers).
 
-        The engine calls it once, when it is built.
+        The engine calls this method once, when the engine is built.
 
         Raises:
-            DatastoreError, ConfigError: the drafter knows that its ids come from another tokenizer;
-                the message names both fingerprints.
+            DatastoreError, ConfigError: the drafter knows that its ids come from a different
+                tokenizer; the message gives both fingerprints.
         """
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the draft model for the model that it drafts for.
+        """Prepare the draft model for its target model.
 
         Args:
             target: The model that verifies the drafts.
@@ -165,7 +166,7 @@ class Drafter:
         """Return the number of tokens that the hidden-state draft head should propose.
 
         The head drafts them from the target's hidden state after the next forward pass
-        (`paceline.draft_head`). Each token costs about 2 % of a small model's forward pass.
+        (`paceline.draft_head`). For a small model, each token costs about 2 % of a forward pass.
         The engine limits the number (`DraftHead.levels`). 0 = none.
         """
         return 0
@@ -174,27 +175,27 @@ class Drafter:
         """Allocate state for `request`, whose prompt is known.
 
         A drafter that needs the target's hidden states sets `request.states` to a `HiddenStateLog`;
-        the engine then fills it in every step.
+        the engine then fills the log in every step.
         """
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return one draft tree per request.
 
         Args:
-            requests: Requests whose newest token the target is about to compute.
-            max_nodes: Per request, the largest tree that the target will verify.
+            requests: Requests whose newest token the target is about to process.
+            max_nodes: For each request, the maximum number of nodes that the target will verify.
         Returns:
             One tree per request, in order; a tree may be empty.
         """
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the target's verdicts; called once their tokens are appended."""
+        """Learn from the target's verdicts; called after their tokens are appended."""
 
     def draws(self, request: Request) -> bool:
-        """Return whether drafts of `request` carry the distributions they were drawn from.
+        """Return whether drafts for `request` carry their sampling distributions.
 
-        The text depends on such drafts, so no measured time may decide about them.
+        The generated text depends on such drafts, so measured times must not influence them.
         """
         return False
 
@@ -208,7 +209,7 @@ class Drafter:
 
 
 class Plain(Drafter):
-    """Proposes nothing: the target decodes one token per step."""
+    """Proposes nothing, so the target decodes one token per step."""
 
     name = "none"
 
@@ -224,7 +225,7 @@ def require_drafter(where: str, drafter: object) -> None:
         where: Name of the argument, for the message.
         drafter: The value to check.
     Raises:
-        ConfigError: `drafter` is something else.
+        ConfigError: `drafter` is not a `Drafter`.
     """
     if not isinstance(drafter, Drafter):
         raise ConfigError(
@@ -235,7 +236,7 @@ def require_drafter(where: str, drafter: object) -> None:
 
 @contextmanager
 def assert_tokens_unchanged(drafter: Drafter, requests: Sequence[Request]) -> Iterator[None]:
-    """Check that a drafter's method leaves the tokens of the requests unchanged.
+    """Check that a drafter method leaves the requests' tokens unchanged.
 
     Raises:
         DrafterError: the drafter changed `token_ids`, which would corrupt the answer.

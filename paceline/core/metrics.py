@@ -1,4 +1,4 @@
-"""Define the reported figures, each with its formula."""
+"""Define the reported metrics, each with its formula."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from paceline.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of one finished request.
+    """Counts for one finished request.
 
     Attributes:
-        target_forwards: Forward passes of the target for this request, prefill included.
-        prefill_forwards: Forward passes before its first token.
-        draft_forwards: Forward passes of a draft model.
-        new_tokens: Tokens emitted.
-        drafted_tokens: Draft nodes verified.
-        accepted_tokens: Draft nodes accepted.
-        cached_tokens: Prompt tokens whose keys and values an earlier request left in the cache.
-        query_tokens: Tokens that each forward pass computed: pending tokens and nodes.
-        notes: Counters of the drafter, by name; its documentation describes them.
+        target_forwards: Number of target forward passes for this request, including prefill.
+        prefill_forwards: Number of forward passes before the first new token.
+        draft_forwards: Number of forward passes of a draft model.
+        new_tokens: Number of tokens emitted.
+        drafted_tokens: Number of draft nodes verified.
+        accepted_tokens: Number of draft nodes accepted.
+        cached_tokens: Number of prompt tokens whose keys and values were already cached by an
+            earlier request.
+        query_tokens: Number of tokens computed by each forward pass: pending tokens and draft
+            nodes.
+        notes: The drafter's counters, by name; the drafter's documentation describes them.
         seconds: Wall-clock time from admission to the last token.
-        batch_invariant: The bits of the logits do not depend on drafts, batch or chunks
-            (`LLM.invariance` has the reason).
+        batch_invariant: The logits are bitwise independent of drafts, batch and prefill chunks
+            (`LLM.invariance` gives the reason).
     """
 
     target_forwards: int
@@ -42,7 +44,7 @@ class Stats:
     def tokens_per_forward(self) -> float:
         """Return (new_tokens - 1) / (target_forwards - prefill_forwards).
 
-        The first token belongs to the prefill, so plain decoding scores exactly 1. Without a
+        The first token belongs to the prefill, so plain decoding scores exactly 1. If there was no
         decoding pass, the result is `new_tokens`.
         """
         decoding = self.target_forwards - self.prefill_forwards
@@ -60,7 +62,7 @@ class Stats:
 
     @staticmethod
     def of(request: Request, seconds: float, batch_invariant: bool = False) -> Stats:
-        """Return the counts of a request."""
+        """Return the counts for a request."""
         raw = request.counters
         return Stats(
             target_forwards=raw.target_forwards,
@@ -79,24 +81,24 @@ class Stats:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """Counts of an engine since it was built, and its open requests.
+    """An engine's counts since it was built, and its open requests.
 
     Attributes:
-        waiting: Requests that wait for a slot now.
-        running: Requests that have a slot now.
-        cache_usage: Share of the cache memory limit that holds tokens now, 0 to 1. Without a limit,
-            the share of the allocated memory.
-        kept_requests: Ended requests whose keys and values are in the cache now.
-        finished: Requests that ended by themselves.
-        aborted: Requests that were withdrawn or failed.
-        prompt_tokens: Prompt tokens of admitted requests.
-        prefix_hits: Prompt tokens found in the cache.
+        waiting: Number of requests currently waiting for a slot.
+        running: Number of requests that currently have a slot.
+        cache_usage: Share of the cache memory limit that currently holds tokens, from 0 to 1.
+            Without a limit, this is the share of the allocated memory.
+        kept_requests: Number of finished requests whose keys and values are currently in the cache.
+        finished: Number of requests that finished normally.
+        aborted: Number of requests that were withdrawn or failed.
+        prompt_tokens: Number of prompt tokens in admitted requests.
+        prefix_hits: Number of prompt tokens found in the cache.
         preemptions: Number of times a request lost its slot to another one.
-        drafter_failures: Requests that continued without their drafter.
+        drafter_failures: Number of requests that continued without their drafter.
         new_tokens: As in `Stats`, over all requests.
         drafted_tokens: As in `Stats`, over all requests.
         accepted_tokens: As in `Stats`, over all requests.
-        forwards: Forward passes of the target.
+        forwards: Number of target forward passes.
     """
 
     waiting: int = 0
@@ -117,14 +119,14 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of wall-clock time in all steps, since the engine was built.
+    """Wall-clock time spent in all steps since the engine was built, in seconds.
 
     On an accelerator, a launch returns before its result exists, so only `step` is meaningful.
 
     Attributes:
-        step: Time in steps.
-        target_forward: Time in forward passes of the target.
-        draft_forward: Time in forward passes of draft models.
+        step: Time spent in steps.
+        target_forward: Time spent in target forward passes.
+        draft_forward: Time spent in forward passes of draft models.
     """
 
     step: float = 0.0

@@ -1,4 +1,4 @@
-"""Define the logits of a forward pass, after newest tokens and draft nodes."""
+"""Define the logits of a forward pass, at the newest tokens and draft nodes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paceline.core.drafter import TopTokens
 
 @dataclass(frozen=True, slots=True)
 class NodeLogits:
-    """Hold the logits of several requests, without padding.
+    """Hold the logits for several requests, without padding.
 
     Attributes:
         flat: Logits [rows, vocab].
-        starts: First row of each request, the one after its newest token.
+        starts: First row of each request, which holds the logits at its newest token.
         counts: Number of rows of each request: 1 + its nodes.
         states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
             then the inputs of the captured layers. None = not captured.
-        pending: Per request, the hidden states after its pending tokens except the newest,
-            [n, 1 + layers, hidden]. None = not captured.
+        pending: For each request, the hidden states at its pending tokens except the newest, [n, 1
+            + layers, hidden]. None = not captured.
         top: Most likely tokens of each row; None = not computed.
     """
 
@@ -36,7 +36,7 @@ class NodeLogits:
 
     @staticmethod
     def from_rows(flat: Tensor, counts: list[int], scored: list[int] | None = None) -> NodeLogits:
-        """Return the logits of requests whose rows follow one another.
+        """Return the logits for requests whose rows are consecutive.
 
         Args:
             flat: Logits [rows, vocab].
@@ -51,7 +51,7 @@ class NodeLogits:
 
     @staticmethod
     def from_padded(padded: Tensor, counts: list[int], scored: int = 0) -> NodeLogits:
-        """Return the logits of requests that have the same number of rows, with padding.
+        """Return the logits for requests padded to the same number of rows.
 
         Args:
             padded: Logits [batch, scored + 1 + width, vocab].
@@ -72,11 +72,11 @@ class NodeLogits:
         return len(self.starts)
 
     def __getitem__(self, row: int) -> Tensor:
-        """Return the logits of one request, [1 + nodes, vocab]."""
+        """Return the logits for one request, [1 + nodes, vocab]."""
         return self.flat[self.starts[row] : self.starts[row] + self.counts[row]]
 
     def select(self, rows: Sequence[int]) -> NodeLogits:
-        """Return the logits of the requests at `rows`, in that order."""
+        """Return the logits for the requests at `rows`, in that order."""
         return self if list(rows) == list(range(len(self))) else self._selected(rows)
 
     def _selected(self, rows: Sequence[int]) -> NodeLogits:

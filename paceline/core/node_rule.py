@@ -10,10 +10,10 @@ class NodeRule:
     """Limits on draft nodes that a drafter declares.
 
     Attributes:
-        max_nodes: Maximum nodes of a request; None = the engine's maximum.
-        batch_nodes: Nodes that all requests of a step share, if there are several; None = each
-            request may have `max_nodes`.
-        min_nodes: Nodes that a request may have in a batch of any size.
+        max_nodes: Maximum number of nodes per request; None = the engine's maximum.
+        batch_nodes: Number of nodes that all requests in a step share, if there are several
+            requests; None = each request may have `max_nodes`.
+        min_nodes: Number of nodes that a request may have in a batch of any size.
     """
 
     max_nodes: int | None = None
@@ -22,11 +22,11 @@ class NodeRule:
 
 
 def node_limit(rule: NodeRule, num_requests: int, max_nodes: int) -> int:
-    """Return the maximum nodes per request in a step.
+    """Return the maximum number of nodes per request in a step.
 
     Args:
         rule: Limits of the drafter.
-        num_requests: Number of requests that the drafter drafts for in the step.
+        num_requests: Number of requests that the drafter serves in the step.
         max_nodes: The engine's maximum per request.
     """
     limit = max_nodes if rule.max_nodes is None else min(max_nodes, rule.max_nodes)

@@ -1,7 +1,7 @@
 """Handle logits that are not numbers: NaN in a row, or an infinite maximum.
 
-Functions that choose tokens mark such a row with `NO_TOKEN`, so no device needs to synchronise for
-the check. A single -inf is valid: vocabularies are padded with it, and options ban tokens by it.
+Functions that choose tokens mark such a row with `NO_TOKEN`, so the check needs no device
+synchronisation. An individual logit of -inf is valid: it pads vocabularies and bans tokens.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
 
 
 def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
-    """Replace NO_TOKEN in the tokens of a draft model by 0, a wrong guess.
+    """Replace NO_TOKEN among a draft model's tokens with 0, a wrong guess.
 
     Args:
         requests: The draft model's copies of the requests.
-        drawn: Tokens that the draft model chose, per request.
+        drawn: Tokens that the draft model chose for each request.
     """
     for row, (request, tokens) in enumerate(zip(requests, drawn, strict=True)):
         if NO_TOKEN in tokens:

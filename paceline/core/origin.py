@@ -9,14 +9,14 @@ class Origin(IntEnum):
     """Enumerate the sources of tokens.
 
     Attributes:
-        TARGET: Chosen by the target; no draft token.
+        TARGET: Chosen by the target; not a draft token.
         DRAFT: Proposed by a drafter that names no source.
         PROMPT: Followed the same tokens in the prompt.
         OUTPUT: Followed the same tokens in the answer so far.
         DATASTORE: Followed the same tokens in a datastore.
         RECYCLED: Among the target's cached top tokens (Token Recycling).
         WINDOW: From a lookahead window, computed by the target for a later position.
-        POOL: From a pool of n-grams of earlier steps or answers.
+        POOL: From a pool of n-grams from earlier steps or answers.
         MODEL: Predicted by a draft model.
         DRAFT_HEAD: Predicted by the draft head from the target's hidden state.
     """
@@ -34,5 +34,5 @@ class Origin(IntEnum):
 
     @property
     def word(self) -> str:
-        """Return the lower-case name that streams and traces show."""
+        """Return the lower-case name shown in streams and traces."""
         return self.name.lower()

@@ -1,7 +1,7 @@
-"""Run logits processors of transformers on steps with several tokens.
+"""Run transformers logits processors on steps with several tokens.
 
-A processor may keep state, so its calls are those of plain decoding: one per emitted token, in
-order, with all tokens before it. It never sees draft nodes that the target rejects.
+A processor may keep state, so it is called exactly as in plain decoding: once per emitted token, in
+order, with all preceding tokens. It never sees draft nodes that the target rejects.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class Processed:
-    """Logits processors of a request, with the tokens chosen so far.
+    """A request's logits processors, with the tokens chosen so far.
 
     Args:
-        process: All processors as one function, such as a `LogitsProcessorList`.
+        process: All processors combined into one function, such as a `LogitsProcessorList`.
         ids: Tokens before the next one, [1, n].
     """
 
@@ -47,16 +47,16 @@ class Processed:
         self._unwritten.extend(token_ids)
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Return the processed scores of the token after `ids`, [1, vocab].
+        """Return the processed scores for the token after `ids`, [1, vocab].
 
         Args:
-            scores: Scores of the model, float32 [1, vocab]; may be changed in place.
+            scores: Scores from the model, float32 [1, vocab]; may be changed in place.
         """
         return self._process(self.ids, scores)
 
 
 class OwnProcessors:
-    """Shallow copies of the processors of one request, called in order.
+    """Shallow copies of one request's processors, called in order.
 
     Raises:
         ConfigError: a processor fails, or does not return scores of the same shape.
@@ -66,7 +66,7 @@ class OwnProcessors:
         self._processors = [copy.copy(processor) for processor in processors]
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores after all processors, [1, vocab]."""
+        """Return the scores after applying all processors, [1, vocab]."""
         for processor in self._processors:
             name, shape = getattr(processor, "__name__", type(processor).__name__), scores.shape
             try:

@@ -1,4 +1,4 @@
-"""Define a request: its tokens, its counters and why it ended."""
+"""Define a request: its tokens, its counters and the reason it ended."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ids = itertools.count()
 
 @dataclass(slots=True)
 class Counters:
-    """Raw counts of one request; `paceline.core.metrics` has the formulas.
+    """Raw counts for one request; `paceline.core.metrics` has the formulas.
 
-    The model, the engine and the drafter write them.
+    The model, the engine and the drafter update these counters.
     """
 
     target_forwards: int = 0
@@ -40,28 +40,30 @@ class Counters:
 
 
 class Request:
-    """A request in one model: its token ids and its slot in the KV cache.
+    """A request to one model: its token ids and its slot in the KV cache.
 
     Attributes:
-        token_ids: Tokens of prompt and answer.
+        token_ids: Tokens in the prompt and the answer.
         prompt_length: Number of prompt tokens.
-        max_length: Length in tokens at which the request ends.
-        eos_token_ids: Tokens that end it, `SamplingParams.stop_token_ids` included.
-        cached: Number of leading tokens with keys and values in the model's cache.
-        rotary_length: Text length that the rotary frequencies of the first tokens follow, for
-            models whose frequencies depend on it. Later tokens follow the length up to themselves.
+        max_length: Length at which the request ends, in tokens.
+        eos_token_ids: Tokens that end the request, including `SamplingParams.stop_token_ids`.
+        cached: Number of leading tokens whose keys and values are in the model's cache.
+        rotary_length: Text length that determines the rotary frequencies for the first tokens, in
+            models whose frequencies depend on the text length. For later tokens, the text up to the
+            token determines them.
         slot: Slot in the KV cache; -1 before the model opens the request.
         finish_reason: "stop" or "length" once it has ended; None before.
-        logprobs: Per token of the answer, if requested: token id -> log-probability, likeliest
-            first.
-        prompt_logprobs: Per token of the prompt computed so far: None for the first token, then as
+        logprobs: For each token of the answer, if requested: token id -> log-probability, most
+            likely first.
+        prompt_logprobs: For each prompt token computed so far: None for the first token, then as in
             `logprobs`. None = not requested.
-        states: Hidden states of the target for this request, if its drafter requested them in
+        states: The target's hidden states for this request, if its drafter requested them in
             `start`.
-        processed: Logits processors of the request, created at their first use.
-        tainted: Keys or values may be NaN; the model clears the slot before it is reused.
-        without_draft: The next step runs this request without a draft tree.
-        failure: Error that ends this request, and no other, as its next token cannot be chosen.
+        processed: The request's logits processors, created on first use.
+        tainted: Whether keys or values may be NaN; if so, the model clears the slot before it is
+            reused.
+        without_draft: Whether the next step runs this request without a draft tree.
+        failure: Error that ends only this request, because its next token cannot be chosen.
     """
 
     def __init__(
@@ -100,16 +102,16 @@ class Request:
 
     @property
     def output_ids(self) -> list[int]:
-        """Tokens of the answer so far."""
+        """Tokens in the answer so far."""
         return self.token_ids[self.prompt_length :]
 
     @property
     def pending(self) -> int:
-        """Tokens not yet in the cache: 1 while decoding, the rest of the prompt before."""
+        """Number of tokens not cached yet: 1 while decoding, or the rest of the prompt."""
         return len(self.token_ids) - self.cached
 
     def ends_prefill(self, prefill_chunk: int) -> bool:
-        """Return True if a pass with chunks of this size computes the newest token."""
+        """Return True if the next prefill chunk of this size reaches the newest token."""
         return self.pending <= prefill_chunk
 
     @property
@@ -124,13 +126,14 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be emitted; a draft deeper than `remaining - 1` is wasted."""
+        """Number of tokens still allowed; a draft deeper than `remaining - 1` is wasted."""
         return self.max_length - len(self.token_ids)
 
     def end_reason(self, run: list[int]) -> str | None:
         """Return why the request ends with the last token of `run`, or None.
 
-        The walks call it for every token of an accepted run, so no token follows an end.
+        Verification calls this method for every token in an accepted run, so no token follows an
+        end.
 
         Args:
             run: Tokens that are about to be appended, the newest last.
@@ -156,7 +159,7 @@ class Request:
 
         Args:
             run: The tokens, in order.
-            logprobs: Log-probabilities per token, if requested.
+            logprobs: Log-probabilities for each token, if requested.
         """
         if run:
             self.finish_reason = self.end_reason(run)

@@ -1,4 +1,4 @@
-"""Define the options of a request, and check their values."""
+"""Define a request's options and check their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from paceline.core import argument_checks
 from paceline.core.argument_checks import is_count, is_int, is_number, is_within, require
 from paceline.core.settings import MAX_PENALTY
 
-# Field metadata of options that a single request has and a run over many requests has not.
+# Field metadata for options that apply to an individual request but not to a run over many
+# requests.
 PER_REQUEST = {"per_request": True}
 
 _Check = tuple[str, Callable[[Any], bool], str]  # option, condition, description of valid values
@@ -20,61 +21,62 @@ _Check = tuple[str, Callable[[Any], bool], str]  # option, condition, descriptio
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Options of one request: token choice, length, stop conditions, reports.
+    """Options for one request: token choice, length, stop conditions and reports.
 
     Attributes:
-        max_new_tokens: Maximum tokens of an answer; at least 0; 0 computes the prompt and generates
-            nothing.
+        max_new_tokens: Maximum number of tokens in an answer; at least 0; 0 computes the prompt and
+            generates nothing.
         temperature: Divisor of the logits; at least 0; 0 is greedy (argmax).
         top_k: Keep the k most likely tokens; at least 0; 0 keeps all.
         top_p: Keep the smallest set of tokens whose probability reaches top_p; above 0, at most 1;
             1 keeps all.
-        min_p: Drop tokens less likely than min_p times the most likely one; from 0 to 1; 0 drops
-            none.
-        repetition_penalty: Divide positive and multiply negative logits of tokens in prompt or
-            answer by this number; above 0; 1 disables it.
-        seed: Random seed. The same seed gives the same text with every drafter that does not draw
-            its guesses, in any batch.
-        stop: Strings that end the answer; the text is cut before them. Special tokens are allowed.
-            Default: none.
+        min_p: Drop tokens whose probability is below min_p times that of the most likely token;
+            from 0 to 1; 0 drops none.
+        repetition_penalty: Divide positive logits and multiply negative logits by this number, for
+            tokens already in the prompt or answer; above 0; 1 disables the penalty.
+        seed: Random seed. The same seed gives the same text in any batch and with every drafter
+            that does not sample its drafts.
+        stop: Strings that end the answer; the text is cut before the stop string. Special tokens
+            are allowed. Default: none.
         ignore_eos: Continue after an end-of-sequence token.
-        min_tokens: Minimum tokens of an answer before a token may end it; at least 0. Stop strings
-            may end it earlier.
+        min_tokens: Minimum number of tokens in an answer before an end token may stop it; at least
+            0. Stop strings may end the answer earlier.
         presence_penalty: Number subtracted from the logits of tokens already in the answer; from -2
-            to 2; 0 disables it.
-        frequency_penalty: Number subtracted from a token's logit for each time it is in the answer;
-            from -2 to 2; 0 disables it.
-        stop_token_ids: Tokens that end the answer, also with `ignore_eos`. The token is the
-            answer's last one.
+            to 2; 0 disables the penalty.
+        frequency_penalty: Number subtracted from a token's logit for each time the token occurs in
+            the answer; from -2 to 2; 0 disables the penalty.
+        stop_token_ids: Tokens that end the answer, even with `ignore_eos`. The stop token is the
+            last token of the answer.
         logit_bias: Token id -> value added to its logit, -100 to 100; None = nothing.
         bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
-            the start of a text and after a space. The sampler forbids the last token of an entry
-            where the answer ends with the others.
+            the start of the text and after a space. When the answer ends with all tokens of an
+            entry but the last, the sampler bans that last token.
         logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores float32
-            [1, vocab]) -> scores [1, vocab]. They run once per token, in order, with prompt and
-            answer before it. Each answer gets a shallow copy of every processor, so a processor may
-            keep state in its attributes.
-        logprobs: Number of likeliest tokens whose log-probabilities are reported per token of the
-            answer, besides the chosen token, by the model's own logits (`Completion.logprobs`).
-            None = no report.
-        prompt_logprobs: The same number for every token of the prompt
+            [1, vocab]) -> scores [1, vocab]. They run once per token, in order, on the prompt and
+            the answer before that token. Each answer gets a shallow copy of every processor, so a
+            processor may keep state in its attributes.
+        logprobs: Number of most likely tokens whose log-probabilities are reported for each token
+            of the answer, in addition to the chosen token. They are computed from the model's own
+            logits (`Completion.logprobs`). None = no report.
+        prompt_logprobs: The same number for each token of the prompt
             (`Completion.prompt_logprobs`). The model then computes the whole prompt, even if the
             cache holds its beginning. None = no report.
         skip_special_tokens: Leave special tokens out of the text. False writes them as the
-            tokenizer spells them, the end-of-sequence token included.
-        n: Number of answers, with seed, seed + 1, ...; more than one needs a temperature
+            tokenizer spells them, including the end-of-sequence token.
+        n: Number of answers, with seed, seed + 1, ...; several answers need a temperature above 0
             (`Completion.outputs`).
-        speculation: Drafter spec of this request, such as "none" or "sssd:max_nodes=8"; None =
-            the engine's drafter. It changes the speed, not the text.
-        max_nodes: Maximum draft nodes verified per step; None = as many as the engine allows.
-        priority: Requests with a smaller number get a slot first and may preempt others; ties go to
+        speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None = the
+            engine's drafter. The drafter changes the speed, not the text.
+        max_nodes: Maximum number of draft nodes verified per step; None = as many as the engine
+            allows.
+        priority: Requests with a lower number get a slot first and may preempt others; ties go to
             the older request.
 
     The logits are changed in this order: logit_bias, repetition_penalty, frequency_penalty,
     presence_penalty, bad_words, min_tokens, logits_processors, temperature, top_k, top_p, min_p.
 
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: a value is outside its range.
     """
 
     max_new_tokens: int = 128
@@ -159,12 +161,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is taken without a random draw."""
+        """True if the most likely token is always chosen, without sampling."""
         return self.temperature == 0.0
 
     @property
     def adjusts(self) -> bool:
-        """True if options change single logits (bias, penalties, bad words, min_tokens)."""
+        """True if options such as penalties or bad words change individual logits."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty

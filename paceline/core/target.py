@@ -1,7 +1,7 @@
-"""Define what the engine needs of a target model with a KV cache.
+"""Define what the engine needs from a target model with a KV cache.
 
 `paceline.model.cached_lm.CachedLM` implements these protocols for transformers models. The engine,
-the scheduler and the draft budget depend on this module and on no model code.
+the scheduler and the draft budget depend only on this module, not on model code.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ class CacheSlots(Protocol):
     """Assign the slots of a KV cache to requests."""
 
     def __len__(self) -> int:
-        """Return the number of slots, taken and free."""
+        """Return the total number of slots, taken and free."""
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens in all slots."""
+        """Return the total number of tokens in all slots."""
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
         """Give `request` the slot of `other` with its first `length` cache positions."""
 
     def copy(self, request: Request, other: Request, length: int) -> None:
-        """Copy the first `length` cache positions of `other` to the slot of `request`."""
+        """Copy the first `length` cache positions of `other` into the slot of `request`."""
 
     def resize(self, slots: int, positions: int) -> None:
-        """Change the cache to this number of slots and of cache positions per slot."""
+        """Resize the cache to a number of slots and of cache positions per slot."""
 
     def gather(self, requests: Sequence[Request]) -> None:
-        """Move the requests of one step to the first slots, in any order."""
+        """Move the requests in one step to the first slots, in any order."""
 
 
 class Target(Protocol):
     """A model with a KV cache that verifies draft trees.
 
     Attributes:
-        slots: Slots of its KV cache.
-        prefill_chunk: Maximum pending tokens of a request in one forward pass.
+        slots: Slots in its KV cache.
+        prefill_chunk: Maximum number of a request's pending tokens in one forward pass.
     """
 
     prefill_chunk: int
@@ -58,7 +58,7 @@ class Target(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of token ids that logits cover."""
+        """Return the number of token ids that the logits cover."""
 
     @property
     def context_length(self) -> int:
@@ -70,11 +70,11 @@ class Target(Protocol):
 
     @property
     def takes_trees(self) -> bool:
-        """Return True if the model verifies trees; False = chains only."""
+        """Return True if the model can verify trees, False if it can verify only chains."""
 
     @property
     def packs(self) -> bool:
-        """Return True if requests of any widths share a forward pass without padding."""
+        """Return True if requests of any width can share a forward pass without padding."""
 
     @property
     def uses_target_states(self) -> bool:
@@ -82,25 +82,25 @@ class Target(Protocol):
 
     @property
     def stale(self) -> bool:
-        """Return True if modules were replaced since a request was opened last."""
+        """Return True if modules were replaced since the last request was opened."""
 
     @property
     def capacity(self) -> int:
-        """Return the cache positions allocated per slot."""
+        """Return the number of cache positions allocated per slot."""
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes that one cache position takes."""
+        """Return the size of one cache position, in bytes."""
 
     def check_length(self, request: Request) -> None:
-        """Refuse a request that is longer than the context.
+        """Check that a request is not longer than the context.
 
         Raises:
             CapacityError: the request is too long.
         """
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Give a request a slot, or the slot of an ended request with its first positions."""
+        """Give a request a new slot, or take over a finished request's first positions."""
 
     def close(self, request: Request) -> None:
         """Free the slot of a request."""
@@ -112,7 +112,7 @@ class Target(Protocol):
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """Run one forward pass over pending tokens and draft trees of the requests."""
+        """Run one forward pass over the requests' pending tokens and draft trees."""
 
     def forward_with_states(
         self,
@@ -129,16 +129,16 @@ class Target(Protocol):
         """Keep the pending tokens and the accepted nodes of the last forward pass."""
 
     def rewind(self, request: Request, length: int) -> None:
-        """Drop the cache of a request from position `length` on."""
+        """Drop a request's cache from position `length` onwards."""
 
     def clear_after(self, request: Request) -> None:
-        """Zero the slot of a request after its cached tokens."""
+        """Zero a request's slot after its cached tokens."""
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return the part of a draft tree that the model can verify after the request."""
+        """Return the part of a draft tree that the model can verify for the request."""
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop the cache of a request whose new length changes how its tokens are encoded."""
+        """Drop a request's cache if its new length changes how its tokens are encoded."""
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
         """Return True if equal first tokens of two requests have equal keys and values."""

@@ -1,7 +1,7 @@
-"""Define draft trees, and the arrays that attention masks are made of.
+"""Define draft trees, and the arrays from which attention masks are built.
 
 A tree is `token_ids` and `parents` (parents[i] < i; -1 is the root, the last committed token).
-Everything else is derived. The module imports numpy only, so drafters need no torch.
+Everything else is derived from them. The module imports only numpy, so drafters do not need torch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Draft tokens of one request; node -1 is the root, its last committed token.
+    """Draft tokens for one request; node -1 is the root, the last committed token.
 
     Attributes:
         token_ids: Token ids of the n nodes.
         parents: Parent of each node; parents[i] < i, -1 = the root.
-        probs: Distribution that each node was drawn from, [vocab], given its ancestors and earlier
-            siblings; None for a node = a guess. None = guesses only.
+        probs: Distribution that each node was sampled from, [vocab], given its ancestors and
+            earlier siblings. None for a node means that it is a guess; None for all = guesses only.
         confidence: Estimated probability that each node is accepted if its parent is.
-        probes: Number of nodes at the end that are never accepted. The target only computes the
-            token after them.
-        origins: Source of each node (`Origin`); ignored by comparisons.
+        probes: Number of nodes at the end that are never accepted. For these, the target only
+            computes the next token.
+        origins: Source of each node (`Origin`); ignored in comparisons.
     """
 
     token_ids: list[int]
@@ -51,14 +51,14 @@ class DraftTree:
 
     @property
     def num_candidates(self) -> int:
-        """Return the number of nodes that may be accepted; they come first."""
+        """Return the number of nodes that may be accepted; these nodes come first."""
         return len(self.token_ids) - self.probes
 
     def edges(self, count: int | None = None) -> dict[tuple[int, int], int]:
         """Map (parent, token) to node.
 
         Args:
-            count: Number of nodes from the first on; None = all that may be accepted.
+            count: Number of nodes to map, from the first; None = all nodes that may be accepted.
         """
         nodes = range(self.num_candidates if count is None else count)
         return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))
@@ -76,7 +76,7 @@ class DraftTree:
         )
 
     def is_chain(self) -> bool:
-        """Return whether no node has a sibling."""
+        """Return whether the tree is a chain, so that no node has a sibling."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     def children(self) -> list[list[int]]:
@@ -98,7 +98,7 @@ class DraftTree:
         return path[::-1]
 
     def path_chances(self) -> list[float]:
-        """Return the probability per node that it and all its ancestors are accepted."""
+        """Return the probability of acceptance for each node and all its ancestors."""
         assert self.confidence is not None, "trees with confidence only"
         chances: list[float] = []
         for parent, confidence in zip(self.parents, self.confidence, strict=True):
@@ -108,8 +108,9 @@ class DraftTree:
     def best_chain(self) -> DraftTree:
         """Return the single path to verify if the target cannot verify trees.
 
-        With `confidence`, it is the path with the most expected accepted tokens; otherwise the
-        first of the deepest. Drawn nodes form chains already, so none of them is dropped.
+        With `confidence`, it is the path with the highest expected number of accepted tokens;
+        otherwise, the first of the deepest paths. Sampled nodes already form chains, so none is
+        dropped.
         """
         if self.is_chain() and not self.probes:
             return self
@@ -131,7 +132,7 @@ class DraftTree:
         )
 
     def first(self, count: int) -> DraftTree:
-        """Return the tree of the first `count` nodes; parents come before children."""
+        """Return the tree formed by the first `count` nodes; parents come before children."""
         if count >= len(self):
             return self
         if count <= 0:
@@ -146,7 +147,7 @@ class DraftTree:
         )
 
     def shallower_than(self, depth: int) -> DraftTree:
-        """Return the tree of the nodes with a depth below `depth`."""
+        """Return the tree formed by the nodes with a depth below `depth`."""
         nodes = np.flatnonzero(node_depths(self.parents) < depth).tolist()
         index = {-1: -1, **{node: new for new, node in enumerate(nodes)}}
         return DraftTree(
@@ -163,7 +164,7 @@ EMPTY_TREE = DraftTree([], [])
 
 
 class TreeBuilder:
-    """Merges paths with common prefixes into one tree of at most `max_nodes` nodes.
+    """Merges paths with common prefixes into one tree with at most `max_nodes` nodes.
 
     Probes are added after all other nodes.
     """
@@ -190,7 +191,7 @@ class TreeBuilder:
     def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
         """Add a node that is never accepted; it may repeat a sibling.
 
-        The caller must observe `max_nodes`.
+        The caller must not exceed `max_nodes`.
         """
         self.token_ids.append(token)
         self.parents.append(parent)
@@ -201,7 +202,7 @@ class TreeBuilder:
     def add_path(
         self, token_ids: Sequence[int], parent: int = -1, origin: Origin = Origin.DRAFT
     ) -> int:
-        """Add a path below `parent`; return its last node that fitted.
+        """Add a path below `parent`; return the last node that fitted.
 
         Existing nodes are reused.
 
@@ -254,7 +255,7 @@ def tree_shape(parents: tuple[int, ...]) -> tuple[IntArray, BoolArray]:
         parent_of = np.asarray(parents, dtype=np.int64)
         ancestor = parent_of.copy()
         nodes = np.flatnonzero(ancestor >= 0)
-        # Climb from all nodes at once, so that the Python loop runs over levels and not nodes.
+        # Climb from all nodes at once, so that the Python loop runs over levels instead of nodes.
         while nodes.size:
             mask[nodes, ancestor[nodes]] = True
             depth[nodes] += 1
