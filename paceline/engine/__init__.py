@@ -1,1 +1,1 @@
-"""Run decode steps for the requests of many callers."""
+"""Run decode steps for requests from many callers."""

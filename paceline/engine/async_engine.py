@@ -1,4 +1,4 @@
-"""Advance the requests of coroutines while a thread runs the steps."""
+"""Advance requests from coroutines while a thread runs the steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _Collected = deque[tuple[list[Outcome], bool]]
 
 
 class _LoopState:
-    """State that the callers of one event loop share.
+    """State shared by the callers in one event loop.
 
     Attributes:
         steps: Task that runs steps while a caller waits.
-        waiting: Future per request that is set when the request has news. Only its callers wake
-            up, since thousands may wait.
-        streams: Collected outcomes of streamed requests that their callers have not taken yet.
+        waiting: One future per request, set when the request has new outcomes or has ended.
+            Thousands of callers may wait, so only the callers of that request wake up.
+        streams: Collected outcomes of streamed requests that the callers have not taken yet.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _LoopState:
 
 
 class AsyncEngine:
-    """Serves coroutines without blocking an event loop for a step.
+    """Serves coroutines without blocking the event loop during a step.
 
     Args:
         engine: The engine that runs all requests.
@@ -71,7 +71,7 @@ class AsyncEngine:
     async def submit(
         self, requests: Sequence[Request], keep_outcomes: bool = False
     ) -> list[RequestHandle]:
-        """Queue requests as `Engine.submit`; a thread builds drafters that they name."""
+        """Queue requests like `Engine.submit`; a thread builds the drafters they name."""
         if self._engine.has_drafters(requests):
             return self._engine.submit(requests, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
@@ -88,13 +88,13 @@ class AsyncEngine:
     def _withdraw(
         self, loop: asyncio.AbstractEventLoop, submitted: asyncio.Future[list[RequestHandle]]
     ) -> None:
-        """Withdraw requests whose caller was cancelled while they were submitted."""
+        """Withdraw requests whose caller was cancelled during submission."""
         if submitted.exception() is None:
             loop.run_in_executor(None, self._engine.withdraw, submitted.result())
 
     @asynccontextmanager
     async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
-        """Withdraw the requests at the end of the context, also after an error."""
+        """Withdraw the requests at the end of the context, even after an error."""
         loop = asyncio.get_running_loop()
         state = self._loops.setdefault(loop, _LoopState())
         state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})
@@ -117,7 +117,7 @@ class AsyncEngine:
             raise_errors(handles)
 
     async def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Wait for outcomes of a streamed request; results as `Engine.collect`."""
+        """Wait for outcomes of a streamed request; returns the same as `Engine.collect`."""
         collected = self._loops[asyncio.get_running_loop()].streams[handle]
         while not collected:
             if not handle.outcomes:
@@ -126,7 +126,7 @@ class AsyncEngine:
         return collected.popleft()
 
     async def _wait_for_news(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until a request is done or has outcomes; start the steps if none run."""
+        """Wait until a request is done or has outcomes; start the steps if necessary."""
         loop = asyncio.get_running_loop()
         state = self._loops[loop]
         news = loop.create_future()
@@ -153,7 +153,7 @@ class AsyncEngine:
             state.steps = None
 
     def _advance(self, state: _LoopState) -> None:
-        """Run a step, and collect its outcomes before the next step may start."""
+        """Run a step and collect its outcomes before the next step can start."""
         self._engine.step()
         for handle, collected in state.streams.copy().items():
             if handle.outcomes:

@@ -1,4 +1,4 @@
-"""Define the result of a step per drafter, and distribute outcomes to drafters."""
+"""Define a step's result per drafter, and distribute outcomes to drafters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.verification.verify import with_top_tokens
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The outcomes of a step for the requests of one drafter.
+    """The outcomes of a step for one drafter's requests.
 
     Attributes:
         batch: The drafter batch.
-        outcomes: Outcomes of its ready requests.
+        outcomes: Outcomes of the batch's ready requests.
         draft_seconds: Seconds spent in the draft model and in the hidden-state draft head.
-        error: Error of the drafter; it concerns the requests of this batch only.
+        error: Error raised by the drafter; it affects only the requests in this batch.
     """
 
     batch: DrafterBatch
@@ -32,7 +32,7 @@ class BatchResult:
 def distribute_outcomes(
     outcomes: list[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
 ) -> list[BatchResult]:
-    """Return the outcomes by drafter, with top tokens and head drafts."""
+    """Return the outcomes by drafter, with top tokens and the draft head's trees."""
     rows = {outcome.request: row for row, outcome in enumerate(outcomes)} if len(drafts) > 1 else {}
     results = []
     for each in drafts:

@@ -16,17 +16,17 @@ class Completion:
 
     Attributes:
         text: Text of the answer, cut before a stop string; "" without a tokenizer. It continues the
-            prompt's text: both joined are the text of all tokens. An unfinished character at the
-            end is U+FFFD.
-        token_ids: Tokens of the answer, an end-of-sequence token included.
+            prompt's text, so the two strings joined are the text of all tokens. An incomplete
+            character at the end becomes U+FFFD.
+        token_ids: Tokens of the answer, including an end-of-sequence token.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
-        stats: Counts of the request.
-        logprobs: Per token, with `SamplingParams.logprobs`: token id -> log-probability by the
-            model's own logits, before any option changes them. The entries are the likeliest
-            tokens, likeliest first, and the chosen one.
-        prompt_logprobs: Per token of the prompt, with `SamplingParams.prompt_logprobs`, as
-            `logprobs`. None for the first token, which has no token before it.
-        others: The further answers, with `SamplingParams.n`.
+        stats: Counts for the request.
+        logprobs: For each token, with `SamplingParams.logprobs`: token id -> log-probability,
+            computed from the model's own logits before any option changes them. The entries are the
+            most likely tokens, in descending order, and the chosen token.
+        prompt_logprobs: For each token of the prompt, with `SamplingParams.prompt_logprobs`, as in
+            `logprobs`. None for the first token, because no token precedes it.
+        others: The additional answers, with `SamplingParams.n`.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Completion:
 
     @property
     def outputs(self) -> list[Completion]:
-        """Return all answers to the prompt, this one first."""
+        """Return all answers to the prompt, starting with this one."""
         return [self, *self.others]
 
 
@@ -48,20 +48,22 @@ class Chunk:
     """The tokens and the text that one step added to a streamed answer.
 
     Attributes:
-        text: Text that became final. The joined texts of all chunks are the completion's text.
-        token_ids: Tokens of this step.
-        accepted: Per token, whether it came from the draft tree.
-        pieces: (text, accepted) per token with text, for displays; joined, they are `text`.
+        text: Text that became final. The texts of all chunks joined are the completion's text.
+        token_ids: Tokens from this step.
+        accepted: For each token, whether it came from the draft tree.
+        pieces: (text, accepted) for each token with text, for display; their texts joined are
+            `text`.
         completion: The finished answer, in the last chunk.
-        logprobs: As in `Completion`, for the tokens of this step.
-        origins: Source of each token, a word of `paceline.core.origin.Origin`: "target" (the bonus
-            token or a plain one), "prompt", "output", "datastore", ...
-        marks: Token that each piece belongs to. Text that may become a stop string is held back,
-            possibly for several steps.
+        logprobs: As in `Completion`, for the tokens from this step.
+        origins: Source of each token, as a lower-case name from `paceline.core.origin.Origin`:
+            "target" (the bonus token or a plainly decoded token), "prompt", "output", "datastore",
+            ...
+        marks: Token that each entry of `pieces` belongs to. Text that may become a stop string is
+            held back, possibly for several steps.
         outcome: Outcome of this step, with the verified draft tree; None outside an engine.
-        step: Steps of the answer so far, prefill included.
-        forwards: Forward passes of the target so far, prefill included. Passes that a preemption
-            repeats do not count.
+        step: Number of steps for the answer so far, including prefill.
+        forwards: Number of target forward passes so far, including prefill. Forward passes repeated
+            after a preemption do not count.
         prompt_logprobs: As in `Completion`, in the first chunk.
     """
 
@@ -86,11 +88,11 @@ class Chunk:
         forwards: int,
         completion: Completion | None = None,
     ) -> Chunk:
-        """Return the chunk of a step.
+        """Return the chunk for a step.
 
         Args:
             outcome: Outcome of the step.
-            written: Pieces of text that became final with it.
+            written: Parts of the text that became final in this step.
             step: As in `Chunk`.
             forwards: As in `Chunk`.
             completion: As in `Chunk`.

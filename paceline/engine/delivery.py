@@ -1,4 +1,4 @@
-"""Make completions, and the chunks of streams, from requests and outcomes."""
+"""Make completions and stream chunks from requests and outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Chunks:
 
     Args:
         handle: Handle of the streamed request.
-        tokenizer: Tokenizer of the model; None leaves the texts empty.
+        tokenizer: The model's tokenizer; None leaves the texts empty.
     """
 
     def __init__(self, handle: RequestHandle, tokenizer: Any) -> None:
@@ -34,7 +34,7 @@ class Chunks:
 
         Args:
             outcomes: Outcomes since the last call.
-            done: The last of them ended the request.
+            done: Whether the last outcome ended the request.
         """
         writer = self._writer
         for outcome in outcomes:
@@ -46,7 +46,7 @@ class Chunks:
 
 
 def stream_chunks(engine: Engine, request: Request, tokenizer: Any) -> Generator[Chunk, None, None]:
-    """Run steps until a request ends, and yield a chunk per step.
+    """Run steps until a request ends, and yield one chunk per step.
 
     Args:
         engine: The engine that runs the request.
@@ -74,7 +74,7 @@ def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
 
 
 def completion_of(handle: RequestHandle, tokenizer: Any) -> Completion:
-    """Return the completion of a request, ended or not."""
+    """Return the completion for a request, whether or not it has ended."""
     ids, writer = handle.request.output_ids, writer_of(handle.request, tokenizer)
     writer.write(ids, [Origin.TARGET] * len(ids), last=True)
     return _completion(handle, writer.text)
@@ -95,7 +95,7 @@ def completions_of(
     """Return one completion per prompt; with `SamplingParams.n`, it holds the others.
 
     Args:
-        groups: Requests of each prompt.
+        groups: Requests for each prompt.
         handles: Handles of all requests, in the same order.
         tokenizer: Tokenizer of the model, or None.
     """

@@ -1,4 +1,4 @@
-"""Hold the drafters of one engine: its own, and those that requests name."""
+"""Hold one engine's drafters: its default, and those that requests name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Maker = Callable[[str], Drafter]
 
 
 def no_maker(spec: str) -> Drafter:
-    """Refuse a drafter spec in an engine that cannot create drafters.
+    """Reject a drafter spec in an engine that cannot create drafters.
 
     Raises:
         ConfigError: always.
@@ -36,7 +36,7 @@ def no_maker(spec: str) -> Drafter:
 
 
 def refuse_others(spec: str) -> Drafter:
-    """Refuse a drafter spec in a lookahead-parallel engine.
+    """Reject a drafter spec in a lookahead-parallel engine.
 
     Raises:
         ConfigError: always.
@@ -48,12 +48,12 @@ def refuse_others(spec: str) -> Drafter:
 
 
 class DrafterPool:
-    """Creates a drafter once per spec that requests name, and keeps its statistics.
+    """Creates one drafter for each spec that requests name, and keeps its statistics.
 
     Args:
         make: Creates a drafter from its spec.
         check: Raises an error if a drafter does not fit the engine.
-        new_stats: Returns empty statistics, if a draft budget may cut trees; else None.
+        new_stats: Returns empty statistics if a draft budget may cut trees; otherwise None.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DrafterPool:
     ) -> None:
         self._make, self._check, self._new_stats = make, check, new_stats
         self._stats: WeakKeyDictionary[Drafter, DrafterStats] = WeakKeyDictionary()
-        self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()  # most recent use last
+        self._named: OrderedDict[SpecKey, DrafterState] = OrderedDict()  # most recently used last
         self._own: DrafterState | None = None
         self._own_key: SpecKey | None = None
         self._lock = threading.Lock()  # guards the dictionaries
@@ -73,21 +73,22 @@ class DrafterPool:
 
     @property
     def locks(self) -> list[Lock]:
-        """Return all locks under which the pool changes."""
+        """Return all locks that protect changes to the pool."""
         return [self._lock, self._making]
 
     @property
     def own(self) -> DrafterState:
-        """Return the engine's drafter, for requests that name none."""
+        """Return the engine's default drafter, for requests that name none."""
         assert self._own is not None, "use comes first"
         return self._own
 
     def use(self, drafter: Drafter, spec: str | None) -> None:
-        """Make a drafter the engine's own.
+        """Make a drafter the engine's default.
 
         Args:
             drafter: The drafter.
-            spec: Spec it was created from, if known. Requests that name this spec get `drafter`.
+            spec: Spec from which the drafter was created, if known. Requests that name this spec
+                get `drafter`.
         Raises:
             ConfigError, DatastoreError: the drafter does not fit the engine.
         """
@@ -97,11 +98,12 @@ class DrafterPool:
     def find(
         self, spec: str | None, in_use: Callable[[], AbstractSet[DrafterState]]
     ) -> DrafterState:
-        """Return the drafter of a spec; the engine's own for None.
+        """Return the drafter for a spec; the engine's default for None.
 
         Args:
             spec: Drafter spec.
-            in_use: Returns the drafters of open requests. An idle drafter makes room for a new one.
+            in_use: Returns the drafters of open requests. An idle drafter makes room for a new
+                drafter.
         Raises:
             ConfigError: the drafter cannot be created or does not fit.
             BusyError: too many drafters are in use.
@@ -125,10 +127,10 @@ class DrafterPool:
     def find_all(
         self, requests: Sequence[Request], in_use: Callable[[], AbstractSet[DrafterState]]
     ) -> list[DrafterState]:
-        """Return the drafter of every request, by its `params.speculation`.
+        """Return the drafter for every request, according to its `params.speculation`.
 
         Raises:
-            ConfigError, BusyError: as `find`; the message names the prompt.
+            ConfigError, BusyError: as in `find`; the message names the prompt.
         """
         states = []
         for index, request in enumerate(requests):
@@ -140,12 +142,12 @@ class DrafterPool:
         return states
 
     def knows(self, spec: str | None) -> bool:
-        """Return True if the drafter of a spec exists already."""
+        """Return True if the drafter for a spec already exists."""
         if spec is None:
             return True
         try:
             return self._known(spec_key(spec)) is not None
-        except ConfigError:  # `find` will raise it
+        except ConfigError:  # `find` will raise the error
             return False
 
     def _known(self, key: SpecKey) -> DrafterState | None:

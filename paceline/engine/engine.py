@@ -1,7 +1,7 @@
 """Run one continuous batch for all callers (continuous batching).
 
-The engine has no thread. A caller that waits for an answer runs the steps for everybody
-(`advance`), in turn with other threads, so several threads share forward passes.
+The engine has no thread. A caller that waits for an answer runs the steps for all callers
+(`advance`), taking turns with other threads. Several threads therefore share forward passes.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Runs steps for up to `max_batch` requests of any number of callers.
+    """Runs steps for up to `max_batch` requests from any number of callers.
 
-    Arguments that are not listed are those of `paceline.llm.LLM`.
+    Arguments that are not listed here are described in `paceline.llm.LLM`.
 
     Args:
         model: Decoder-only transformers model, in eval mode, on its device.
-        drafter: Drafter of all requests that name no other.
-        spec: Spec that `drafter` was created from, if known.
-        make: Creates the drafters that requests name, from their specs.
-        tokenizer: Tokenizer of the prompts, for drafters bound to one tokenizer.
-        max_batch: Maximum requests per forward pass; None = no limit.
-        max_nodes: Maximum draft nodes verified per request and step.
-        prefill_chunk: Maximum prompt tokens per step (chunked prefill); batch invariance may lower
-            it.
+        drafter: Drafter for all requests that name no other drafter.
+        spec: Spec from which `drafter` was created, if known.
+        make: Function that creates the drafters that requests name, from their specs.
+        tokenizer: Tokenizer of the prompts, for drafters that depend on a particular tokenizer.
+        max_batch: Maximum number of requests per forward pass; None = no limit.
+        max_nodes: Maximum number of draft nodes verified per request and step.
+        prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
+            may lower this limit.
         ranks: Processes that share the work on every draft tree (`engine/parallel`).
         verify: Verification rule that chooses the tokens.
     Attributes:
@@ -58,7 +58,7 @@ class Engine:
         costs: Measured cost of forward passes; None with ranks.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
     Raises:
-        ConfigError, DatastoreError: the drafter does not fit, or batch invariance is required and
+        ConfigError, DatastoreError: the drafter does not fit, or batch invariance is required but
             impossible.
         UnsupportedModelError: the model cannot be verified losslessly.
     """
@@ -83,7 +83,7 @@ class Engine:
         draft_budget: DraftBudgetSettings | None = None,
         verify: Verifier = verify_batch,
     ) -> None:
-        # Imports model code, which takes seconds and is not needed to read or test the engine.
+        # This imports model code, which takes seconds and is not needed to read or test the engine.
         from paceline.engine.target_setup import TargetOptions, set_up_target
 
         options = TargetOptions(
@@ -115,14 +115,15 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter of requests that name none."""
+        """The drafter for requests that name none."""
         return self._drafters.own.drafter
 
     def change_drafter(self, drafter: Drafter) -> None:
-        """Use another drafter for requests that name none; only while no request is open.
+        """Change the drafter for requests that name none; only while no request is open.
 
         Raises:
-            ConfigError: requests are open, `drafter` is no drafter, or it does not fit the model.
+            ConfigError: requests are open, `drafter` is not a drafter, or it does not fit the
+                model.
         """
         require_drafter("change_drafter", drafter)
         with self._turn:
@@ -137,7 +138,7 @@ class Engine:
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Observed acceptance by drafter confidence, in bins; None without a budget."""
+        """Observed acceptance rates, binned by confidence; None without a budget."""
         stats = self._drafters.own.stats
         return None if stats is None else stats.acceptance_calibration
 
@@ -152,7 +153,7 @@ class Engine:
 
     @property
     def load(self) -> EngineLoad:
-        """Counts of finished work and of requests open now."""
+        """Counts for completed work and currently open requests."""
         return self._lifecycle.load
 
     @property
@@ -165,17 +166,18 @@ class Engine:
     ) -> list[RequestHandle]:
         """Queue requests and return their handles; never waits for a step.
 
-        The engine admits them in order as slots fall free.
+        The engine admits them in order as slots become free.
 
         Args:
             requests: The requests to queue.
             keep_outcomes: Collect the outcome of every step in `RequestHandle.outcomes`.
-            keep_slots: Keep their slots in the cache after they end, until `withdraw`.
+            keep_slots: Keep the requests' slots in the cache after they end, until `withdraw`.
         Raises:
-            CapacityError: the cache could not hold a request even alone. Nothing is queued then.
-            ConfigError: a drafter that a request names cannot be used; nothing is queued then. Or
-                torch uses another number of threads than batch invariance was proven for. Or this
-                process was forked while another thread ran a step.
+            CapacityError: the cache could not hold a request even on its own. Nothing is queued in
+                this case.
+            ConfigError: a drafter that a request names cannot be used; nothing is queued in this
+                case. Or the number of torch threads is not the one that batch invariance was
+                checked with. Or this process was forked while another thread ran a step.
         """
         self._turn.check()
         self.invariance.check_threads()
@@ -198,7 +200,7 @@ class Engine:
         return handles
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
-        """Return whether the drafters that the requests name exist already."""
+        """Return whether the drafters that the requests name already exist."""
         return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def advance(self, handles: Sequence[RequestHandle]) -> None:
@@ -208,7 +210,7 @@ class Engine:
             handles: The requests that the caller waits for.
         Raises:
             Exception: the error that ended one of `handles`.
-            KeyboardInterrupt: raised between two steps if other callers share them.
+            KeyboardInterrupt: raised between two steps if other callers share the steps.
         """
         before = self._runner.steps
         with self._turn:
@@ -223,31 +225,32 @@ class Engine:
         handles: Sequence[RequestHandle],
         stepped: Callable[[int], object] = lambda ended: None,
     ) -> None:
-        """Run steps, in turn with other threads, until all of `handles` are done.
+        """Run steps, taking turns with other threads, until all `handles` are done.
 
         Args:
             handles: The requests to finish.
-            stepped: Callback after each step, with the number of requests that ended in it.
+            stepped: Callback invoked after each step with the number of requests that ended in the
+                step.
         Raises:
             Exception: the error that ended one of `handles`.
         """
         while unfinished := [handle for handle in handles if not handle.done]:
             self.advance(unfinished)
             stepped(sum(handle.done for handle in unfinished))
-        raise_errors(handles)  # another thread's step may have ended one
+        raise_errors(handles)  # another thread's step may have ended a request
 
     def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Take the outcomes of a request; runs a step first if there are none.
+        """Take a request's outcomes; runs a step first if there are none.
 
         Args:
             handle: A request submitted with `keep_outcomes`.
         Returns:
-            The outcomes, and whether they are the last ones.
+            The outcomes, and whether they are the last.
         Raises:
             Exception: the error that ended the request early, after its last outcomes.
         """
         assert handle.outcomes is not None, "submit with keep_outcomes=True"
-        with self._turn:  # never read the outcomes of a step half done
+        with self._turn:  # never read the outcomes of an unfinished step
             if not handle.outcomes:
                 self.advance([handle])
             taken = list(handle.outcomes)
@@ -257,7 +260,8 @@ class Engine:
     def step(self) -> list[Outcome]:
         """Run one decode step for one group of requests; ended requests free their slots.
 
-        An error ends the requests of the group; an error of a drafter ends only its requests.
+        An error ends the requests in the group; an error in a drafter ends only that drafter's
+        requests.
 
         Raises:
             ConfigError: a drafter called its own engine from inside a step.
@@ -283,7 +287,7 @@ class Engine:
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests, waiting, running or ended, and free everything they hold."""
+        """Drop requests, whether waiting, running or ended, and free everything they hold."""
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:
@@ -296,4 +300,4 @@ class Engine:
 
     def _use(self, drafter: Drafter, spec: str | None) -> None:
         self._drafters.use(drafter, spec)
-        self._drafters_turn = turn_of(drafter)  # other engines may share it
+        self._drafters_turn = turn_of(drafter)  # other engines may share the drafter

@@ -1,4 +1,4 @@
-"""Give access to the state and the figures of the engine behind an `LLM`."""
+"""Give access to the state and metrics of an `LLM`'s engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EngineFacade:
-    """Passes requests for state and figures on to an engine; subclasses set `_engine`."""
+    """Forwards queries for state and metrics to an engine; subclasses set `_engine`."""
 
     _engine: Engine
 
@@ -28,11 +28,11 @@ class EngineFacade:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter of requests that name none."""
+        """The drafter for requests that name none."""
         return self._engine.drafter
 
     def change_drafter(self, drafter: Drafter) -> None:
-        """Use another drafter from now on; only while no request is open.
+        """Change the drafter from now on; only while no request is open.
 
         Args:
             drafter: The new drafter.
@@ -48,21 +48,21 @@ class EngineFacade:
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Observed acceptance by drafter confidence, in bins; None without a budget."""
+        """Observed acceptance rates, binned by confidence; None without a budget."""
         return self._engine.acceptance_calibration
 
     @property
     def cost_curve(self) -> CostCurve | None:
-        """Seconds of a forward pass by its number of rows, as the draft budget uses it.
+        """Seconds per forward pass by number of rows, as used by the draft budget.
 
-        None before the budget needs the curve, or without a budget.
+        None before the budget first needs the curve, or without a budget.
         """
         draft_budget = self._engine.draft_budget
         return None if draft_budget is None else draft_budget.curve
 
     @property
     def costs(self) -> Costs | None:
-        """The measurement behind the cost curve: its conditions, and a way to repeat it.
+        """The cost-curve measurement: its conditions, and a way to repeat it.
 
         None without a draft budget.
         """
@@ -70,7 +70,7 @@ class EngineFacade:
 
     @property
     def draft_decisions(self) -> list[StepDecision]:
-        """Decisions of the draft budget in the newest steps, oldest first.
+        """The draft budget's decisions in the most recent steps, oldest first.
 
         Empty unless `DraftBudgetSettings.recorded_steps` is set.
         """
@@ -79,9 +79,9 @@ class EngineFacade:
 
     @property
     def plain_seconds(self) -> float | None:
-        """Seconds of a step of one request without drafts; None like the cost curve.
+        """Seconds per step for one request without drafts; None like the cost curve.
 
-        The value comes from the cost curve, corrected by measured steps of this kind.
+        The value comes from the cost curve, corrected with measurements of such steps.
         """
         draft_budget = self._engine.draft_budget
         return None if draft_budget is None else draft_budget.plain_seconds
@@ -93,5 +93,5 @@ class EngineFacade:
 
     @property
     def load(self) -> EngineLoad:
-        """Counts of finished work and of requests open now, over all callers."""
+        """Counts for completed work and currently open requests, over all callers."""
         return self._engine.load

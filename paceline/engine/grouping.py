@@ -1,4 +1,4 @@
-"""Choose the requests that step together, and group them by drafter."""
+"""Choose the requests for a step, and group them by drafter."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """The requests of one step.
+    """The requests in one step.
 
     Attributes:
         handles: The requests, in the order of their slots.
-        prefill_chunk: Maximum pending tokens that each of them computes in the step.
+        prefill_chunk: Maximum number of pending tokens that the step computes for each request.
     """
 
     handles: list[RequestHandle]
@@ -29,17 +29,17 @@ class StepGroup:
 
     @property
     def num_pending(self) -> list[int]:
-        """Return the number of pending tokens that the step computes, per request."""
+        """Return the number of pending tokens that the step computes for each request."""
         return [num_pending(handle, self.prefill_chunk) for handle in self.handles]
 
     @property
     def num_drafting(self) -> int:
-        """Return the number of requests whose newest token the step computes."""
+        """Return the number of requests whose newest token the step processes."""
         return sum(handle.request.ends_prefill(self.prefill_chunk) for handle in self.handles)
 
 
 def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
-    """Return the pending tokens that the next forward pass computes for a request."""
+    """Return a request's number of pending tokens in the next forward pass."""
     return min(handle.request.pending, prefill_chunk)
 
 
@@ -49,15 +49,15 @@ def select_prompts(
     max_rows: int | None = None,
     packed: bool = False,
 ) -> list[RequestHandle]:
-    """Return the first prompt in order, and prompts of next slots that fit its pass.
+    """Return the first prompt, and prompts in the next slots that fit its pass.
 
-    A prompt joins if it adds little padding.
+    A prompt is added if it causes little padding.
 
     Args:
         prompts: Requests in prefill; at least one.
-        prefill_chunk: Maximum pending tokens of a request in the forward pass.
-        max_rows: Maximum rows of the forward pass, padding included; None = no limit.
-        packed: The forward pass has no padding.
+        prefill_chunk: Maximum number of a request's pending tokens in the forward pass.
+        max_rows: Maximum number of rows in the forward pass, including padding; None = no limit.
+        packed: Whether the forward pass works without padding.
     """
     first = min(prompts, key=lambda handle: handle.rank)
     by_slot = {handle.request.slot: handle for handle in prompts}
@@ -78,13 +78,13 @@ def select_prompts(
 def group_by_drafter(
     group: StepGroup, model: Target, max_nodes: int, max_rows: int | None = None
 ) -> list[DrafterBatch]:
-    """Return the requests of a step by their drafters, with the node limit of each.
+    """Return a step's requests by drafter, with each request's node limit.
 
     Args:
-        group: The requests of the step.
+        group: The requests in the step.
         model: The target.
-        max_nodes: Maximum nodes of any draft tree.
-        max_rows: Maximum rows of the forward pass, padding included; None = no limit.
+        max_nodes: Maximum number of nodes in any draft tree.
+        max_rows: Maximum number of rows in the forward pass, including padding; None = no limit.
     """
     size = len(group.handles)
     if max_rows is not None:

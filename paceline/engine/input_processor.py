@@ -1,4 +1,4 @@
-"""Check prompts and sampling parameters, and make requests of them."""
+"""Check prompts and sampling parameters, and turn them into requests."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _BYTES = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """Makes requests of prompts.
+    """Turns prompts into requests.
 
     Attributes:
-        tokenizer: Tokenizer of the model, or None.
-        source: Model argument of the caller, where the tokenizer was searched for.
-        vocab_size: Number of token ids of the model.
+        tokenizer: The model's tokenizer, or None.
+        source: The caller's model argument, where the tokenizer was searched for.
+        vocab_size: Number of token ids that the model has.
         eos_token_ids: Tokens that end an answer.
-        max_length: Maximum tokens of prompt and answer.
+        max_length: Maximum number of tokens in the prompt and answer together.
     """
 
     tokenizer: Any
@@ -45,9 +45,10 @@ class InputProcessor:
         """Return one request per prompt.
 
         Args:
-            prompts: A text, or several; or lists, tuples or one-dimensional arrays of token ids; or
-                a two-dimensional array. Arrays may be tensors.
-            params: `SamplingParams` for all prompts, or one each; None = the default.
+            prompts: One string or several strings; or lists, tuples or one-dimensional arrays of
+                token ids; or a two-dimensional array. Arrays may be tensors.
+            params: One `SamplingParams` for all prompts, or one for each prompt; None = the
+                default.
         Raises:
             ConfigError, CapacityError: a prompt or parameter cannot be used.
         """
@@ -70,10 +71,10 @@ class InputProcessor:
         ]
 
     def single(self, prompt: Any, params: Any) -> Request:
-        """Return the request of a prompt with a single answer.
+        """Return the request for a prompt with a single answer.
 
         Raises:
-            ConfigError, CapacityError: as `requests`, or the parameters request several answers.
+            ConfigError, CapacityError: as in `requests`, or the parameters request several answers.
         """
         (request,) = self.requests([prompt], params)
         if request.params.n > 1:
@@ -84,9 +85,9 @@ class InputProcessor:
         return request
 
     def request_groups(self, prompts: Any, params: Any) -> list[list[Request]]:
-        """Return the requests of each prompt: one per answer, with seed, seed + 1, ...
+        """Return the requests for each prompt: one per answer, with seed, seed + 1, ...
 
-        Arguments and errors are those of `requests`.
+        Arguments and errors are the same as for `requests`.
         """
         return [
             [first, *(self._sibling(first, number) for number in range(1, first.params.n))]
@@ -108,7 +109,7 @@ class InputProcessor:
         )
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
-        """Check token ids among the parameters, and encode bad words."""
+        """Check the token ids in the parameters, and encode bad words."""
         words = [entry for entry in params.bad_words if isinstance(entry, str)]
         if words:
             if self.tokenizer is None:

@@ -1,4 +1,4 @@
-"""Delay Ctrl-C to the end of a step that several callers share."""
+"""Delay Ctrl-C until the end of a step that several callers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def interrupts_held(hold: bool = True) -> Iterator[None]:
     """Delay SIGINT while the context is open; its handler runs afterwards.
 
     Args:
-        hold: False does nothing; neither does a thread that is not the main thread.
+        hold: If False, nothing is delayed. SIGINT is also not delayed outside the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()

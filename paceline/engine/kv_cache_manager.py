@@ -1,4 +1,4 @@
-"""Assign cache slots to requests, and reuse those of ended ones (prefix caching)."""
+"""Assign cache slots, and reuse those of finished requests (prefix caching)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 
 
 class KVCacheManager:
-    """Assigns the slots of the KV cache, and keeps ended requests for later prompts.
+    """Assigns KV-cache slots, and keeps finished requests for later prompts.
 
     Args:
         model: The target.
-        max_batch: Maximum requests with a slot at once; None = no limit.
-        max_kept: Maximum ended requests that stay cached; the least recently used goes first.
-        max_bytes: Maximum bytes of the cache; None = no limit.
+        max_batch: Maximum number of requests that have a slot at the same time; None = no limit.
+        max_kept: Maximum number of finished requests that stay cached; the least recently used is
+            evicted first.
+        max_bytes: Maximum size of the cache in bytes; None = no limit.
     Attributes:
         reused: Number of prompt tokens found in the cache so far.
     """
@@ -53,20 +54,20 @@ class KVCacheManager:
 
     @property
     def num_kept(self) -> int:
-        """Return the number of ended requests in the cache."""
+        """Return the number of finished requests in the cache."""
         return len(self._kept)
 
     def usage(self) -> float:
         """Return the share of the cache's memory limit that holds tokens.
 
-        Without a limit, the share of the allocated memory.
+        Without a limit, this is the share of the allocated memory.
         """
         each = self._model.position_bytes
         limit = self._max_bytes or len(self._model.slots) * self._model.capacity * each
         return min(1.0, self._model.slots.tokens * each / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
-        """Refuse a request that would not fit even alone.
+        """Check that a request would fit on its own.
 
         Raises:
             CapacityError: the request needs more memory than the cache may take.
@@ -86,7 +87,7 @@ class KVCacheManager:
             request: The request to admit.
             active: Requests that have a slot.
         Returns:
-            False if the cache has no room now.
+            False if the cache currently has no room.
         Raises:
             CapacityError: the request is longer than the model's context.
         """
@@ -98,7 +99,7 @@ class KVCacheManager:
             min(member.max_length, len(member) + ADMISSION_HEADROOM) for member in members
         )
         source, length = self._longest_prefix(request, active)
-        inherited = None  # tokens of an ended request whose slot the new one takes over
+        inherited = None  # tokens of a finished request whose slot the new request takes over
         if source is not None and source in self._kept:
             self._kept.move_to_end(source)
             if length >= INHERITED_SHARE * len(self._kept[source]):
@@ -130,7 +131,7 @@ class KVCacheManager:
 
     def close(self, request: Request, reusable: bool = True) -> None:
         """Free the slot of a request; keep its contents for later prompts if `reusable`."""
-        if request.pending > 1:  # no logits have shown yet whether its keys and values are numbers
+        if request.pending > 1:  # no logits have shown yet whether its keys and values are finite
             request.tainted, reusable = True, False
         if reusable and self._max_kept and request.cached >= MIN_PREFIX_TOKENS:
             self._keep(request)
@@ -141,12 +142,12 @@ class KVCacheManager:
         self._model.close(request)
 
     def forget_all(self) -> None:
-        """Free the slots of all ended requests."""
+        """Free the slots of all finished requests."""
         while self._forget_oldest():
             pass
 
     def _keep(self, request: Request) -> None:
-        """Keep the cached tokens of an ended request; drop kept requests that they cover."""
+        """Keep a finished request's cached tokens; drop kept requests that they cover."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
         self._model.slots.inherit(prefix, request, request.cached)
@@ -165,10 +166,10 @@ class KVCacheManager:
     def _longest_prefix(
         self, request: Request, active: Sequence[Request]
     ) -> tuple[Request | None, int]:
-        """Return the cached request that shares most first tokens, and the number of them."""
+        """Return the cached request with the longest common prefix, and its length."""
         if not self._max_kept or request.scoring:  # scoring needs logits, which are not cached
             return None, 0
-        # The last token is always computed, since its logits choose the next one.
+        # The last token is always computed, because its logits choose the next token.
         prompt = np.array(request.token_ids[:-1], dtype=np.int64)
         best, best_length = None, MIN_PREFIX_TOKENS - 1
         running = (
@@ -182,12 +183,12 @@ class KVCacheManager:
         return best, best_length
 
     def _ensure(self, num_slots: int, positions: int, ideal: int) -> bool:
-        """Provide slots of a size; drop kept requests if they leave too little memory.
+        """Provide slots of a given size; drop kept requests if memory is short.
 
         Args:
             num_slots: Slots for active requests.
-            positions: Cache positions that each slot must have.
-            ideal: Cache positions that each slot should have if the cache has to grow.
+            positions: Number of cache positions that each slot must have.
+            ideal: Number of cache positions that each slot should have if the cache has to grow.
         """
         while True:
             slots = num_slots + len(self._kept)
@@ -212,14 +213,14 @@ class KVCacheManager:
         return True
 
     def _preferred_slots(self, slots: int) -> int:
-        """Return the slots to allocate for `slots`; growing copies the whole cache."""
+        """Return the number of slots to allocate; growing copies the whole cache."""
         current = len(self._model.slots)
         if slots <= current or self._max_batch is None:
             return max(slots, current)
         return max(slots, min(2 * current, self._max_batch + self._max_kept))
 
     def _max_positions(self, slots: int) -> int:
-        """Return the cache positions that each of this number of slots may have."""
+        """Return the maximum number of cache positions per slot for this number of slots."""
         each = slots * self._model.position_bytes
         return (
             UNLIMITED_POSITIONS if self._max_bytes is None or not each else self._max_bytes // each
@@ -237,13 +238,13 @@ class KVCacheManager:
 
 
 def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
-    """Return the maximum bytes that the KV cache of a loaded model may take.
+    """Return the maximum size of a loaded model's KV cache, in bytes.
 
     Args:
         model: The loaded model.
         cache_gib: Limit in GiB; None = most of the available memory.
     Returns:
-        Bytes, or None if the available memory is unknown.
+        Number of bytes, or None if the available memory is unknown.
     Raises:
         ConfigError: `cache_gib` is not a positive number.
     """
@@ -262,7 +263,7 @@ def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | No
 
 
 def _common_prefix(first: IntArray, second: IntArray) -> int:
-    """Return the number of equal first tokens."""
+    """Return the length of the common prefix, in tokens."""
     length = min(len(first), len(second))
     different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length

@@ -1,4 +1,4 @@
-"""Admit requests, deliver their tokens and end them, each with its own errors."""
+"""Admit requests, deliver their tokens and end them, keeping errors separate."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Handles the requests of one engine between forward passes.
+    """Handles one engine's requests between forward passes.
 
     Args:
         schedule: Holds the waiting and active requests.
         kv_cache: Assigns cache slots.
-        survives_drafter_errors: A request whose drafter raises an error continues without drafts.
+        survives_drafter_errors: Whether a request whose drafter raises an error continues without
+            drafts.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Lifecycle:
 
     @property
     def load(self) -> EngineLoad:
-        """Return the counts of finished work and of open requests."""
+        """Return the counts for completed work and open requests."""
         schedule, kv_cache = self._schedule, self._kv_cache
         return replace(
             self._load,
@@ -49,7 +50,7 @@ class Lifecycle:
         )
 
     def admit(self) -> None:
-        """Give waiting requests a cache slot, while slots are free, and start drafters."""
+        """Give waiting requests cache slots while any are free, and start their drafters."""
         while (handle := self._schedule.waiting.first()) is not None:
             try:
                 if not self._schedule.admit(handle):
@@ -72,12 +73,12 @@ class Lifecycle:
             self.drafter_failed([handle], error)
 
     def count_forward(self) -> None:
-        """Count a forward pass of the target."""
+        """Count a target forward pass."""
         self._load.forwards += 1
 
     def deliver(self, handle: RequestHandle, outcome: Outcome) -> None:
         """Give a request the outcome of a step; end the request if it has finished."""
-        # The cache was dropped: the prompt runs again with other rotary frequencies.
+        # The cache was dropped: the prompt is computed again with different rotary frequencies.
         handle.prefilling = handle.request.cached == 0
         self._load.new_tokens += len(outcome.new_token_ids)
         self._load.drafted_tokens += len(outcome.tree)
@@ -90,11 +91,11 @@ class Lifecycle:
         if handle.request.finish_reason is not None:
             try:
                 self._retire(handle)
-            except Exception as error:  # concerns this request only
+            except Exception as error:  # affects only this request
                 handle.error = error
 
     def drafter_failed(self, handles: list[RequestHandle], error: Exception) -> bool:
-        """Detach requests from a drafter that raised; return True if they continue."""
+        """Detach requests from a failed drafter; return True if they continue."""
         if not self._survives_drafter_errors:
             self.fail(handles, error)
             return False
@@ -114,7 +115,7 @@ class Lifecycle:
         return True
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
-        """End requests with an error, which their callers raise."""
+        """End requests with an error, which is raised in their callers."""
         reason = (
             error
             if isinstance(error, Exception)

@@ -19,16 +19,18 @@ class RequestHandle:
 
     Attributes:
         request: The request.
-        drafter_state: Its drafter, with the statistics of its draft trees.
-        outcomes: Outcomes that the caller has not collected yet; None = the caller collects none.
-        keep_slot: The slot stays in the cache after the request ends, until it is withdrawn.
-        batch_invariant: The engine computes the request batch-invariantly.
-        prefilling: Prompt tokens are still to be computed.
-        started: The drafter has been started for the request.
-        done: No further outcome will come.
+        drafter_state: The request's drafter, with statistics on its draft trees.
+        outcomes: Outcomes that the caller has not collected yet; None = the caller does not collect
+            outcomes.
+        keep_slot: Whether the slot stays in the cache after the request ends, until the request is
+            withdrawn.
+        batch_invariant: Whether the engine computes the request batch-invariantly.
+        prefilling: Whether some prompt tokens have not been computed yet.
+        started: Whether the drafter has been started for the request.
+        done: Whether no more outcomes will come.
         error: Error that ended the request early.
-        admitted: Time of admission to the batch, by `time.perf_counter`; 0 = not yet.
-        ended: Time at which the request left the batch; 0 = not yet.
+        admitted: Time of admission to the batch, from `time.perf_counter`; 0 = not yet admitted.
+        ended: Time at which the request left the batch; 0 = still open.
     """
 
     request: Request
@@ -45,7 +47,7 @@ class RequestHandle:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Return the sort key of the request: priority, then age; smaller goes first."""
+        """Return the request's sort key: priority, then age; lower keys go first."""
         return self.request.params.priority, self.request.id
 
     def stats(self) -> Stats:
@@ -60,8 +62,8 @@ class CallProgress:
     """Progress of a call.
 
     Attributes:
-        finished: Number of answers that have ended.
-        answers: Number of answers of the call.
+        finished: Number of finished answers.
+        answers: Total number of answers in the call.
         new_tokens: Number of tokens emitted so far, over all answers.
     """
 

@@ -1,4 +1,4 @@
-"""Hold the requests that wait for a cache slot, by priority, then by age."""
+"""Hold the requests waiting for a cache slot, ordered by priority, then age."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestQueue:
                 insort(self._handles, handle, key=attrgetter("rank"))
 
     def first(self) -> RequestHandle | None:
-        """Return the request that is admitted next, or None."""
+        """Return the request to be admitted next, or None."""
         handles = self._handles
         return handles[0] if handles else None
 

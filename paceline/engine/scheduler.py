@@ -1,4 +1,4 @@
-"""Schedule requests: admission, preemption, and the requests of the next step."""
+"""Schedule requests: admission, preemption, and the choice for the next step."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Holds the waiting and active requests of one engine.
+    """Holds one engine's waiting and active requests.
 
-    Prompts go first, in forward passes without decoding requests. While a stream is open, prompt
-    chunks and decode steps alternate, and the chunks are short enough not to stall the stream.
+    Prompts are processed first, in forward passes without decoding requests. While a stream is
+    open, prompt chunks and decode steps alternate, and the chunks are short enough not to stall the
+    stream.
 
     Args:
         model: The target.
         kv_cache: Assigns cache slots.
-        max_batch: Maximum active requests; None = no limit.
-        max_rows: Maximum rows of a forward pass, padding included; None = no limit.
+        max_batch: Maximum number of active requests; None = no limit.
+        max_rows: Maximum number of rows in a forward pass, including padding; None = no limit.
         chunking: Limits prefill chunks while streams are open; None = full chunks.
     Attributes:
         waiting: Requests without a slot.
         active: Requests with a slot, in the order of admission.
-        preemptions: Number of requests that lost their slot so far.
+        preemptions: Number of times a request has lost its slot so far.
     """
 
     def __init__(
@@ -48,20 +49,20 @@ class Scheduler:
         self.active: list[RequestHandle] = []
         self.preemptions = 0
         self._chunking = chunking
-        self._in_prefill = False  # the newest group holds prompts
+        self._in_prefill = False  # whether the newest group holds prompts
 
     def drafters_in_use(self) -> set[DrafterState]:
         """Return the drafters of all waiting and active requests."""
         return {handle.drafter_state for handle in (*self.waiting, *self.active.copy())}
 
     def admit(self, handle: RequestHandle) -> bool:
-        """Give a waiting request a slot; preempts requests of lower priority if needed.
+        """Give a waiting request a slot; preempts lower-priority requests if needed.
 
         Returns:
             False if no slot is free and no active request has a lower priority.
         Raises:
-            CapacityError, MemoryError, RuntimeError: no slot will ever be large enough. The request
-                counts as active then.
+            CapacityError, MemoryError, RuntimeError: no slot will ever be large enough. In this
+                case, the request counts as active.
         """
         self.waiting.leave(handle)
         while True:
@@ -80,7 +81,7 @@ class Scheduler:
             self.preempt(last)
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Take the slot of an active request away; it waits and continues later."""
+        """Take an active request's slot away; the request waits and continues later."""
         self.active.remove(handle)
         self._kv_cache.close(handle.request)
         handle.request.cached = 0
@@ -88,12 +89,12 @@ class Scheduler:
         self.waiting.join([handle])
 
     def remove(self, handle: RequestHandle) -> None:
-        """Remove a request, waiting or active."""
+        """Remove a request, whether waiting or active."""
         if not self.waiting.leave(handle):
             self.active.remove(handle)
 
     def grow_cache(self) -> None:
-        """Grow the cache with the answers; preempt the newest requests if it may not grow."""
+        """Grow the cache with the answers; preempt the newest requests if it cannot grow."""
         while (
             not self._kv_cache.grow([handle.request for handle in self.active])
             and len(self.active) > 1
@@ -101,7 +102,7 @@ class Scheduler:
             self.preempt(max(self.active, key=lambda handle: handle.rank))
 
     def next_group(self) -> StepGroup:
-        """Choose the requests of the next step.
+        """Choose the requests for the next step.
 
         Returns:
             The requests in the order of their slots; none if no request is active.
@@ -126,10 +127,10 @@ class Scheduler:
         return StepGroup(sorted(decoding, key=attrgetter("request.slot")), chunk)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the time of the newest group's step.
+        """Record the duration of the newest group's step.
 
         Args:
-            tokens: Pending tokens that the step computed.
+            tokens: Number of pending tokens that the step computed.
             seconds: Duration of the step.
         """
         if self._chunking is not None:

@@ -1,6 +1,6 @@
-"""Record the target's hidden states of tokens that stay in the KV cache.
+"""Record the target's hidden states for tokens that stay in the KV cache.
 
-Draft models that read target states (EAGLE) take them from `Request.states`.
+Draft models that read target states (EAGLE) get them from `Request.states`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.core.request import Request
 
 
 def recorded_layers(requests: Sequence[Request]) -> tuple[int, ...]:
-    """Return the layers whose hidden states any of the requests records, ascending."""
+    """Return the layers whose hidden states any request records, in ascending order."""
     return tuple(
         sorted(
             {
@@ -33,13 +33,13 @@ def record_states(
     layers: tuple[int, ...],
     accepted: Sequence[Sequence[int]],
 ) -> None:
-    """Store the hidden states of tokens that stay in the cache, before the commit.
+    """Store the hidden states for tokens that stay in the cache, before the commit.
 
     Args:
         requests: The requests of the forward pass.
-        logits: Its result, with hidden states.
-        layers: Layers whose states `logits` has.
-        accepted: Accepted nodes per request.
+        logits: The result of the forward pass, with hidden states.
+        layers: Layers whose states `logits` contains.
+        accepted: Accepted nodes for each request.
     """
     assert logits.states is not None, "forward_with_states fills it"
     assert logits.pending is not None, "forward_with_states fills it"

@@ -1,4 +1,4 @@
-"""Run one decode step: propose, forward pass, verify, commit, observe."""
+"""Run one decode step: propose, run the forward pass, verify, commit, observe."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def decode_step(
     verify: Verifier = verify_batch,
     reduced_logits: bool = False,
 ) -> list[Outcome]:
-    """Advance every request by one forward pass of the target, all with one drafter.
+    """Advance every request by one target forward pass, all with one drafter.
 
     The target verifies the trees exactly as proposed, without a draft budget.
 
     Args:
         model: The target with its cache.
-        drafter: The drafter of all requests.
+        drafter: The drafter for all requests.
         requests: The requests to advance.
-        max_nodes: Per request, the largest tree that may be verified.
+        max_nodes: For each request, the maximum number of nodes that may be verified.
         verify: Verification rule that chooses the tokens.
-        reduced_logits: The rule reads logits of a reduced vocabulary only, see
+        reduced_logits: Whether the rule reads only the logits of a reduced vocabulary; see
             `CachedLM.forward_nodes`.
     Raises:
         DrafterError: the drafter broke its contract.
@@ -65,17 +65,18 @@ def run_step(
     prefill_chunk: int | None = None,
     reduced_logits: bool = False,
 ) -> list[BatchResult]:
-    """Advance the requests of all drafter batches by one forward pass of the target.
+    """Advance the requests in all drafter batches by one target forward pass.
 
     A request with more pending tokens than a prefill chunk advances by one chunk and gets no
-    outcome yet. If a drafter raises an error, its requests are left out.
+    outcome yet. If a drafter raises an error, the step leaves out that drafter's requests.
 
     Args:
         model: The target with its cache.
         batches: The requests, grouped by drafter.
         verify: Verification rule that chooses the tokens.
-        draft_budget: Draft budget that cuts the trees; None = verify them as proposed.
-        prefill_chunk: Maximum pending tokens of a request; None = `prefill_chunk` of the model.
+        draft_budget: Draft budget that cuts the trees; None = verify the trees as proposed.
+        prefill_chunk: Maximum number of pending tokens per request; None = the model's
+            `prefill_chunk`.
         reduced_logits: As in `decode_step`.
     Returns:
         One result per batch; the results of failed drafters come first.
@@ -143,7 +144,7 @@ def _in_slot_order(drafts: Sequence[Drafts]) -> list[Request]:
 
 
 def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
-    """Return the rows of the forward pass without trees, padding included."""
+    """Return the number of rows without trees, including padding."""
     pending = [min(request.pending, chunk) for request in requests]
     return sum(pending) if model.packs else len(requests) * max(pending)
 
@@ -151,7 +152,7 @@ def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
 def _trees_of(
     drafts: Sequence[Drafts], requests: Sequence[Request]
 ) -> tuple[list[DraftTree], list[int]]:
-    """Return one tree per request, empty in prefill, and the rows of ready requests."""
+    """Return one tree per request, empty in prefill, and the ready requests' rows."""
     by_request = {
         request: tree
         for each in drafts
@@ -172,9 +173,10 @@ def _forward(
     """Run the target over the pending tokens and the draft trees.
 
     Returns:
-        Logits of all requests; layers whose states are recorded, None if no request records any.
+        Logits for all requests; and the layers whose states are recorded, or None if no request
+        records states.
     """
-    # A draft model that reads target states has none to record.
+    # A draft model that reads target states has no states to record.
     records_states = not model.uses_target_states and any(
         request.states is not None for request in requests
     )
@@ -198,10 +200,10 @@ def _verify_drafts(
     chunk: int,
     reduced_logits: bool,
 ) -> tuple[list[BatchResult], bool]:
-    """Run the target, choose the new tokens, and commit them to cache and requests.
+    """Run the target, choose new tokens, and commit them to the cache and requests.
 
     Returns:
-        One result per drafts; True if some requests must run again without a draft tree.
+        One result for each `Drafts`; and True if some requests must run again without a draft tree.
     """
     trees, ready = _trees_of(drafts, requests)
     all_logits, layers = _forward(model, drafts, requests, trees, chunk, reduced_logits)
@@ -210,7 +212,8 @@ def _verify_drafts(
     if top_k and ready:
         logits = find_top_tokens(logits, top_k)
     outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)
-    # NaN logits of a draft node may have spoiled these requests: they run again without a tree.
+    # NaN logits at a draft node may have corrupted these requests, so they run again without a
+    # tree.
     retries = {
         outcome.request: outcome.request.cached for outcome in outcomes if not outcome.new_token_ids
     }
@@ -238,11 +241,11 @@ def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -
 
 
 def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
-    """Drop the tokens of this step from the cache, for requests that run again.
+    """Drop this step's tokens from the cache, for requests that run again.
 
     Args:
         model: The target.
-        retries: Number of cached tokens before the step, per request.
+        retries: Number of cached tokens before the step, for each request.
     """
     for request, cached in retries.items():
         model.rewind(request, cached)
@@ -262,7 +265,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Let the drafter observe its outcomes; return the result with its error, if any."""
+    """Let the drafter observe its outcomes; return the result with any error."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter
@@ -275,7 +278,7 @@ def _observe(result: BatchResult) -> BatchResult:
 
 
 def _end_scored(batch: DrafterBatch) -> list[Outcome]:
-    """End requests that only compute their prompt, once all of it is cached."""
+    """End requests that only compute their prompt, once the whole prompt is cached."""
     outcomes = []
     for request in batch.requests:
         if request.prefill_only and not request.pending:

@@ -1,4 +1,4 @@
-"""Run the steps of one engine, and deliver outcomes and errors to requests."""
+"""Run one engine's steps, and deliver outcomes and errors to requests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class StepRunner:
-    """Runs steps, one at a time; the engine holds the locks.
+    """Runs one step at a time; the engine holds the locks.
 
     Args:
         target: The target and its draft budget.
-        schedule: Chooses the requests of a step.
+        schedule: Chooses the requests for a step.
         lifecycle: Receives outcomes and errors.
         max_nodes: Maximum draft nodes verified per request and step.
-        verify: Verification rule; ranks bring their own.
+        verify: Verification rule; with ranks, the parallel model's rule is used instead.
     Attributes:
         steps: Number of steps so far.
     """
@@ -56,7 +56,7 @@ class StepRunner:
     def run(self) -> list[Outcome]:
         """Admit waiting requests, and run one step for one group of requests.
 
-        An error ends the requests of the group, and their callers get it.
+        An error ends the requests in the group and is raised in their callers.
         """
         start = time.perf_counter()
         handles: list[RequestHandle] = []
@@ -67,7 +67,7 @@ class StepRunner:
             return self._decode(group) if handles else []
         except BaseException as error:
             self._lifecycle.fail(handles, error)
-            # Without a group no request ends: the same error would come back for ever.
+            # Without a group, no request would end, and the same error would recur for ever.
             if not isinstance(error, Exception) or not handles:
                 raise
             return []
@@ -106,7 +106,7 @@ class StepRunner:
     ) -> tuple[list[DrafterBatch], list[BatchResult]]:
         """Return the batches with the draft heads that their drafters use.
 
-        The first use of a head takes seconds, since it may be fitted.
+        The first use of a head takes seconds, because the head may have to be fitted.
 
         Returns:
             The batches that can step, and a result for each batch whose drafter raised an error.

@@ -1,7 +1,7 @@
 """Set up a transformers model as the target of an engine.
 
-The engine imports this module when it is built, and no model code before. It works with the
-protocol `paceline.core.target.Target` from then on.
+The engine imports this module when it is built, and imports no model code before that. From then
+on, the engine works with the protocol `paceline.core.target.Target`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """Options of an engine for its target; see `paceline.engine.engine.Engine`.
+    """An engine's options for its target; see `paceline.engine.engine.Engine`.
 
     Attributes:
-        max_batch: Maximum requests per forward pass; None = no limit.
-        max_nodes: Maximum draft nodes verified per request and step.
-        prefill_chunk: Maximum pending tokens of a request per step.
+        max_batch: Maximum number of requests per forward pass; None = no limit.
+        max_nodes: Maximum number of draft nodes verified per request and step.
+        prefill_chunk: Maximum number of a request's pending tokens per step.
         batch_invariant: True, False or "auto".
         ranks: Processes that share the work on every draft tree; None = this process alone.
         cost_curve: Cost of forward passes; None = measure.
@@ -60,8 +60,9 @@ class TargetSetup:
     Attributes:
         model: The model with its KV cache.
         invariance: State of batch invariance.
-        parallel: `model`, if processes share its work; else None.
-        costs: Measured cost of its forward passes; None with ranks, whose measured times differ.
+        parallel: `model`, if processes share its work; otherwise None.
+        costs: Measured cost of the model's forward passes; None with ranks, because their measured
+            times differ.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
         chunking: Limits prefill chunks while streams are open; None with ranks.
         draft_heads: Hidden-state draft heads of the model; None with ranks.
@@ -76,7 +77,7 @@ class TargetSetup:
     draft_heads: DraftHeads | None = None
 
     def check_drafter(self, drafter: Drafter, tokenizer: Any) -> None:
-        """Check that a drafter fits the target, and attach it.
+        """Check that a drafter fits the target, and attach the drafter.
 
         Args:
             drafter: The drafter.
@@ -98,14 +99,14 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
     Args:
         model: Decoder-only transformers model, in eval mode, on its device.
         drafter: Drafter of the engine; its trees must be divisible among ranks.
-        options: How the engine uses the model.
+        options: The engine's options for the model.
     Raises:
         UnsupportedModelError: the model cannot be verified losslessly.
-        ConfigError: batch invariance is required and impossible, or the ranks do not fit.
+        ConfigError: batch invariance is required but impossible, or the ranks do not fit.
     """
     ranks, batch_invariant = options.ranks, options.batch_invariant
     if ranks is not None and batch_invariant == "auto":
-        batch_invariant = False  # measured times differ by rank, and all ranks must agree
+        batch_invariant = False  # measured times differ between ranks, but all ranks must agree
     invariance = resolve_batch_invariance(model, batch_invariant, options.max_batch or 1)
     model_options = invariance.model_options(options.prefill_chunk)
     checked = checked_model(model, model_options)

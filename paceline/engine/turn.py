@@ -1,4 +1,4 @@
-"""Lock an engine while its state changes, also across forks."""
+"""Lock an engine while its state changes, even across forks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Lock(Protocol):
 class Turn:
     """A re-entrant lock: one thread at a time changes the engine.
 
-    A child process that was forked while a thread of the parent held the lock has a half-changed
-    engine and no such thread. Every call in this child is refused.
+    If a process forks while one of its threads holds the lock, the child gets a half-changed engine
+    without that thread. Every call in such a child raises an error.
 
     Args:
-        others: Returns further locks under which the engine's state changes.
+        others: Returns additional locks that protect the engine's state.
     Attributes:
-        torn: This process is such a child.
-        inherited: The engine still holds requests that were open at the fork; the parent answers
-            them.
+        torn: Whether this process is such a child.
+        inherited: Whether the engine still holds requests that were open at the fork; the parent
+            answers them.
     """
 
     def __init__(self, others: Callable[[], list[Lock]]) -> None:
@@ -54,7 +54,7 @@ class Turn:
         self._lock.release()
 
     def check(self) -> None:
-        """Refuse a child process whose engine cannot be used.
+        """Raise an error in a child process whose engine cannot be used.
 
         Raises:
             ConfigError: a thread of the parent was changing the engine when this process was
