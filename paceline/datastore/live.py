@@ -72,9 +72,9 @@ class Datastore:
         )
         self._unwritten = UnwrittenOutputs(options)
         self._running = RunningOutputs(options.max_unwritten_tokens)
-        self._unsorted = False  # whether outputs in memory are not yet sorted
-        self._memory_shard: tuple[Shard, ...] = ()  # holds the outputs in memory
-        self._num_writes = 0  # number of times that unwritten outputs went to disk
+        self._unsorted = False  # whether outputs in memory are unsorted
+        self._memory_shard: tuple[Shard, ...] = ()  # holds these outputs
+        self._num_writes = 0  # counts writes to disk
         self._changed = threading.Condition()  # guards all attributes above
         self._disk = threading.Lock()  # held while unwritten outputs go to disk
         self._thread: threading.Thread | None = None

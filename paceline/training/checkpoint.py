@@ -1,4 +1,4 @@
-"""Store the state of a training in one safetensors file."""
+"""Store the state of a training run in one safetensors file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.util.files import digest_of, write_atomically
 
 
 def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[str, Any]) -> None:
-    """Check that work in a folder continues with the settings it was begun with.
+    """Check that work in a folder continues with its original settings.
 
     Raises:
         ConfigError: A setting differs.
@@ -31,14 +31,14 @@ def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[s
 
 
 class CheckpointFile:
-    """Hold tensors and JSON values of a training; every write is atomic.
+    """Hold the tensors and JSON values of a training run; every write is atomic.
 
-    The header has a kind, a version and a checksum of its values.
+    The header holds a kind, a version and a checksum of its values.
 
     Args:
-        path: The file.
+        path: Checkpoint file.
         kind: Kind of the checkpoint.
-        version: Version of its content.
+        version: Version of the checkpoint's contents.
     """
 
     def __init__(self, path: Path, kind: str, version: int) -> None:
@@ -51,7 +51,7 @@ class CheckpointFile:
         return self.path.exists()
 
     def save(self, values: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Replace the content.
+        """Replace the checkpoint's contents.
 
         Args:
             values: JSON values by name.
@@ -77,7 +77,7 @@ class CheckpointFile:
         return json.loads(self._open().metadata()[name])
 
     def tensors(self, group: str) -> dict[str, Tensor]:
-        """Return the tensors of a group by name.
+        """Return the tensors in a group by name.
 
         Raises:
             ConfigError: The file is damaged.
@@ -91,7 +91,7 @@ class CheckpointFile:
         }
 
     def delete(self) -> None:
-        """Remove the file if it is there."""
+        """Remove the file if it exists."""
         self.path.unlink(missing_ok=True)
 
     def _open(self) -> Any:

@@ -1,4 +1,4 @@
-"""Read the recorded answers and texts of a training."""
+"""Read the recorded answers and texts for a training run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def read_texts(
     """Tokenise text files with the target's tokenizer and cut them into chunks.
 
     Args:
-        command: Command that the error message names.
+        command: Command to name in error messages.
         target: Directory or hub id of the target.
         inputs: Text files, as in `paceline.datastore.inputs`.
-        context: Maximum tokens per chunk.
+        context: Maximum number of tokens per chunk.
     Raises:
         ConfigError: A file cannot be read, or the target has no tokenizer.
     """
@@ -42,7 +42,7 @@ def read_texts(
 
 
 def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], list[T]]:
-    """Split answers into a training part and a held-out part, each `every`-th.
+    """Split answers into a training part and a held-out part (each `every`-th one).
 
     Raises:
         ConfigError: There are fewer than `every` answers.
@@ -62,7 +62,7 @@ def num_predicted(chunks: Sequence[TextChunk]) -> int:
 
 
 def describe_run(recordings: Sequence[str | Path], inputs: Sequence[str]) -> dict[str, Any]:
-    """Return the entries of a training record on files, machine and libraries."""
+    """Return a training record's entries about files, machine and libraries."""
     return {
         "recordings": [Path(path).name for path in recordings],
         "texts": [Path(path).name for path in inputs],

@@ -1,4 +1,4 @@
-"""Train in steps up to a limit of steps or seconds, with validations in between.
+"""Train up to a maximum number of steps or seconds, validating in between.
 
 `Trainer` holds the loop that draft models, draft heads and acceptance heads share. A subclass
 supplies batches, loss and validation, and may store its state.
@@ -26,20 +26,20 @@ from paceline.training.settings import LOSS_WINDOW, TrainingSettings
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Hold how far a training is: seconds of training time and optimiser steps."""
+    """Hold the progress of a training run: training time and optimiser steps."""
 
     seconds: float = 0.0
     steps: int = 0
 
 
 class TrainingReport:
-    """Report a training by a line per validation and a progress bar.
+    """Report training progress with one line per validation and a progress bar.
 
     Args:
-        write: Writes a line. Default: no lines.
-        shown: Show a progress bar if standard error is a terminal.
+        write: Function that writes a line. Default: no lines are written.
+        shown: Whether to show a progress bar if standard error is a terminal.
     Attributes:
-        bar: The progress bar.
+        bar: Progress bar.
     """
 
     def __init__(self, write: Callable[[str], None] | None = None, shown: bool = False) -> None:
@@ -48,16 +48,16 @@ class TrainingReport:
         self._task = self.bar.add_task("training", total=1.0)
 
     def advance(self, share: float) -> None:
-        """Show the share of the training that is over."""
+        """Show what share of the training is complete."""
         self.bar.update(self._task, completed=share)
 
     def validation(self, progress: TrainingProgress, losses: dict[str, float], scores: str) -> None:
         """Write the line of one validation.
 
         Args:
-            progress: State of the training.
-            losses: Mean loss of the last steps, by kind of batch.
-            scores: Results on held-out data, in words.
+            progress: Progress of the training run.
+            losses: Mean loss over the last steps, by kind of batch.
+            scores: Description of the results on held-out data.
         """
         if self._write is not None:
             parts = [", ".join(f"{kind} loss {loss:.3f}" for kind, loss in losses.items()), scores]
@@ -69,17 +69,17 @@ class Trainer(ABC):
     """Train a model; subclasses supply its batches, loss and validation.
 
     Args:
-        settings: Settings of the training.
-        total: Steps or seconds of the whole training.
-        interval: Steps or seconds between two validations.
+        settings: Training settings.
+        total: Number of steps or seconds in the whole training run.
+        interval: Number of steps or seconds between two validations.
         clock: Returns the time in seconds.
     Attributes:
-        command: Command that error messages name.
+        command: Command to name in error messages.
         unit: Unit of the limit, a field of `progress`.
-        max_gradient_norm: Norm to which gradients are clipped. None: no clipping.
-        progress: State of the training.
-        parameters: Weights that are trained, in the order of the gradient norm's sum.
-        optimisers: Optimisers of these weights.
+        max_gradient_norm: Maximum gradient norm; larger gradients are clipped. None: no clipping.
+        progress: Progress of the training run.
+        parameters: Weights to train, in the order in which the gradient norm sums them.
+        optimisers: Optimisers for these weights.
         schedules: Learning-rate schedules of the optimisers, advanced after each step.
     """
 
@@ -105,22 +105,22 @@ class Trainer(ABC):
 
     @abstractmethod
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the kind of the next batch and the loss on it."""
+        """Return the kind of the next batch and the loss on that batch."""
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Evaluate the model on held-out data and return the scores in words.
+        """Evaluate the model on held-out data and return a description of the scores.
 
         Args:
-            losses: Mean loss of the last steps, by kind of batch.
+            losses: Mean loss over the last steps, by kind of batch.
         """
         return ""
 
     def save_state(self) -> None:  # noqa: B027  (optional)
-        """Store what resumes the training after Ctrl-C; the default stores nothing."""
+        """Store the state for resuming after Ctrl-C; the default stores nothing."""
 
     @property
     def share(self) -> float:
-        """Share of the training that is over."""
+        """Share of the training that is complete."""
         return self._position / self._total
 
     @property
@@ -130,7 +130,8 @@ class Trainer(ABC):
     def run(self, report: TrainingReport | None = None) -> None:
         """Train up to the limit.
 
-        On Ctrl-C, the loop completes the step, stores the state and raises KeyboardInterrupt.
+        On Ctrl-C, the loop completes the current step, stores the state and raises
+        KeyboardInterrupt.
 
         Raises:
             ConfigError: A loss is not finite.
@@ -140,7 +141,7 @@ class Trainer(ABC):
         with report.bar:
             try:
                 while self.share < 1:
-                    with interrupts_held():  # a step that is half taken would spoil the state
+                    with interrupts_held():  # a half-finished step would corrupt the state
                         self.step()
                         last = self._advance(last)
                     report.advance(self.share)
@@ -184,13 +185,13 @@ class Trainer(ABC):
 def shuffled_batches(
     rows: Tensor, size: int, generator: torch.Generator, complete: bool = False
 ) -> Iterator[Tensor]:
-    """Yield batches of rows without end, each epoch in a new random order.
+    """Yield batches of rows indefinitely, with a new random order in each epoch.
 
     Args:
         rows: Indices of the training examples, [n].
-        size: Rows per batch.
-        generator: Random generator of the order.
-        complete: Leave out the incomplete batch at the end of an epoch.
+        size: Number of rows per batch.
+        generator: Random generator for the order.
+        complete: Whether to leave out the incomplete batch at the end of an epoch.
     """
     while True:
         order = rows[torch.randperm(len(rows), generator=generator)]
@@ -198,10 +199,10 @@ def shuffled_batches(
 
 
 def require_finite(command: str, values: Tensor, lr: float) -> None:
-    """Check a loss or weights for infinities and NaN.
+    """Check a loss or weights for infinities and NaNs.
 
     Raises:
-        ConfigError: The learning rate `lr` has made the training diverge.
+        ConfigError: The learning rate `lr` has made training diverge.
     """
     if not torch.isfinite(values).all():
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""Optimise matrices by Muon (Jordan et al. 2024), other weights by AdamW.
+"""Optimise matrices with Muon (Jordan et al. 2024), other weights with AdamW.
 
-torch's own Muon orthogonalises in bfloat16, which is slow on processors without such instructions.
-Muon here uses float32 on them, and orthogonalises matrices of one shape together.
+torch's own Muon orthogonalises in bfloat16, which is slow on processors without bfloat16
+instructions. This implementation uses float32 on such processors, and orthogonalises matrices of
+the same shape together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from paceline.training import settings
 
 
 class Muon(Optimizer):
-    """Step matrices along their orthogonalised Nesterov momentum."""
+    """Update matrices along their orthogonalised Nesterov momentum."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -52,10 +53,10 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Approximate the nearest orthogonal matrices by the Newton-Schulz iteration.
+    """Approximate the nearest orthogonal matrices with Newton-Schulz iterations.
 
     Args:
-        matrices: [n, rows, columns]. The singular values of the results are from 0.7 to 1.2.
+        matrices: [n, rows, columns]. The results have singular values from 0.7 to 1.2.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if tall else matrices
@@ -71,8 +72,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products in training.
 
-    It is bfloat16 on devices that are fast at it, else float32. Weights and optimiser steps are
-    float32 everywhere.
+    The dtype is bfloat16 on devices with fast bfloat16 products, and float32 otherwise. Weights and
+    optimiser steps always use float32.
     """
     fast = device.type == "cuda" or amx.available() or avx512_dot.available()
     return torch.bfloat16 if fast else torch.float32
@@ -85,8 +86,8 @@ def model_optimisers(
 
     Args:
         model: Model to train.
-        lr: Peak learning rate of matrices and norms.
-        embedding_lr: Peak learning rate of the embedding.
+        lr: Peak learning rate for matrices and norms.
+        embedding_lr: Peak learning rate for the embedding.
     """
     inner: Any = model.get_decoder()
     first = inner.get_input_embeddings()
@@ -111,7 +112,7 @@ def state_tensors(optimisers: Sequence[Optimizer]) -> dict[str, Tensor]:
 
 
 def restore_state(optimisers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Load into optimisers what `state_tensors` returned."""
+    """Load the tensors that `state_tensors` returned into optimisers."""
     for number, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():

@@ -1,4 +1,4 @@
-"""Define the settings and constants that all trainings share."""
+"""Define the settings and constants that all training runs share."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from paceline.errors import ConfigError
 from paceline.util.config import require_range
 
-LOSS_WINDOW = 50  # Steps whose mean loss a report shows.
-LENGTH_SORTED_BATCHES = 64  # Batches whose texts are sorted by length together, to pad little.
+LOSS_WINDOW = 50  # Number of steps over which a reported loss is averaged.
+LENGTH_SORTED_BATCHES = 64  # Batches whose texts are sorted by length together, to reduce padding.
 
 # Muon and AdamW, as recommended by Jordan et al. (2024) and Liu et al. (2025).
 MUON_MOMENTUM = 0.95
 MUON_WEIGHT_DECAY = 0.05
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_ROUNDS = 5
-MUON_STEP_RMS = 0.2  # Root mean square of a step, like that of AdamW.
+MUON_STEP_RMS = 0.2  # Root mean square of a step, as with AdamW.
 ADAM_BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """Set what all trainings have in common.
+    """Set the options that all training runs have in common.
 
     Attributes:
-        batch: Training examples per step; at least 1.
+        batch: Number of training examples per step; at least 1.
         lr: Peak learning rate; above 0.
         seed: Random seed for weight initialisation and data order.
         note: Text for the training record, such as sources and licences. Default: none.
@@ -46,8 +46,8 @@ class TrainingSettings:
         """Check `batch`, `lr` and the settings of a subclass.
 
         Args:
-            command: Command that the error message names.
-            minimums: Lowest value of each setting.
+            command: Command to name in error messages.
+            minimums: Lowest allowed value of each setting.
             positive: Settings that must be positive and finite.
         Raises:
             ConfigError: A value is out of range.

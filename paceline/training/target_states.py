@@ -1,4 +1,4 @@
-"""Read the target's hidden states after every token of texts."""
+"""Read the target's hidden states after every token in texts."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def read_states(
 ) -> Iterator[Tensor]:
     """Yield the hidden states of each chunk, [tokens, 1 + layers, hidden].
 
-    The states after a token are the input of the LM head, then the inputs of `layers`. On the CPU,
-    each thread runs its own chunk: one forward pass hardly gains from a second thread.
+    The states after a token are the input to the LM head, followed by the inputs to `layers`. On
+    the CPU, each thread runs its own chunk, because a second thread hardly speeds up a forward
+    pass.
 
     Args:
-        model: The target.
+        model: Target model.
         chunks: Texts to read.
-        layers: Layers whose inputs are read, too.
+        layers: Layers whose inputs are also read.
         progress: Show a progress bar.
     Raises:
-        UnsupportedModelError: The model computes its logits without the LM head that it names, or
-            hides its layers.
+        UnsupportedModelError: The model does not use its declared LM head to compute logits, or
+            does not expose its layers.
     """
     _require_states(model)
     threads = torch.get_num_threads() if model.device.type == "cpu" else 1
-    # set_num_threads holds for the calling thread
+    # set_num_threads applies to the calling thread
     pool = ThreadPoolExecutor(threads, "paceline reading", torch.set_num_threads, (1,))
     read = partial(_states_of, ModelView(model.model, model.products).module, layers)
     with progress_bar(shown=progress) as bar:
@@ -54,7 +55,7 @@ def read_states(
                 yield states
                 bar.advance(task, len(chunk))
         finally:
-            pool.shutdown(cancel_futures=True)  # an interrupted caller does not wait for all
+            pool.shutdown(cancel_futures=True)  # do not wait for all after Ctrl-C
 
 
 def _states_of(model: PreTrainedModel, layers: tuple[int, ...], chunk: TextChunk) -> Tensor:

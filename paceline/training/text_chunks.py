@@ -1,4 +1,4 @@
-"""Hold the texts of a training as chunks with the target's distributions."""
+"""Hold the training texts as chunks, with the target's distributions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from paceline.recorded_answers.top_tokens import TopRows
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Hold the tokens of a text and what is known of the target's choice of each.
+    """Hold the tokens of a text and what is known about how the target chose them.
 
     Attributes:
         token_ids: Token ids, int32 [n].
         first: Position of the first token to predict; at least 1.
-        top: The target's distribution at the positions first, first + 1, ..., n - 1. None: the
-            tokens themselves are predicted.
+        top: The target's distribution at positions first, first + 1, ..., n - 1. None: the training
+            targets are the tokens themselves.
         category: Category of the prompt.
-        states: The target's hidden states after each token, [n, 1 + layers, hidden]: the input of
-            the LM head, then the inputs of some layers. None: not read.
+        states: The target's hidden states after each token, [n, 1 + layers, hidden]: the input to
+            the LM head, then the inputs to some layers. None: the states have not been read.
     """
 
     token_ids: NDArray[np.int32]
@@ -45,17 +45,17 @@ class TextChunk:
 def read_own_answers(
     path: str | Path, fingerprint: str
 ) -> tuple[dict[str, Any], list[RecordedAnswer]]:
-    """Read the settings and answers of a file of `paceline record`.
+    """Read the settings and answers from a file written by `paceline record`.
 
     Args:
-        path: The file.
+        path: File to read.
         fingerprint: Fingerprint of the target (`model_identity`).
     Raises:
-        ConfigError: The file cannot be read, or has the answers of another model.
+        ConfigError: The file cannot be read, or holds a different model's answers.
     """
     settings = read_settings(path)
     answers = list(read_answers(path))
-    assert settings is not None  # read_answers refuses other files
+    assert settings is not None  # read_answers rejects other files
     if settings["model_fingerprint"] != fingerprint:
         raise ConfigError(
             f"answers {str(path)!r}: got answers of {settings['model']!r}"
@@ -66,13 +66,13 @@ def read_own_answers(
 
 
 def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextChunk]:
-    """Read files of `paceline record`, with recorded distributions if present.
+    """Read files written by `paceline record`, with any recorded distributions.
 
     Args:
-        paths: The files.
+        paths: Files to read.
         fingerprint: Fingerprint of the target (`model_identity`).
     Raises:
-        ConfigError: A file cannot be read, or has the answers of another model.
+        ConfigError: A file cannot be read, or holds a different model's answers.
     """
     chunks = []
     for path in paths:
@@ -85,12 +85,12 @@ def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextC
 
 
 def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[TextChunk]:
-    """Cut text files into chunks of which every token is predicted.
+    """Cut text files into chunks in which every token is predicted.
 
     Args:
         inputs: Text files, as in `paceline.datastore.inputs`.
         tokenizer: The target's tokenizer.
-        context: Maximum tokens per chunk.
+        context: Maximum number of tokens per chunk.
     """
     chunks = []
     for document in documents(inputs, tokenizer):
@@ -102,7 +102,7 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Cut a chunk to `context` tokens: first the start of its prompt, then its end."""
+    """Cut a chunk to `context` tokens: first the prompt's start, then the chunk's end."""
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first
@@ -111,7 +111,7 @@ def shortened(chunk: TextChunk, context: int) -> TextChunk:
 
 
 def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int64]:
-    """Count how often each token is predicted, [vocab]."""
+    """Count the number of times that each token is predicted, [vocab]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks:
         np.add.at(counts, chunk.token_ids[chunk.first :], 1)
@@ -123,8 +123,8 @@ def smallest_cover(counts: NDArray[Any], share: float, multiple: int = 1) -> NDA
 
     Args:
         counts: Count of each index.
-        share: Share of the sum of all counts; from 0 to 1.
-        multiple: The number of indices is rounded up to a multiple of this.
+        share: Share of the total of all counts; from 0 to 1.
+        multiple: The number of indices is rounded up to a multiple of this value.
     """
     order = np.argsort(-counts, kind="stable")
     reached = np.cumsum(counts[order]) / counts.sum()

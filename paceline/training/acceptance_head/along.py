@@ -1,9 +1,9 @@
 """Record the chains of a draft that reads target states along an answer.
 
 The paper mixes draft tokens into the answer, so that the draft's states are those of a partly
-drafted text. A draft that reads target states has other states after its own guesses than after the
-target's tokens. Each token of an answer is therefore drafted at each position of a chain, after
-accepted tokens, for which the acceptance head predicts.
+drafted text. If a draft reads target states, its own states differ after its guesses and after the
+target's tokens. Each token of an answer is therefore drafted at every position of a chain, after
+accepted tokens. The acceptance head makes its predictions in this situation.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def chains_along(
         target: Target model.
         draft: Draft model that reads target states.
         answered: Prompts with their answers.
-        length: Positions of a chain.
+        length: Number of positions in a chain.
         generator: Random generator of draft tokens, on the CPU.
     Returns:
         Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
     """
     model, draft_model = CachedLM(target), draft_lm(draft)
     pair(draft_model, target)
-    drafting = ModelView(draft_model.model, draft_model.products).module  # products as in use
+    drafting = ModelView(draft_model.model, draft_model.products).module  # same products as in use
     params = answered.params
     label = partial(draft_and_label, greedy=params.greedy, generator=generator)
     rows = []
@@ -77,18 +77,19 @@ def draft_along(
     length: int,
     label: Labeller,
 ) -> list[Tensor]:
-    """Draft each token of an answer but the first at each position of a chain.
+    """Draft every token of an answer except the first at each position of a chain.
 
     Args:
         target: Target model.
         draft: Draft model, attached to the target.
         prompt: Token ids of the prompt.
         answer: Token ids of the target's answer.
-        params: Sampling of draft and target.
-        length: Positions of a chain.
-        label: Draws and labels tokens by the scores of draft and target, as `draft_and_label`.
+        params: Sampling parameters for draft and target.
+        length: Number of positions in a chain.
+        label: Samples and labels tokens from the draft's and target's scores, like
+            `draft_and_label`.
     Returns:
-        The draft's hidden states [n, hidden], then the results of `label`.
+        The draft's hidden states [n, hidden], followed by the results of `label`.
     """
     chunk = TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt))
     (states,) = read_states(target, [chunk], layers_read(draft))
@@ -98,7 +99,7 @@ def draft_along(
     rows = Rows.for_evaluation(len(chunk), length + 1, chunk.first)
     embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
     hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, rows)[0]
-    # A token is drafted by the row before it, which follows one guess fewer.
+    # Each token is drafted by the row before it, which has one guess fewer.
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
     before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]

@@ -1,6 +1,7 @@
 """Supply the answers that an acceptance head learns from.
 
-The answers are read from a file of `paceline record`, or the target gives them batch by batch.
+The answers are read from a file written by `paceline record`, or the target generates them batch by
+batch.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from paceline.util.options import flat
 
 @dataclass(frozen=True, slots=True)
 class TargetAnswers:
-    """Hold prompts, sorted by length to pad little, and the source of their answers.
+    """Hold prompts, sorted by length to reduce padding, and their answers' source.
 
     Attributes:
         prompts: Token ids of each prompt.
-        sampling: Sampling of the target.
-        origin: Entries of the recording's settings that identify these answers.
-        batch: Returns the answers to a range of the prompts.
-        cut: Number of prompts that were too long and lost their middle.
+        sampling: Sampling parameters for the target.
+        origin: Entries in the recording's settings that identify these answers.
+        batch: Function that returns the answers to a range of prompts.
+        cut: Number of prompts that were too long and were truncated in the middle.
     """
 
     prompts: list[list[int]]
@@ -47,16 +48,16 @@ class TargetAnswers:
 def find_answers(
     config: RecordConfig, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any
 ) -> TargetAnswers:
-    """Return the answers in the file of the settings, or else decode them.
+    """Return the answers in the configured file, or else generate them.
 
     Args:
-        config: Settings of the recording.
+        config: Settings for the recording.
         target: Target model.
         draft: Draft model.
         tokenizer: Tokenizer, as in `LLM`.
     Raises:
         ConfigError: The prompts or the file cannot be used.
-        CapacityError: A context is too short for prompts and answers.
+        CapacityError: A model's context is too short for the prompts and answers.
     """
     if config.answers is not None:
         return _recorded(config, config.answers, target, draft)
@@ -83,7 +84,7 @@ def find_answers(
 def _encoded_prompts(
     config: RecordConfig, llm: LLM, draft: PreTrainedModel
 ) -> list[RecordingPrompt]:
-    """Return the prompts sorted by length; too long ones lose their middle."""
+    """Return the prompts sorted by length, truncating over-long ones in the middle."""
     selection, skip_every = config.selection, config.skip_every
     selected = []
     for path in selection.prompts or (demo.PROMPTS,):
@@ -102,7 +103,7 @@ def _encoded_prompts(
 def _recorded(
     config: RecordConfig, path: Path, target: PreTrainedModel, draft: PreTrainedModel
 ) -> TargetAnswers:
-    """Return the answers of a file that the target gave."""
+    """Return the answers in a file, which the target must have generated."""
     settings, answers = read_own_answers(path, model_identity(target)[0])
     selection, skip_every = config.selection, config.skip_every
     if selection.prompts:
@@ -132,7 +133,7 @@ def _recorded(
 
 
 def _sampling_of(config: RecordConfig, path: Path, settings: dict[str, Any]) -> SamplingParams:
-    """Return the sampling settings of a file; the options must not differ from them."""
+    """Return a file's sampling settings; raise if the options differ from them."""
     sampling = SamplingParams(**settings["sampling"])
     for name, value in flat(config.sampling).items():
         if value not in (getattr(sampling, name), getattr(SamplingParams(), name)):

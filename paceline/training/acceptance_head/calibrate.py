@@ -33,20 +33,21 @@ def calibrate(
     thresholds: Sequence[float] = THRESHOLDS,
     progress: bool = False,
 ) -> AcceptanceHead:
-    """Return the head with measured costs of thresholds on the development prompts.
+    """Return the head with the costs of thresholds, measured on development prompts.
 
-    The draft budget is off: it would shorten the drafts to what is fast on this machine.
+    The draft budget is disabled, because it would shorten drafts according to this machine's speed.
 
     Args:
         head: Head to measure.
-        recordings: Recordings with the head's development prompts and their sampling.
+        recordings: Recordings with the head's development prompts and their sampling parameters.
         target: Target model.
         draft: The head's draft model.
-        limit: Maximum prompts of each recording, spread over their lengths; 0 uses all.
+        limit: Maximum number of prompts from each recording, spread over the prompt lengths; 0 uses
+            all.
         thresholds: Thresholds to measure.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
     Raises:
-        ConfigError: The recordings have no development prompts of the head.
+        ConfigError: The recordings contain none of the head's development prompts.
     """
     prompts, params = _development_prompts(head, recordings, limit)
     attached, draft_model = head.for_draft(draft), draft_lm(draft)
@@ -75,7 +76,7 @@ def _development_prompts(
         numbers = [
             number for number, name in enumerate(recording.names) if name in head.card.dev_names
         ]
-        # sorted by length, so every n-th prompt spreads over the lengths
+        # sorted by length, so taking every n-th prompt covers all lengths
         for number in numbers[:: math.ceil(len(numbers) / limit) if limit else 1]:
             prompts.append(recording.prompt_ids[number])
             params.append(SamplingParams(**options, seed=recording.settings["seed"] + number))

@@ -1,4 +1,4 @@
-"""Evaluate an acceptance head on unseen prompts, next to simpler predictors."""
+"""Evaluate an acceptance head on unseen prompts, alongside simpler predictors."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Quality:
     Attributes:
         calibration_error: Expected calibration error over 15 bins.
         roc_area: Area under the ROC curve.
-        log_loss: Mean binary cross-entropy in nats.
-        bins: Predicted and observed acceptance by bin.
+        log_loss: Mean binary cross-entropy, in nats.
+        bins: Predicted and observed acceptance rate by bin.
     """
 
     calibration_error: float
@@ -56,8 +56,8 @@ class AcceptanceReport:
     Attributes:
         prompts: Number of prompts.
         positions: Number of draft tokens.
-        accepted: Mean label.
-        qualities: Quality by predictor, the head first.
+        accepted: Mean of the labels.
+        qualities: Quality by predictor, starting with the head.
     """
 
     prompts: int
@@ -66,7 +66,7 @@ class AcceptanceReport:
     qualities: dict[str, Quality]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values for a JSON file, without the bins."""
+        """Return the values to write as JSON, without the bins."""
         values: dict[str, Any] = asdict(self)
         qualities = values.pop("qualities")
         for quality in qualities.values():
@@ -79,10 +79,10 @@ _KIND = DocumentKind("head judgement", 1, AcceptanceReport)
 
 
 def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceReport:
-    """Evaluate a head on the prompts that it was neither trained nor calibrated on.
+    """Evaluate a head on prompts used for neither its training nor its calibration.
 
     Raises:
-        ConfigError: A recording is of another draft, or there are no such prompts.
+        ConfigError: A recording was made with a different draft, or there are no such prompts.
     """
     for recording in recordings:
         if recording.settings["draft_fingerprint"] != head.card.draft_fingerprint:
@@ -104,8 +104,8 @@ def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> Acceptanc
 
 
 def judge(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceReport:
-    """Evaluate a head on all positions of recordings."""
-    # Of several recordings, some may have none of the prompts.
+    """Evaluate a head on all positions in the recordings."""
+    # If there are several recordings, some may contain none of the prompts.
     recordings = [recording for recording in recordings if len(recording)] or recordings
     labels = torch.cat([recording.labels for recording in recordings])
     predictors = {
@@ -133,7 +133,7 @@ def judge(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceRe
 
 
 def print_judgement(judgement: AcceptanceReport, console: Console | None = None) -> None:
-    """Print a table of the predictors and their quality."""
+    """Print a table of predictors and their quality."""
     title = (
         f"{judgement.positions} draft tokens of {judgement.prompts} prompts not trained on,"
         f" {judgement.accepted:.1%} accepted"
@@ -147,12 +147,12 @@ def print_judgement(judgement: AcceptanceReport, console: Console | None = None)
 
 
 def write_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
-    """Write the evaluation as JSON, with the bins."""
+    """Write the evaluation, including the bins, as JSON."""
     write_document(path, _KIND, judgement)
 
 
 def draw_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
-    """Draw observed against predicted acceptance for each predictor into a PNG file.
+    """Plot observed against predicted acceptance for each predictor as a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

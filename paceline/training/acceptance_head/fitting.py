@@ -24,9 +24,9 @@ def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tenso
     """Return the mean binary cross-entropy with a weight on rejections (section 3.3).
 
     Args:
-        logits: Logits of acceptance, [n].
+        logits: Acceptance logits, [n].
         labels: Acceptance probabilities, [n].
-        reject_weight: Weight of rejections; acceptances have 1.
+        reject_weight: Weight of rejections; acceptances have weight 1.
     """
     accept_weight = torch.tensor(1 / reject_weight, dtype=logits.dtype)
     total = functional.binary_cross_entropy_with_logits(
@@ -38,13 +38,13 @@ def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tenso
 def raw_logits(
     tensors: dict[str, Tensor], card: HeadCard, hidden: Tensor, scalars: Tensor
 ) -> Tensor:
-    """Return the uncalibrated logits of acceptance, [n].
+    """Return the uncalibrated acceptance logits, [n].
 
     Args:
         tensors: Weights of the head.
         card: Description of the head.
-        hidden: Hidden states of the draft, [n, hidden].
-        scalars: Scalars of the draft's distribution, [n, 0 or 3].
+        hidden: The draft's hidden states, [n, hidden].
+        scalars: Scalars computed from the draft's distribution, [n, 0 or 3].
     """
     blocks = [
         (tensors[f"blocks.{block}.weight"], tensors[f"blocks.{block}.bias"])
@@ -57,14 +57,14 @@ def raw_logits(
 
 
 def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
-    """Return the scalars that the last layer of a head reads, [n, 0 or 3]."""
+    """Return the scalars that a head's last layer reads, [n, 0 or 3]."""
     if len(card.inputs) == 1:
         return recording.labels.new_empty(len(recording), 0)
     return torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
 
 
 def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float, float]:
-    """Fit scale and shift of the head's logit to the labels (Platt 1999)."""
+    """Fit the scale and shift of the head's logit to the labels (Platt 1999)."""
     logits = torch.cat(
         [
             raw_logits(
@@ -82,7 +82,7 @@ def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float,
 
 
 def prior(recordings: Sequence[Recording]) -> tuple[float, ...]:
-    """Fit the weights of the card's `prior` to all positions of recordings."""
+    """Fit the weights of the card's `prior` to all positions in the recordings."""
     scalars = [
         torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
         for recording in recordings
@@ -97,9 +97,9 @@ def logistic_fit(columns: Tensor, labels: Tensor, reject_weight: float = 1.0) ->
     Args:
         columns: Features, [n, k].
         labels: Acceptance probabilities, [n].
-        reject_weight: Weight of rejections; acceptances have 1.
+        reject_weight: Weight of rejections; acceptances have weight 1.
     Returns:
-        Weights of the features and a constant, float64 [k + 1].
+        The weights of the features and a constant, float64 [k + 1].
     """
     design = torch.cat([columns, torch.ones(len(labels), 1)], -1).double()
     weights = torch.zeros(design.shape[1], dtype=torch.float64, requires_grad=True)

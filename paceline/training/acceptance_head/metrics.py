@@ -1,4 +1,4 @@
-"""Measure calibration and discrimination of predicted probabilities.
+"""Measure the calibration and discrimination of predicted probabilities.
 
 Labels are acceptance probabilities, from 0 to 1.
 """
@@ -20,7 +20,7 @@ class Bin:
     Attributes:
         count: Number of predictions.
         predicted: Mean of the predictions.
-        observed: Mean of their labels.
+        observed: Mean of the corresponding labels.
     """
 
     count: int
@@ -31,7 +31,7 @@ class Bin:
 def reliability_bins(
     predictions: Tensor, labels: Tensor, bins: int = CALIBRATION_BINS
 ) -> list[Bin]:
-    """Group predictions into bins of equal width; empty bins are left out.
+    """Group predictions into bins of equal width, omitting empty bins.
 
     Args:
         predictions: Predicted probabilities, [n].
@@ -66,7 +66,7 @@ def roc_area(predictions: Tensor, labels: Tensor) -> float:
     """Return the area under the ROC curve; ties count half.
 
     A token with label P counts as accepted with weight P and as rejected with weight 1 - P. If all
-    tokens are of one kind, the area is 0.5.
+    tokens are accepted, or all are rejected, the area is 0.5.
 
     Args:
         predictions: Predicted probabilities, [n].
@@ -81,6 +81,6 @@ def roc_area(predictions: Tensor, labels: Tensor) -> float:
 
 
 def log_loss(predictions: Tensor, labels: Tensor) -> float:
-    """Return the mean binary cross-entropy in nats."""
+    """Return the mean binary cross-entropy, in nats."""
     clamped = predictions.double().clamp(1e-7, 1 - 1e-7)
     return float(torch.nn.functional.binary_cross_entropy(clamped, labels.double()))

@@ -1,15 +1,15 @@
 """Record training data for an acceptance head.
 
-The method is that of SpecDec++ (Huang et al. 2024, section 3.3).
+The method comes from SpecDec++ (Huang et al. 2024, section 3.3).
 
-For every prompt the target answers, or has answered (`paceline record`): X. The draft reads prompt
-and X. At every position i it draws a token Y_i as in use, and P_i = min(1, target/draft) is the
-probability that Y_i is accepted. The features are the draft's hidden states on a mixed sequence Z,
-which keeps X_i with probability `keep` and has Y_i otherwise. Only the latter positions are
-recorded.
+For every prompt, X is the target's answer, generated now or recorded earlier (`paceline record`).
+The draft reads the prompt and X. At every position i, it samples a token Y_i as it does in use, and
+P_i = min(1, target/draft) is the probability that Y_i is accepted. The features are the draft's
+hidden states on a mixed sequence Z, which keeps X_i with probability `keep` and contains Y_i
+otherwise. Only the positions that contain Y_i are recorded.
 
-Two things differ from the public code. Both distributions are warped as in use (temperature, top_k,
-top_p, min_p), and one answer may yield several sequences Z.
+There are two differences from the public code. Both distributions are warped as in use
+(temperature, top_k, top_p, min_p), and one answer may produce several sequences Z.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ def record(
 
     Args:
         config: Settings of the recording.
-        target: Target model. Default: loaded as the settings name it.
-        draft: Draft model. Default: loaded as the settings name it.
+        target: Target model. Default: the model named in the settings is loaded.
+        draft: Draft model. Default: the model named in the settings is loaded.
         tokenizer: Tokenizer, as in `LLM`.
         progress: Show a progress bar.
     Raises:
-        ConfigError: Models or prompts cannot be used, or the folder has other settings.
+        ConfigError: The models or prompts cannot be used, or the folder holds a recording with
+            different settings.
     """
     target, draft = _models(config, target, draft)
     answers = find_answers(config, target, draft, tokenizer)
@@ -79,7 +80,7 @@ def _record_batch(
     if uses_target_states(draft):
         columns = chains_along(target, draft, answered, config.mixtures, generator)
     else:
-        with torch.no_grad():  # some classes of quantised weights refuse inference mode
+        with torch.no_grad():  # some quantised weight classes do not support inference mode
             columns = teacher_force(
                 target, draft, answered, config.keep, config.mixtures, generator
             )
@@ -115,7 +116,7 @@ def _settings(
     draft: PreTrainedModel,
     batches: int,
 ) -> dict[str, Any]:
-    """Return the entries that make one recording differ from another."""
+    """Return the settings that distinguish one recording from another."""
     fingerprint, hidden_size = model_identity(draft)
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     return {

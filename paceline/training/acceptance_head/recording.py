@@ -1,8 +1,8 @@
-"""Store a recording for acceptance heads in a folder of shards.
+"""Store a recording for acceptance heads as a folder of shards.
 
 `record.json` holds the settings; an interrupted recording continues only under the same settings.
 `prompts.safetensors` holds the token ids of the prompts. `shard-N.safetensors` holds the draft
-tokens of batch N of the prompts. Every file is written atomically.
+tokens for batch N of the prompts. Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COLUMNS = ("hidden", "log_probs", "entropies", "labels", "top_probs", "prompts"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Hold draft tokens and the probability that the target accepts each.
+    """Hold draft tokens and the probability that the target accepts each token.
 
     Attributes:
         settings: Settings of the recording. The entry "cut", if present, is the number of prompts
@@ -41,11 +41,11 @@ class Recording:
         hidden: The draft's last hidden state computed from the token, bfloat16 [n, hidden].
         log_probs: Log-probability of the token in the distribution it was drawn from, as in
             `AcceptanceHead.confidences`, float32 [n].
-        entropies: Entropy of that distribution in nats, float32 [n].
+        entropies: Entropy of that distribution, in nats, float32 [n].
         labels: Acceptance probability min(1, target/draft), float32 [n]; for greedy decoding, 1 if
             the target chooses the same token, else 0.
         top_probs: Highest probability in that distribution, float32 [n].
-        prompts: Number of the token's prompt, int32 [n].
+        prompts: Index of the token's prompt, int32 [n].
         names: `prompt_name` of each prompt.
         prompt_ids: Token ids of each prompt.
     """
@@ -64,21 +64,21 @@ class Recording:
         return len(self.labels)
 
     def of_prompts(self, names: set[str]) -> Recording:
-        """Return the draft tokens of the prompts with these names."""
+        """Return the draft tokens for the prompts with these names."""
         selected = torch.tensor([name in names for name in self.names], dtype=torch.bool)
         rows = selected[self.prompts.long()]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
 
 class RecordingFolder:
-    """Manage the folder of a recording while it is written.
+    """Manage a recording's folder while the recording is being written.
 
     Args:
-        path: The folder.
+        path: Folder of the recording.
         settings: Settings of the recording.
         prompts: Token ids of each prompt.
     Raises:
-        ConfigError: The folder holds something else, or a recording with other settings.
+        ConfigError: The folder holds something else, or a recording with different settings.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RecordingFolder:
             content = json.dumps(settings, indent=1) + "\n"
             write_atomically(self.path / _SETTINGS, content.encode())
         require_same_settings(self.path, settings, _settings(self.path))
-        for partial in self.path.glob("*.tmp"):  # of a process that was killed while writing
+        for partial in self.path.glob("*.tmp"):  # left by a process that was killed while writing
             partial.unlink(missing_ok=True)
 
     def has(self, batch: int) -> bool:
@@ -109,7 +109,7 @@ class RecordingFolder:
         """Write the shard of a batch.
 
         Args:
-            batch: Number of the batch.
+            batch: Index of the batch.
             columns: Tensors as in `Recording`.
         """
         content = save({name: columns[name].contiguous() for name in _COLUMNS})
@@ -117,10 +117,10 @@ class RecordingFolder:
 
 
 def read_recording(path: str | Path) -> Recording:
-    """Read the recording of a folder.
+    """Read the recording in a folder.
 
     Raises:
-        ConfigError: There is none, it is incomplete, or a file is damaged.
+        ConfigError: There is no recording, the recording is incomplete, or a file is damaged.
     """
     folder = Path(path)
     settings = _settings(folder)

@@ -1,4 +1,4 @@
-"""Define the settings of recording for and training an acceptance head."""
+"""Define the settings for recording data for, and training, acceptance heads."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from paceline.training.settings import TrainingSettings
 from paceline.util.config import require_range
 from paceline.util.options import ModelOptions, PromptOptions, refuse_per_request
 
-MAX_GRADIENT_NORM = 1.0  # Norm to which gradients are clipped.
-FIT_STEPS = 200  # Maximum steps of L-BFGS; a fit of a few weights takes 20.
+MAX_GRADIENT_NORM = 1.0  # Maximum gradient norm; larger gradients are clipped.
+FIT_STEPS = 200  # Maximum number of L-BFGS steps; fitting a few weights takes 20.
 FIT_GRADIENT, FIT_CHANGE = 1e-10, 1e-14  # Gradient and change at which L-BFGS stops.
-CALIBRATION_BINS = 15  # Bins of the expected calibration error, as in Guo et al. (2017).
+CALIBRATION_BINS = 15  # Bins for the expected calibration error, as in Guo et al. (2017).
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # Stopping thresholds measured.
 
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """Set how training data for an acceptance head are recorded.
+    """Set how training data for an acceptance head is recorded.
 
     Attributes:
-        out: Folder of the recording; an interrupted one is continued.
+        out: Folder for the recording; an interrupted recording is continued.
         models: Target and draft model.
-        selection: Prompts, as for a benchmark.
-        answers: File of `paceline record` to use instead of prompts, with its sampling settings.
-            Default: none.
-        skip_every: Skip each n-th line of each file, for a later report; at least 0; 0 skips none.
+        selection: Prompts, selected as for a benchmark.
+        answers: File written by `paceline record` to use instead of prompts, with the sampling
+            settings in that file. Default: none.
+        skip_every: Skip every n-th line of each file, to keep it for a later report; at least 0. 0
+            skips none.
         keep: Probability that a position keeps the target's token (the paper's r); from 0 to below
-            1. High values resemble features in use.
+            1. With high values, the features resemble those in use.
         mixtures: Number of mixed sequences per answer (1 in the paper); for drafts that read target
-            states, chain positions per token; at least 1.
-        sampling: Sampling of the target; prompt number n uses seed + n. Penalties and min_tokens
-            are not supported.
-        batch: Number of prompts answered together, and per shard; at least 1.
+            states, number of chain positions per token; at least 1.
+        sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
+            min_tokens are not supported.
+        batch: Number of prompts answered together and stored per shard; at least 1.
 
     Raises:
         ConfigError: A value is out of range.
@@ -77,17 +78,18 @@ class TrainConfig(TrainingSettings):
     """Set how an acceptance head is trained.
 
     Attributes:
-        batch: Positions per training step; at least 1.
+        batch: Number of positions per training step; at least 1.
         lr: Peak learning rate of AdamW; above 0.
         seed: Random seed for the split, weight initialisation and data order.
         note: Text for the card, such as sources and licences of the prompts. Default: none.
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
-        reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0; acceptances
-            have 1.
-        scalars: Feed scalars of the draft's distribution to the last layer; not in the paper.
+        reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0. Acceptances
+            have weight 1.
+        scalars: Feed scalars computed from the draft's distribution to the last layer; not in the
+            paper.
         epochs: Number of passes over the recordings; at least 1.
         weight_decay: Weight decay of AdamW; at least 0.
-        warmup: Share of the steps in which the learning rate grows.
+        warmup: Share of the steps during which the learning rate increases.
         dev: Share of the prompts used to fit the calibration; from 0 to 0.5.
         held_out: Share of the prompts held out for the report; from 0 to 0.5.
 
@@ -105,7 +107,7 @@ class TrainConfig(TrainingSettings):
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
-        # imports torch, which the help texts do not need
+        # imports torch, which help texts do not need
         from paceline.drafters.specdec_pp.settings import MAX_BLOCKS
 
         require_range("head train", "depth", self.depth, 0, MAX_BLOCKS)

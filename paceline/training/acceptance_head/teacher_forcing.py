@@ -1,4 +1,4 @@
-"""Draft a token at each position of an answer, and label it with its acceptance."""
+"""Draft a token at each position of an answer, and label whether it is accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.model.pairing import shared_vocabulary
 from paceline.model.vocabulary import SharedVocabulary
 from paceline.sampling.sampler import target_scores
 
-# columns of `Recording`, in the order in which drafting returns them
+# columns of `Recording`, in the order that drafting returns them
 DRAFT_COLUMNS = ("hidden", "prompts", "log_probs", "entropies", "labels", "top_probs")
 
 
@@ -28,7 +28,7 @@ class AnsweredPrompts(NamedTuple):
     Attributes:
         prompts: Token ids of each prompt, at least one token.
         answers: Token ids of each answer, at least one token.
-        params: Sampling of target and draft.
+        params: Sampling parameters for target and draft.
     """
 
     prompts: Sequence[list[int]]
@@ -37,7 +37,7 @@ class AnsweredPrompts(NamedTuple):
 
 
 def joined_columns(rows: Iterable[Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of answers to columns of a recording, on the CPU."""
+    """Concatenate the tensors of answers into columns of a recording, on the CPU."""
     columns = zip(*rows, strict=True)
     return {
         name: torch.cat([tensor.cpu() for tensor in column])
@@ -53,20 +53,20 @@ def teacher_force(
     mixtures: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft a token at each position of the answers, and record it on mixed sequences.
+    """Draft a token at each position of the answers, and record mixed sequences.
 
     Args:
         target: Target model.
         draft: Independent draft model.
         answered: Prompts with their answers.
-        keep: Probability that a position keep_masks the target's token, as in `RecordConfig`.
+        keep: Probability that a position keeps the target's token, as in `RecordConfig`.
         mixtures: Number of mixed sequences per answer, as in `RecordConfig`.
-        generator: Random generator of draft tokens and mixtures, on the CPU.
+        generator: Random generator for draft tokens and mixtures, on the CPU.
     Returns:
         Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
     """
     prompts, answers, _ = answered
-    # position whose logits predict the first token of each answer
+    # position whose logits predict each answer's first token
     starts = [len(prompt) - 1 for prompt in prompts]
     count = max(map(len, answers))
     shared = shared_vocabulary(draft, target)
@@ -95,11 +95,11 @@ def _drafted(
     shared: SharedVocabulary | None,
     generator: torch.Generator,
 ) -> list[list[Tensor]]:
-    """Draw and label the draft tokens of each answer."""
+    """Sample and label the draft tokens for each answer."""
     prompts, answers, params = answered
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     starts, count = [len(prompt) - 1 for prompt in prompts], max(map(len, answers))
-    # A greedy answer is the target's choice at each position, so the target need not run again.
+    # A greedy answer is the target's choice at each position, so the target is not run again.
     models = (draft,) if params.greedy else (draft, target)
     logits = [
         run_from(model, texts, starts, count, None if model is target else shared)[0].cpu()
@@ -120,15 +120,15 @@ def _drafted(
 def draft_and_label(
     draft_scores: Tensor, target_choice: Tensor, greedy: bool, generator: torch.Generator
 ) -> list[Tensor]:
-    """Draw a token from each row of the draft's scores, and label it.
+    """Sample a token from each row of the draft's scores, and label the token.
 
     Args:
         draft_scores: The draft's scores, [n, vocab].
         target_choice: The target's scores, [n, vocab]; for greedy decoding, its tokens, [n].
         greedy: Whether decoding is greedy.
-        generator: Random generator of the tokens.
+        generator: Random generator for the tokens.
     Returns:
-        Token ids, log-probabilities, entropies, labels and top probabilities, [n] each.
+        Token ids, log-probabilities, entropies, labels and top probabilities, each [n].
     """
     draft_log_probs = draft_scores.log_softmax(-1)
     draft_probs = draft_log_probs.exp()
@@ -153,14 +153,16 @@ def run_from(
     count: int,
     shared: SharedVocabulary | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one forward pass, with the LM head on part of the positions.
+    """Run one forward pass, applying the LM head to some of the positions.
 
     Args:
         model: Model to run.
         texts: Token ids of each text.
-        starts: First position of the LM head in each text.
-        count: Number of positions of the LM head; beyond the longest text, its last repeats.
-        shared: Vocabulary that a draft model shares with its target, by whose ids the logits are.
+        starts: First position in each text that the LM head is applied to.
+        count: Number of positions that the LM head is applied to. Beyond the end of the longest
+            text, the last position repeats.
+        shared: Vocabulary that a draft model shares with its target; the logits are indexed by its
+            ids.
     Returns:
         Logits [batch, count, vocab] and the LM head's inputs [batch, count, hidden].
     Raises:

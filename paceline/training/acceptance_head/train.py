@@ -1,9 +1,10 @@
 """Train an acceptance head on recordings (Huang et al. 2024, section 3.3).
 
-The loss is weighted binary cross-entropy, the optimiser AdamW. Two things differ from the paper.
-The weight on rejections makes the raw head report rejections too often. Its logit is therefore
-scaled and shifted (Platt 1999), fitted without weights on development prompts. The last layer
-starts as the logistic regression on the scalars of the draft's distribution.
+The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
+from the paper. The weight on rejections makes the raw head predict rejections too often, so its
+logit is scaled and shifted (Platt 1999); the scale and shift are fitted without weights on
+development prompts. The last layer starts as the logistic regression on scalars computed from the
+draft's distribution.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from paceline.training.loop import (
 def train(
     recordings: Sequence[Recording], config: TrainConfig | None = None, progress: bool = False
 ) -> AcceptanceHead:
-    """Train, calibrate and evaluate a head on recordings of one pair of models.
+    """Train, calibrate and evaluate a head on recordings from one pair of models.
 
     Args:
         recordings: Recordings with the same draft model.
-        config: Settings of the training. Default: the default settings.
+        config: Training settings; if omitted, the defaults are used.
         progress: Show a progress bar.
     Raises:
-        ConfigError: There is no recording, the recordings are of different drafts, there are too
-            few prompts to split, or the learning rate makes the training diverge.
+        ConfigError: There is no recording, the recordings come from different draft models, there
+            are too few prompts to split, or the learning rate makes training diverge.
     """
     config = config or TrainConfig()
     _check_same_draft(recordings)
@@ -81,7 +82,7 @@ class AcceptanceHeadTrainer(Trainer):
     Args:
         recordings: Recordings to train on.
         card: Description of the head.
-        config: Settings of the training.
+        config: Training settings.
     Attributes:
         tensors: Weights by name, as in `AcceptanceHead`.
     """
@@ -122,14 +123,14 @@ class AcceptanceHeadTrainer(Trainer):
 def first_tensors(
     card: HeadCard, scalars: Tensor, labels: Tensor, config: TrainConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return initial weights: blocks as in `torch.nn.Linear`, a fitted last layer.
+    """Return initial weights: blocks as in `torch.nn.Linear` and a fitted last layer.
 
     Args:
         card: Description of the head.
-        scalars: Scalars that the last layer is fitted to, [n, 0 or 3].
+        scalars: Scalars to which the last layer is fitted, [n, 0 or 3].
         labels: Acceptance probabilities, [n].
-        config: Settings of the training.
-        generator: Random generator of the blocks.
+        config: Training settings.
+        generator: Random generator for the blocks.
     """
     hidden = card.hidden_size
     tensors = {}
@@ -137,7 +138,7 @@ def first_tensors(
         for part, shape in (("weight", (hidden, hidden)), ("bias", (hidden,))):
             uniform = torch.rand(shape, generator=generator).mul_(2).sub_(1)
             tensors[f"blocks.{block}.{part}"] = uniform.div_(math.sqrt(hidden))
-    # half for either class
+    # half for each class
     fitted = logistic_fit(scalars, labels, config.reject_weight).float() / 2
     signs = torch.tensor([-1.0, 1.0])  # rejected, accepted
     tensors["last.weight"] = signs[:, None] * torch.cat([torch.zeros(hidden), fitted[:-1]])
@@ -146,7 +147,7 @@ def first_tensors(
 
 
 class PromptSplit(NamedTuple):
-    """Hold the names of the prompts of each part of a training."""
+    """Hold the names of the prompts in each part of the training data."""
 
     training: list[str]
     dev: list[str]
@@ -154,7 +155,7 @@ class PromptSplit(NamedTuple):
 
 
 def split_prompts(names: Sequence[str], config: TrainConfig) -> PromptSplit:
-    """Split prompts at random; a prompt of several recordings is in one part of all.
+    """Split prompts at random; a prompt is in the same part for all recordings.
 
     Raises:
         ConfigError: There are too few prompts.
@@ -206,7 +207,7 @@ def _check_same_draft(recordings: Sequence[Recording]) -> None:
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the share of the peak learning rate: linear warm-up, half a cosine."""
+    """Return the share of the peak learning rate: linear warm-up, then half a cosine."""
     first = warmup * steps
     if step < first:
         return (step + 1) / first

@@ -1,4 +1,4 @@
-"""Group the text chunks of a training into batches."""
+"""Group the text chunks for training into batches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paceline.training.text_chunks import TextChunk
 
 
 class TextBatch(NamedTuple):
-    """Hold the chunks of one forward pass.
+    """Hold the chunks for one forward pass.
 
     Attributes:
-        token_ids: Token ids, padded at the end, [b, t].
+        token_ids: Token ids, padded at the end; [b, t].
         positions: Flat positions in [b, t] whose next token is predicted, [n].
-        targets: Indices in the reduced vocabulary of the target's likeliest tokens, [n, k].
+        targets: The target's most likely tokens, as indices in the reduced vocabulary; [n, k].
         probs: The target's probabilities of `targets`, float32 [n, k].
     """
 
@@ -31,12 +31,12 @@ class TextBatch(NamedTuple):
 
 
 class Batches:
-    """Yield batches without end, each epoch in a new reproducible order.
+    """Yield batches indefinitely, with a new reproducible order in each epoch.
 
     Args:
         chunks: Chunks to train on.
-        size: Maximum tokens per batch, padding included.
-        seed: Random seed of the order.
+        size: Maximum number of tokens per batch, including padding.
+        seed: Random seed for the order.
     """
 
     def __init__(self, chunks: Sequence[TextChunk], size: int, seed: int) -> None:
@@ -52,7 +52,7 @@ class Batches:
             num_used, epoch = max(0, num_used - len(plan)), epoch + 1
 
     def _epoch(self, random: np.random.Generator) -> list[list[int]]:
-        """Return the indices of the chunks of each batch of an epoch."""
+        """Return the indices of the chunks in each batch of an epoch."""
         order = random.permutation(len(self._chunks))
         lengths = np.array([len(chunk) for chunk in self._chunks])
         group = max(1, LENGTH_SORTED_BATCHES * self._size // max(1, int(lengths.mean())))
@@ -69,12 +69,12 @@ class Batches:
 
 
 def collated(chunks: Sequence[TextChunk], vocabulary_index: NDArray[np.int64]) -> TextBatch:
-    """Pad chunks to one batch.
+    """Pad chunks to form one batch.
 
-    The target's tokens outside the reduced vocabulary are left out.
+    Target tokens outside the reduced vocabulary are left out.
 
     Args:
-        chunks: Chunks of the batch.
+        chunks: Chunks in the batch.
         vocabulary_index: Index of each token in the reduced vocabulary, -1 outside it, [vocab].
     """
     width = max(map(len, chunks))

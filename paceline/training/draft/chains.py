@@ -1,9 +1,9 @@
-"""Compute the expected accepted tokens per chain from single-token acceptance.
+"""Compute the expected accepted tokens per chain from per-token acceptance.
 
-While a chain is accepted, its context is the target's text. The draft's predictions along that text
-therefore decide the fate of every chain. This is exact for greedy answers, and the expected value
-under rejection sampling for sampled ones. A draft that reads target states also depends on the
-position in the chain, since it reads no states of draft tokens.
+As long as a chain is accepted, its context is the target's text. The draft's predictions along that
+text therefore determine how much of every chain is accepted. The result is exact for greedy
+answers; for sampled answers, it is the expected value under rejection sampling. A draft that reads
+target states also depends on the position in the chain, because draft tokens have no target states.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Chains:
     Attributes:
         chains: Expected number of chains.
         accepted: Expected number of accepted tokens by position in the chain, [K].
-        agreed: Sum of the acceptance probabilities of single tokens.
-        places: Number of these tokens.
+        agreed: Sum of the acceptance probabilities of individual tokens.
+        places: Number of individual tokens in that sum.
     """
 
     chains: float
@@ -33,17 +33,17 @@ class Chains:
 
     @property
     def per_chain(self) -> float:
-        """Expected accepted tokens per chain."""
+        """Expected number of accepted tokens per chain."""
         return sum(self.accepted) / max(self.chains, 1e-9)
 
     @property
     def agreement(self) -> float:
-        """Mean acceptance probability of a single token."""
+        """Mean acceptance probability of an individual token."""
         return self.agreed / max(self.places, 1)
 
     @property
     def by_position(self) -> list[float]:
-        """Acceptance rate at each position of a chain, given those before are accepted."""
+        """Acceptance rate at each chain position, if all earlier tokens are accepted."""
         reached = [self.chains, *self.accepted[:-1]]
         return [
             accepted / before if before else 0.0
@@ -58,10 +58,10 @@ def expected_chains(
 
     Args:
         answers: Acceptance probability of the draft's token at each token of an answer, [tokens];
-            or by position in a chain, [positions, tokens], of which the last row holds for later
-            positions. The prompt's forward pass yields the first token, so no chain drafts it; the
-            target adds a token after each chain.
-        length: Draft tokens per chain.
+            or by position in a chain, [positions, tokens], where the last row also applies to later
+            positions. The prompt's forward pass produces the first token, so no chain drafts it.
+            The target adds a token after each chain.
+        length: Number of draft tokens per chain.
     """
     chains = agreed = 0.0
     num_tokens, accepted = 0, np.zeros(length)

@@ -1,11 +1,11 @@
 """Train a draft model that reads the target's hidden states (EAGLE).
 
-The method is that of Li et al. (2024), section 3.2, with the changes below.
+The method follows Li et al. (2024), section 3.2, with the following changes.
 
-Every position of a text is trained after the target's newest token, and after guesses, which have
-no states. The loss compares the draft with the target's whole distribution, computed from the
-target's hidden state. The first layer's input starts as the linear least-squares prediction of the
-next state.
+Every position in a text is trained both directly after the target's newest token and after guesses,
+which have no states. The loss compares the draft with the target's full distribution, computed from
+the target's hidden state. The first layer's input starts as the linear least-squares prediction of
+the next state.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from paceline.training.text_chunks import TextChunk, token_counts
 
 
 class EagleStudent:
-    """Hold a draft model that reads target states during its training.
+    """Hold a draft model that reads target states, while it is trained.
 
     Args:
         target: Target model, whose states are read.
-        name: Name of the target, for people.
+        name: Human-readable name of the target.
         config: Settings of the training.
         token_ids: Token ids of the reduced draft vocabulary, ascending.
         chunks: Training chunks with their states.
@@ -87,7 +87,7 @@ class EagleStudent:
         return states_loss(drafted[text, row], target, weight, bias, shares / shares.sum())
 
     def _in_product_dtype(self, module: nn.Module) -> Callable[..., Any]:
-        """Return the module as a function with weights cast to the product dtype."""
+        """Return the module as a function whose weights are cast to the product dtype."""
         weights = {
             name: weight.to(self._dtype)
             for name, weight in module.state_dict(keep_vars=True).items()
@@ -101,7 +101,7 @@ class EagleStudent:
         )
 
     def _start_linear(self, target: PreTrainedModel, chunks: Sequence[TextChunk]) -> None:
-        """Scale the inputs to unit size, and fit the input layer to the next state."""
+        """Scale the inputs to unit size, and fit the input layer to predict next states."""
         embedding: Any = self.model.get_input_embeddings()
         norm: Any = self.model.get_decoder().norm
         tokens, states, following = (tensor.to(self.model.device) for tensor in _pairs(chunks))
@@ -121,7 +121,7 @@ class EagleStudent:
 
 
 def _loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return which rows each chunk has, [b, rows], and the loss weights of these, [n]."""
+    """Return which rows each chunk has, [b, rows], and their loss weights, [n]."""
     lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
     present = rows.positions < lengths
     weights = torch.tensor(settings.GUESS_WEIGHTS)[
@@ -134,7 +134,7 @@ def _loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tenso
 def _first_model(
     target: PreTrainedModel, name: str, config: DraftTraining, token_ids: NDArray[np.int64]
 ) -> PreTrainedModel:
-    """Build the untrained draft model in float32, whose random layers add little."""
+    """Build the untrained draft model in float32, with random layers that add little."""
     target_config = target.config.get_text_config(decoder=True)
     embedding, head = embedding_and_lm_head(target)
     hidden = config.hidden or settings.HEAD_SIZE * max(
@@ -173,7 +173,7 @@ def _first_model(
 
 
 def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
-    """Return the layers whose states a draft reads in addition to the last.
+    """Return the layers whose states a draft reads in addition to the last layer's.
 
     Args:
         target: Target model.
@@ -191,7 +191,7 @@ def _padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states that they were chosen by, and the next states."""
+    """Return tokens, the states from which they were chosen, and the next states."""
     tokens, before, after = [], [], []
     count = 0
     for chunk in chunks:

@@ -42,8 +42,8 @@ class Gain:
     """Hold the expected gain from chains of one length.
 
     Attributes:
-        length: Draft tokens per chain, K.
-        accepted: Expected accepted tokens per chain.
+        length: Number of draft tokens per chain, K.
+        accepted: Expected number of accepted tokens per chain.
         speed: Speed relative to plain decoding.
     """
 
@@ -58,11 +58,11 @@ class DraftJudgement:
 
     Attributes:
         answers: Number of greedy answers.
-        tokens: Number of their tokens.
-        length: Draft tokens per chain in `chains`.
-        chains: Acceptance by category of the prompt, and of all prompts.
-        target_seconds: Seconds of a forward pass of the target over 1, 2, ... tokens.
-        draft_seconds: Seconds of a forward pass of the draft model.
+        tokens: Number of tokens in these answers.
+        length: Number of draft tokens per chain in `chains`.
+        chains: Acceptance by prompt category, and for all prompts.
+        target_seconds: Time of a target forward pass over 1, 2, ... tokens, in seconds.
+        draft_seconds: Time of a draft model forward pass, in seconds.
         gains: Expected gain by chain length.
     """
 
@@ -76,12 +76,12 @@ class DraftJudgement:
 
     @property
     def cost_ratio(self) -> float:
-        """Cost of a forward pass of the draft model relative to one of the target."""
+        """Cost of a draft model forward pass relative to a target forward pass."""
         return self.draft_seconds / self.target_seconds[0]
 
     @property
     def best(self) -> Gain:
-        """Gain of the fastest chain length."""
+        """Gain with the fastest chain length."""
         return max(self.gains, key=lambda gain: gain.speed)
 
 
@@ -95,13 +95,14 @@ def agreements(
     token_ids: Tensor | None = None,
     shared: SharedVocabulary | None = None,
 ) -> list[NDArray[np.float64]]:
-    """Return 1 for each token of each answer that is the draft's argmax, else 0.
+    """Return 1 for each answer token that is the draft's argmax, and 0 otherwise.
 
     Args:
         model: Independent draft model.
         chunks: Answers with their prompts.
-        token_ids: Token ids of the reduced draft vocabulary, ascending. None: as its LM head has.
-        shared: Vocabulary that the draft shares with the target. None: the whole.
+        token_ids: Token ids of the reduced draft vocabulary, in ascending order. None: the LM
+            head's.
+        shared: Vocabulary that the draft shares with the target. None: the whole vocabulary.
     """
     decoder: Any = model.get_decoder()
     head: Any = model.get_output_embeddings()
@@ -123,12 +124,12 @@ def agreements(
 
 @torch.no_grad()
 def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
-    """Return `agreements` of a draft that reads target states, by position in a chain.
+    """Return `agreements` for a draft that reads target states, by chain position.
 
     Args:
         model: Draft model, attached to its target.
         chunk: Answer with its prompt and the target's states.
-        length: Draft tokens per chain.
+        length: Number of draft tokens per chain.
     Returns:
         1 or 0, [length, tokens].
     """
@@ -159,7 +160,7 @@ def evaluate(
         draft: Draft model.
         target: Target model.
         answers: Greedy answers with their prompts.
-        length: Draft tokens per chain of the acceptance by category.
+        length: Number of draft tokens per chain, for the acceptance by category.
     Raises:
         ConfigError: There are no answers.
     """
@@ -206,12 +207,12 @@ def _agreements_of(
 
 
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median seconds of a forward pass over a token and a chain.
+    """Return the median time of a forward pass over a token and a chain, in seconds.
 
     Args:
         model: Model to time.
-        token_ids: Tokens of a text, which is repeated to the context that is timed.
-        width: Draft tokens of the chain.
+        token_ids: Tokens of a text, which is repeated to fill the timed context.
+        width: Number of draft tokens in the chain.
     """
     ids = (token_ids * (1 + TIMED_CONTEXT // len(token_ids)))[:TIMED_CONTEXT]
     request = Request(ids, SamplingParams(max_new_tokens=TIMED_FORWARDS))

@@ -1,8 +1,8 @@
 """Store a draft model on disk while it is trained.
 
-`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` are the best draft so far.
-`training.json` says how it was trained and evaluated. `state.safetensors` resumes the training; it
-is deleted at the end.
+`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` hold the best draft so far.
+`training.json` records how it was trained and evaluated. `state.safetensors` allows training to
+resume; training deletes this file when it finishes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class TrainingPoint:
     Attributes:
         minutes: Training time in minutes.
         steps: Optimiser steps.
-        tokens: Training tokens, each as often as it was used.
-        losses: Mean loss of the last steps, by kind of text.
+        tokens: Number of training tokens, counting every use.
+        losses: Mean loss over the last steps, by kind of text.
         agreement: Share of held-out tokens that are the draft's argmax.
-        per_chain: Accepted tokens per chain on held-out answers.
+        per_chain: Number of accepted tokens per chain on held-out answers.
     """
 
     minutes: float
@@ -55,10 +55,10 @@ class TrainingPoint:
 
 @dataclass(slots=True)
 class DraftProgress(TrainingProgress):
-    """Hold how far the training of a draft model is.
+    """Hold the progress of a draft model's training.
 
     Attributes:
-        tokens: Training tokens, each as often as it was used.
+        tokens: Number of training tokens, counting every use.
         batches: Number of batches used, by kind of text.
         curve: Learning curve, one point per validation.
     """
@@ -69,7 +69,7 @@ class DraftProgress(TrainingProgress):
 
     @property
     def best(self) -> TrainingPoint:
-        """Point of the curve with the most accepted tokens; of several, the first."""
+        """Point on the curve with the most accepted tokens; on ties, the first."""
         return max(self.curve, key=lambda point: point.per_chain)
 
 
@@ -78,12 +78,12 @@ class TrainingRecord:
     """Describe how a draft model was trained.
 
     Attributes:
-        settings: Settings that make one training differ from another.
+        settings: Settings that distinguish this training run from others.
         about: Training texts, machine and library versions.
-        note: Note of the user, such as sources and licences.
+        note: Note from the user, such as sources and licences.
         kept: Size of the reduced draft vocabulary.
         curve: Learning curve.
-        best: Point of the curve at which the draft in the folder was saved.
+        best: Point on the curve at which the draft in the folder was saved.
         chains: Acceptance on held-out answers at that point.
     """
 
@@ -100,15 +100,15 @@ RECORD_KIND = DocumentKind("draft training", 1, TrainingRecord)
 
 
 class DraftFolder:
-    """Manage the folder of a draft model while it is trained.
+    """Manage a draft model's folder while the model is trained.
 
     Args:
-        path: The folder.
-        settings: Settings that make this training differ from others.
+        path: Folder of the draft model.
+        settings: Settings that distinguish this training run from others.
         about: Training texts, machine and library versions.
-        note: Note of the user.
+        note: Note from the user.
     Raises:
-        ConfigError: The folder cannot be written, or holds a training with other settings.
+        ConfigError: The folder cannot be written, or holds a training run with different settings.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class DraftFolder:
 
     @property
     def finished(self) -> bool:
-        """True if the folder holds a completed training."""
+        """True if the folder holds a completed training run."""
         return (self.path / RECORD).exists() and not self._state.exists
 
     def record(self) -> TrainingRecord:
@@ -138,7 +138,7 @@ class DraftFolder:
         return read_document(self.path / RECORD, RECORD_KIND)
 
     def restore(self, model: PreTrainedModel, optimisers: Sequence[Optimizer]) -> DraftProgress:
-        """Load the last checkpoint into model and optimisers, and return its progress.
+        """Load the last checkpoint into the model and optimisers; return its progress.
 
         Raises:
             ConfigError: The checkpoint is damaged.
@@ -155,11 +155,11 @@ class DraftFolder:
     def save_validation(
         self, model: PreTrainedModel, progress: DraftProgress, chains: Chains, token_ids: Tensor
     ) -> None:
-        """Write the record, and the draft if the last validation is the best.
+        """Write the record; if the last validation is the best so far, write the draft.
 
         Args:
             model: Draft model.
-            progress: Progress with the curve.
+            progress: Training progress, including the curve.
             chains: Acceptance at the last validation.
             token_ids: Token ids of the reduced draft vocabulary.
         """
@@ -177,7 +177,7 @@ class DraftFolder:
     def save_state(
         self, model: PreTrainedModel, optimisers: Sequence[Optimizer], progress: DraftProgress
     ) -> None:
-        """Write the checkpoint that resumes the training."""
+        """Write the checkpoint from which training can resume."""
         weights = {name: weight.detach() for name, weight in model.named_parameters()}
         self._state.save(
             {"settings": self._settings, "progress": asdict(progress)},
@@ -192,7 +192,7 @@ class DraftFolder:
 
 
 def _save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a bfloat16 copy elsewhere, then move its files, the weights last."""
+    """Write a bfloat16 copy elsewhere, then move its files; move the weights last."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
         copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):

@@ -1,7 +1,7 @@
 """Train an independent draft model, a small Llama with the target's vocabulary.
 
-Its input and output embedding are one matrix. It starts as the projection of the target's embedding
-onto its principal components.
+The input and output embeddings are one matrix. This matrix starts as the projection of the target's
+embedding onto its principal components.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 class IndependentStudent:
-    """Hold an independent draft model during its training.
+    """Hold an independent draft model while it is trained.
 
     Args:
         target: Target model.
@@ -111,7 +111,7 @@ def shrink_residuals(model: Any) -> None:
 def principal(rows: Tensor, size: int) -> Tensor:
     """Project rows [n, d] onto their principal axes through the origin, [n, size].
 
-    If `size` exceeds d, the other columns are zeros.
+    If `size` exceeds d, the remaining columns are zeros.
     """
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     projected = rows @ vectors[:, values.argsort(descending=True)[:size]]

@@ -1,8 +1,8 @@
-"""Compute cross-entropy with the target, a block of positions at a time.
+"""Compute the cross-entropy with the target, one block of positions at a time.
 
-The target's distribution is given by its likeliest tokens, or by its hidden state, from which its
+The target's distribution is given by its most likely tokens, or by its hidden state, from which its
 LM head computes all logits. Both losses compute their gradients in the forward pass, while the
-logits are at hand; autograd's own way takes three times as long.
+logits are available. Using autograd instead takes three times as long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prepare the training of a draft model from the arguments of a command."""
+"""Prepare a draft model's training from a command's arguments."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk, recorded_chunks, shortened
 from paceline.util.files import digest_of
 
-# settings that may change when a training is resumed
+# settings that may change when training resumes
 _CHANGEABLE = ("minutes", "note", "validations")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftData:
-    """Hold the texts of the training of a draft model.
+    """Hold the texts for training a draft model.
 
     Attributes:
-        answers: Answers of the target to train on.
+        answers: Target answers to train on.
         texts: Other texts to train on.
         held_out: Answers for validation.
     """
@@ -43,14 +43,14 @@ class DraftData:
 
     @property
     def training(self) -> list[TextChunk]:
-        """All chunks to train on, answers first."""
+        """All chunks to train on, starting with the answers."""
         return [*self.answers, *self.texts]
 
     @staticmethod
     def split(
         answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
     ) -> DraftData:
-        """Hold out each n-th answer.
+        """Hold out every n-th answer.
 
         Raises:
             ConfigError: There are too few answers.
@@ -68,7 +68,7 @@ class DraftData:
             reads_at: Depth of the middle layer that is read, as in `DraftTraining`.
             progress: Show a progress bar.
         Raises:
-            UnsupportedModelError: The hidden states of the target cannot be read.
+            UnsupportedModelError: The target's hidden states cannot be read.
         """
         groups = (self.answers, self.texts, self.held_out)
         chunks = [chunk for group in groups for chunk in group]
@@ -89,14 +89,14 @@ def prepare(
     """Return the target, the training texts and the draft's folder.
 
     Args:
-        target: Target: directory, hub id or built-in name.
-        recordings: Files of `paceline record` with the target's answers.
+        target: Target model: directory, hub id or built-in name.
+        recordings: Files written by `paceline record`, with the target's answers.
         inputs: Text files, as in `paceline.datastore.inputs`.
-        out: Folder of the draft model.
+        out: Folder for the draft model.
         config: Settings of the training.
     Raises:
-        ConfigError: A file cannot be read or belongs to another target, or the folder holds a
-            training with other settings.
+        ConfigError: A file cannot be read or belongs to a different target, or the folder holds a
+            training run with different settings.
     """
     location = demo.target_of(target)
     model = load_model(location, "auto" if config.uses_target_states else torch.float32)
@@ -105,7 +105,7 @@ def prepare(
     texts = read_texts("draft train", location, inputs, config.context)
     data = DraftData.split(answers, texts, config)
     if config.uses_target_states:
-        embedding_and_lm_head(model)  # raises now rather than after the reading of states
+        embedding_and_lm_head(model)  # raises now rather than after the states have been read
     settings: dict[str, Any] = {
         "target_fingerprint": fingerprint,
         "inputs": digest_of({"ids": [_checksums(answers), _checksums(texts)]}),
@@ -124,7 +124,7 @@ def prepare(
 
 
 def _checksums(chunks: Sequence[TextChunk]) -> list[int]:
-    """Return the number of chunks and a checksum of each."""
+    """Return the number of chunks and a checksum for each chunk."""
     return [
         len(chunks),
         *(int(chunk.token_ids.astype("int64") @ range(1, len(chunk) + 1)) for chunk in chunks),

@@ -1,9 +1,9 @@
-"""Lay out the rows of a forward pass that trains or evaluates an EAGLE draft.
+"""Lay out the rows in a forward pass that trains or evaluates an EAGLE draft.
 
-A row is a position of a text and the number of tokens up to it that are the draft's own guesses.
-With no guesses, the target has chosen all tokens so far, and the row reads the state of its token.
-Otherwise the row sees what a draft sees in use: the target's tokens before the guesses, and the
-guesses.
+A row consists of a position in a text and the number of the draft's own guesses among the tokens up
+to that position. With no guesses, the target has chosen all tokens so far, and the row reads the
+state for its token. Otherwise, the row sees what a draft sees in use: the target's tokens before
+the guesses, and the guesses themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Rows(NamedTuple):
 
     Attributes:
         positions: Position of each row in the text, [rows].
-        guessed: Number of tokens up to there that are guesses, [rows].
-        mask: Which row (first index) sees which row, bool [rows, rows].
+        guessed: Number of guesses among the tokens up to that position, [rows].
+        mask: Whether a row (first index) sees another row (second index), bool [rows, rows].
     """
 
     positions: Tensor
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with the mask that follows from positions and guesses."""
+        """Return rows with the mask derived from positions and guesses."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -44,10 +44,10 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return a row without guesses per position, then the rows with guesses.
+        """Return one row without guesses per position, then the rows with guesses.
 
         Args:
-            length: Tokens of the text.
+            length: Number of tokens in the text.
             chain: Every `chain`-th position is the root of a chain of guesses.
             offset: Position of the first root.
             first: Position of the first token that may be guessed.
@@ -62,11 +62,11 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_evaluation(length: int, chain: int, first: int) -> Rows:
-        """Return one row per position of the text and position in a chain.
+        """Return one row per combination of text position and chain position.
 
         Args:
-            length: Tokens of the text.
-            chain: Tokens of a chain.
+            length: Number of tokens in the text.
+            chain: Number of tokens in a chain.
             first: Position of the first token that may be guessed.
         """
         positions = [
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
         return Rows.of(torch.cat(positions), torch.cat(guessed))
 
     def with_drafts(self) -> Rows:
-        """Return these rows, then each guess again for a token that no other row sees."""
+        """Return these rows, then repeat each guess for a token that no other row sees."""
         again = (self.guessed > 0).nonzero()[:, 0]
         count, added = len(self.positions), len(again)
         mask = torch.zeros(count + added, count + added, dtype=torch.bool)
@@ -103,16 +103,16 @@ def hidden_of_rows(
 ) -> Tensor:
     """Return the input of the draft's LM head at each row, [b, rows, hidden].
 
-    All tensors but those of `rows` are on the decoder's device.
+    All tensors except those in `rows` are on the decoder's device.
 
     Args:
         embedding: The draft's input embedding, or a function with its signature.
         decoder: The draft's decoder, or a function with its signature.
         token_ids: Token ids of the texts, [b, t].
-        chosen_by: The target's states that each token was chosen by, [b, t, 1 + layers, states].
-        rows: Rows of each text.
-        unread: Number of first tokens whose states are not read.
-        drafted: Token ids of the last n rows, which replace those of the text, [b, n].
+        chosen_by: Target states from which each token was chosen, [b, t, 1 + layers, states].
+        rows: Rows for each text.
+        unread: Number of initial tokens whose states are not read.
+        drafted: Token ids for the last n rows, replacing those from the text, [b, n].
     """
     texts, device = len(token_ids), token_ids.device
     readers = ((rows.guessed == 0) & (rows.positions > max(0, unread - 1))).nonzero()[:, 0]
@@ -134,7 +134,7 @@ def hidden_of_rows(
 
 
 def shifted(states: Tensor) -> Tensor:
-    """Return the states that each token was chosen by; zeros for the first token.
+    """Return the states from which each token was chosen; zeros for the first token.
 
     Args:
         states: States after each token, [b, t, ...].

@@ -1,9 +1,10 @@
 """Sample the rows of the target's LM head that a training step uses.
 
-Logits over the whole reduced vocabulary take half of a step, and few tokens hold nearly all of the
-probability. A step therefore uses the frequent tokens, the tokens of its texts, and a random part
-of the others. Each sampled token stands for several tokens, the logarithm of whose number is
-added to its logits. The method is sampled softmax (Bengio and Senecal 2008; Jean et al. 2015).
+Computing logits over the whole reduced vocabulary takes half the time of a step, although a few
+tokens hold nearly all the probability. A step therefore uses the frequent tokens, the tokens in its
+texts and a random sample of the others. Each sampled token stands for several tokens; the logarithm
+of their number is added to its logits. The method is sampled softmax (Bengio and Senecal 2008; Jean
+et al. 2015).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class SampledHead:
     """Sample rows of an LM head for each training step.
 
     Args:
-        head: `TargetStateHead`, attached to its target.
-        counts: How often each token is predicted, [vocab].
-        dtype: Dtype of the products.
+        head: A `TargetStateHead` that is attached to its target.
+        counts: Number of times each token is predicted, [vocab].
+        dtype: Dtype of the matrix products.
     """
 
     def __init__(self, head: Any, counts: NDArray[np.int64], dtype: torch.dtype) -> None:
@@ -37,13 +38,13 @@ class SampledHead:
             else head.added.float()
         )
         token_ids = head.token_ids.cpu().numpy()
-        self._row_of_token = np.full(len(counts), len(token_ids))  # the last row: not in the head
+        self._row_of_token = np.full(len(counts), len(token_ids))  # last row: not in the head
         self._row_of_token[token_ids] = np.arange(len(token_ids))
         self._frequent = np.zeros(len(token_ids) + 1, dtype=bool)
         self._frequent[smallest_cover(counts[token_ids], FREQUENT_SHARE)] = True
 
     def sample(self, token_ids: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return the weight [n, states] and bias [n] of the rows of one step.
+        """Return the weight [n, states] and bias [n] of one step's rows.
 
         Args:
             token_ids: Token ids of the step's texts.

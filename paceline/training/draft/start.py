@@ -13,11 +13,11 @@ from paceline.training.draft.settings import DraftTraining
 
 
 def shaped_as_start(config: DraftTraining) -> DraftTraining:
-    """Return the settings with the shape of the draft model in `start`, if any.
+    """Return the settings with the shape of the draft model in `start`, if set.
 
     Raises:
-        ConfigError: The draft cannot be loaded, is of the other kind, or has another shape than
-            the settings.
+        ConfigError: The draft cannot be loaded, is of the other kind, or has a shape that differs
+            from the settings.
     """
     if not config.start:
         return config
@@ -49,13 +49,13 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
 
 
 def load_start(model: PreTrainedModel, start: str) -> None:
-    """Copy the weights of another draft model; the reduced vocabulary stays.
+    """Copy the weights of another draft model; keep the reduced vocabulary.
 
     Args:
-        model: Draft model that is trained.
+        model: Draft model to train.
         start: Draft model: directory, hub id or built-in name.
     Raises:
-        ConfigError: The draft cannot be loaded, or has another shape.
+        ConfigError: The draft cannot be loaded, or has a different shape.
     """
     weights, expected = load_draft(start, "float32", "cpu").state_dict(), model.state_dict()
     for name in sorted({*weights, *expected}):

@@ -1,10 +1,11 @@
 """Train a draft model by distillation (Hinton et al. 2015) and on texts.
 
-The teacher's distributions come from recorded answers of the target.
+The teacher's distributions come from recorded target answers.
 
-The training time decides how good a draft gets, so the schedule depends on time. The learning rate
-stays constant, then falls linearly to zero, while the share of steps on answers grows. Data order
-and first weights depend only on the seed. An interrupted training resumes from its checkpoint.
+The training time determines how good a draft becomes, so the schedule depends on time. The learning
+rate is constant at first, then falls linearly to zero, while the share of steps that use answers
+grows. The data order and the initial weights depend only on the seed. An interrupted training run
+resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ANSWERS, TEXTS = "answers", "texts"
 
 
 class Student(Protocol):
-    """Compute loss and acceptance of a draft model of either kind.
+    """Compute the loss and acceptance rate of either kind of draft model.
 
     Attributes:
         model: The draft model, in float32.
@@ -52,7 +53,7 @@ class Student(Protocol):
 
         Args:
             chunks: Chunks of the batch.
-            step: Number of the training step, for random draws.
+            step: Number of the training step, used for random sampling.
         """
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
@@ -70,7 +71,7 @@ class DraftTrainer(Trainer):
         clock: Returns the time in seconds.
     Attributes:
         model: The draft model, in float32.
-        progress: State of the training.
+        progress: Progress of the training run.
     Raises:
         ConfigError: The checkpoint, or the draft to start from, cannot be used.
     """
@@ -125,12 +126,12 @@ class DraftTrainer(Trainer):
         return kind, self._student.loss(batch, progress.steps)
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Measure held-out acceptance; store the checkpoint and the best draft."""
+        """Measure held-out acceptance, and store the checkpoint and the best draft."""
         config, progress = self._config, self.progress
         chains = self._student.acceptance(self._held_out, config.length)
         minutes, scores = progress.seconds / 60, (chains.agreement, chains.per_chain)
         point = TrainingPoint(minutes, progress.steps, progress.tokens, losses, *scores)
-        with interrupts_held():  # record and state belong together
+        with interrupts_held():  # the record and the state must match
             progress.curve.append(point)
             self._folder.save_validation(self.model, progress, chains, self._token_ids)
             self.save_state()
@@ -149,7 +150,7 @@ class DraftTrainer(Trainer):
         return warm_up * min(1.0, (1 - self.share) / (1 - settings.CONSTANT_SHARE))
 
     def _next_kind(self) -> str:
-        """Draw the kind of the next batch; texts are more frequent at the start."""
+        """Choose the kind of the next batch at random; at the start, more are texts."""
         if len(self._batches) < 2:
             return next(iter(self._batches))
         answers = self._config.answers * (
@@ -160,9 +161,10 @@ class DraftTrainer(Trainer):
 
 
 def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
-    """Return the fewest tokens that cover a share of the predicted tokens, ascending.
+    """Return the fewest tokens that cover a share of predicted tokens, in id order.
 
-    Answers weigh more than texts. The number of tokens is rounded up to the SIMD width.
+    Answers have more weight than texts. The number of tokens is rounded up to a multiple of the
+    SIMD width.
 
     Args:
         data: Training texts.

@@ -1,4 +1,4 @@
-"""Prepare the training of a draft head from the arguments of a command."""
+"""Prepare a draft head's training from a command's arguments."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.util.options import ModelOptions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """Hold the hidden states of chunks, one chunk after the other.
+    """Hold the hidden states of chunks, one chunk after another.
 
     Attributes:
         states: Input of the LM head after each token, [n, hidden].
         token_ids: Token ids, [n].
-        positions: Indices of the tokens that are followed by `TRAINED_LEVELS` tokens of their
-            chunk.
-        answers: Those of `positions` that are within answers.
+        positions: Indices of the tokens that are followed by at least `TRAINED_LEVELS` tokens in
+            their chunk.
+        answers: The `positions` that are within answers.
     """
 
     states: Tensor
@@ -49,7 +49,7 @@ def states_of(model: CachedLM, chunks: Sequence[TextChunk], progress: bool = Fal
         chunks: Chunks to read.
         progress: Show a progress bar.
     Raises:
-        UnsupportedModelError: The model computes its logits without the LM head that it names.
+        UnsupportedModelError: The model does not use its declared LM head to compute logits.
     """
     hidden = [torch.empty(0, embedding_and_head(model)[1].in_features)]
     token_ids, positions, answers = ([torch.empty(0, dtype=torch.long)] for _ in range(3))
@@ -66,7 +66,7 @@ def states_of(model: CachedLM, chunks: Sequence[TextChunk], progress: bool = Fal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftHeadData:
-    """Hold the target and the texts of the training of a draft head.
+    """Hold the target and the texts for training a draft head.
 
     Attributes:
         model: Target model.
@@ -89,19 +89,19 @@ def prepare(
     models: ModelOptions,
     progress: bool = False,
 ) -> DraftHeadData:
-    """Read the target's hidden states for the training of its draft head.
+    """Read the target's hidden states for training its draft head.
 
     Args:
-        target: Target: directory, hub id or built-in name.
-        recordings: Files of `paceline record` with the target's answers.
+        target: Target model: directory, hub id or built-in name.
+        recordings: Files written by `paceline record`, with the target's answers.
         inputs: Text files, as in `paceline.datastore.inputs`.
         config: Settings of the training.
         models: Dtype and device of the target.
         progress: Show a progress bar.
     Raises:
-        ConfigError: A file cannot be read or belongs to another target, or the embeddings of the
-            target cannot be read.
-        UnsupportedModelError: The hidden states of the target cannot be read.
+        ConfigError: A file cannot be read or belongs to a different target, or the target's
+            embeddings cannot be read.
+        UnsupportedModelError: The target's hidden states cannot be read.
     """
     location = demo.target_of(target)
     model = CachedLM(load_model(location, models.dtype, models.device))

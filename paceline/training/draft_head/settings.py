@@ -1,4 +1,4 @@
-"""Define the settings and constants of training a hidden-state draft head."""
+"""Define the settings and constants for training a hidden-state draft head."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from paceline.training.settings import TrainingSettings
 
-TRAINED_LEVELS = 2  # Tokens ahead that the training predicts.
+TRAINED_LEVELS = 2  # Number of tokens ahead that are predicted during training.
 SECOND_WEIGHT = 0.3  # Weight of the second token's loss.
-WEIGHT_DECAY = 0.01  # Of AdamW.
-WARM_UP_SHARE = 0.1  # Share of the steps in which the learning rate grows.
-RIDGE = 200.0  # Ridge of the first linear map, in positions of average size with next state 0.
+WEIGHT_DECAY = 0.01  # Weight decay of AdamW.
+WARM_UP_SHARE = 0.1  # Share of the steps during which the learning rate increases.
+RIDGE = 200.0  # Ridge of the initial linear map, in average positions with next state 0.
 EVALUATION_ROWS = 4096  # Positions computed together when no gradient is needed.
-TOP_GUESSES = 8  # Guesses among which the evaluation looks for the target's token.
+TOP_GUESSES = 8  # Number of guesses in which the evaluation looks for the target's token.
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,15 @@ class DraftHeadTraining(TrainingSettings):
     """Set how a hidden-state draft head is trained.
 
     Attributes:
-        batch: Token positions per training step; at least 1.
+        batch: Number of token positions per training step; at least 1.
         lr: Peak learning rate of AdamW; above 0.
-        neurons: Size of the hidden layer; at least 1; each neuron costs time in every step.
+        neurons: Size of the hidden layer; at least 1. More neurons make every decoding step slower.
         kept: Size of the reduced draft vocabulary, the most frequent tokens of the training text;
             at least 1.
-        levels: Number of tokens to predict ahead in use; at least 1; training covers two.
+        levels: Number of tokens to predict ahead in use; at least 1. Training covers two tokens.
         epochs: Number of passes over the training text; at least 1.
-        context: Maximum tokens per text chunk; at least 8.
-        held_out: Each n-th answer is held out for validation; at least 2.
+        context: Maximum number of tokens per text chunk; at least 8.
+        held_out: Interval between answers held out for validation (every n-th answer); at least 2.
 
     Raises:
         ConfigError: A value is out of range.

@@ -1,9 +1,9 @@
 """Train a hidden-state draft head to predict the target's next two tokens.
 
-The head is the next-state predictor of EAGLE (Li et al. 2024), without attention. Its loss is the
-cross-entropy with the target. It starts as the linear map of least squares. The second token is
+The head is the next-state predictor of EAGLE (Li et al. 2024), without attention. The loss is the
+cross-entropy with the target. The head starts as the linear least-squares map. The second token is
 predicted from the state that the first prediction returned, as in use. Inputs are scaled to unit
-size during training; the returned weights take them unscaled.
+size during training; the returned weights expect unscaled inputs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class DraftHeadReport:
 
     Attributes:
         positions: Number of positions.
-        first: Share of positions whose token is the first guess, by tokens ahead.
-        among: Share of positions whose token is among the first eight guesses, by tokens ahead.
+        first: Share of positions whose token is the first guess, by number of tokens ahead.
+        among: Share of positions whose token is among the first eight guesses, by number of tokens
+            ahead.
     """
 
     positions: int
@@ -43,7 +44,7 @@ class DraftHeadReport:
     among: tuple[float, ...]
 
     def __str__(self) -> str:
-        """Return the shares in words."""
+        """Return a description of the shares."""
         shares = [
             f"{first:.1%} / {among:.1%}"
             for first, among in zip(self.first, self.among, strict=True)
@@ -54,7 +55,7 @@ class DraftHeadReport:
         )
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
-        """Return the entries of the card of a draft head after an epoch."""
+        """Return the entries for a draft head's card after an epoch."""
         return {"epoch": epoch, "places": self.positions, "first": self.first, "among": self.among}
 
 
@@ -62,12 +63,12 @@ class DraftHeadTrainer(Trainer):
     """Train a hidden-state draft head.
 
     Args:
-        data: Target model, and hidden states to train on and for validation.
+        data: Target model, and hidden states for training and validation.
         config: Settings of the training.
-        out: File to which the best epoch is saved. Default: not saved.
+        out: File in which the best epoch's weights are saved. Default: nothing is saved.
     Attributes:
-        reports: Accuracy before the first epoch and after each.
-        best: Accuracy of the best epoch; None before the first one ends.
+        reports: Accuracy before the first epoch and after every epoch.
+        best: Accuracy of the best epoch; None until the first epoch ends.
     Raises:
         ConfigError: There are too few positions to train on.
     """
@@ -108,7 +109,7 @@ class DraftHeadTrainer(Trainer):
         self._batches = shuffled_batches(training.positions, config.batch, self._random, True)
 
     def run(self, report: TrainingReport | None = None) -> None:
-        """Train for all epochs; the first validation is of the linear map.
+        """Train for all epochs; the first validation evaluates the linear map.
 
         Raises:
             ConfigError: A loss is not finite.
@@ -128,7 +129,7 @@ class DraftHeadTrainer(Trainer):
         )
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Measure the accuracy on held-out answers, and save the head if it is the best."""
+        """Measure accuracy on held-out answers; save the head if it is the best so far."""
         epoch, report = self.progress.steps // self._epoch_steps, self.evaluate()
         self.reports.append(report)
         if epoch and (self.best is None or report.first[0] > self.best.first[0]):
@@ -139,7 +140,7 @@ class DraftHeadTrainer(Trainer):
         return str(report)
 
     def weights(self) -> Weights:
-        """Return the current weights, for unscaled inputs."""
+        """Return the current weights, converted for unscaled inputs."""
         first = torch.cat((self._direct, self._inner)).detach().clone()
         hidden = len(self._outer)
         first[:, :hidden] /= self._state_scale
@@ -178,7 +179,7 @@ class DraftHeadTrainer(Trainer):
         )
 
     def _set_target(self) -> None:
-        """Read embedding and LM head of the target, the latter for the reduced vocabulary."""
+        """Read the target's embedding, and its LM head for the reduced vocabulary."""
         embedding, head = embedding_and_head(self._model)
         self._device, self._embedding = self._model.device, embedding.weight.detach()
         self._token_ids = most_frequent(self._training, self._config.kept, len(head.weight))
@@ -190,7 +191,7 @@ class DraftHeadTrainer(Trainer):
         self._token_scale = _root_mean_square(self._embedding)
 
     def _set_weights(self) -> None:
-        """Initialise the weights: least squares, random inner and zero outer weights."""
+        """Initialise the weights: least squares, random inner weights, zero outer weights."""
         neurons, (embedding, head) = self._config.neurons, embedding_and_head(self._model)
         hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
         inner = torch.randn(neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5
@@ -221,7 +222,7 @@ class DraftHeadTrainer(Trainer):
         return self._training.states[positions].to(self._device).float()
 
     def _cross_entropy(self, predicted: Tensor, positions: Tensor) -> Tensor:
-        """Compare predicted states with the target's in the reduced vocabulary."""
+        """Compare predicted states with the target's, over the reduced vocabulary."""
         with torch.no_grad():
             probs = self._logits(self._states(positions)).softmax(-1)
         return -(probs * self._logits(predicted).log_softmax(-1)).sum(-1).mean()
@@ -232,7 +233,7 @@ class DraftHeadTrainer(Trainer):
 
     @torch.no_grad()
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
-        """Fit the linear map from inputs and a constant to next states, [hidden, n]."""
+        """Fit a linear map from inputs and a constant to next states, [hidden, n]."""
         gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
         for positions in torch.split(self._training.positions, settings.EVALUATION_ROWS):
             rows = self._inputs(self._states(positions), positions + 1).cpu()
@@ -244,7 +245,7 @@ class DraftHeadTrainer(Trainer):
 
 
 def most_frequent(states: States, count: int, vocab_size: int) -> Tensor:
-    """Return the most frequent tokens of the training text, ascending.
+    """Return the most frequent tokens in the training text, in id order.
 
     Args:
         states: Training text.
