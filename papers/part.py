@@ -15,17 +15,17 @@ from papers.config import PaperConfig
 
 PLAIN = "none"
 SPEEDUP = (
-    "speed-up: tokens/s over those of plain decoding in the same engine, on the hardware named"
-    " above."
+    "speed-up: tokens/s relative to plain decoding in the same engine, on the hardware named above."
 )
 CPU_TIME = (
-    "CPU time: the same ratio in processor time, which other jobs on the machine disturb less."
+    "CPU time: the same ratio in processor time, which is less affected by other jobs on the"
+    " machine."
 )
 CONVENTION = (
-    "S, the step compression, is tokens per forward: (new tokens - 1) / (target forwards - prefill"
-    " forwards), so plain decoding is exactly 1."
+    "S, the step compression, is the number of tokens per forward pass: (new tokens - 1) /"
+    " (target forwards - prefill forwards), so S is exactly 1 for plain decoding."
 )
-PICTURE = "The paper shows its values as a picture only, so they are not listed."
+PICTURE = "The paper shows these values only in a figure, so they are not listed."
 _MEASURES = {
     **MEASURES,
     Column("S", ".2f"): "tokens_per_forward",
@@ -88,7 +88,7 @@ class BenchPart:
             sum(row.compared for row in self.figures),
         )
         sentence = (
-            f"{equal} of {compared} answers have exactly the tokens of"
+            f"{equal} of {compared} answers have exactly the same tokens as"
             f" {self.reference or 'the reference (none ran)'}"
         )
         if not self.divergences:
@@ -126,7 +126,10 @@ def setting(result: PaperResult) -> list[str]:
         part.label: ", ".join(phrase for phrase in part.setting if phrase not in shared)
         for part in result.parts
     }
-    phrases = [*shared, *(f"{label}: {text}" for label, text in own.items() if text)]
+    phrases = [
+        *shared,
+        *(text if text == label else f"{label}: {text}" for label, text in own.items() if text),
+    ]
     return phrases if result.complete else [*phrases, "PARTIAL: interrupted"]
 
 

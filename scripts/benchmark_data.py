@@ -23,7 +23,9 @@ DRAFTERS = ("auto", "sssd", "prompt_lookup", "lookahead", "token_recycling")
 BATCHES = (1, 8, 32)
 _MODELS = {
     "smollm2 (135 M)": "SmolLM2-135M-Instruct",
-    "smollm2, cost-scaled 1728x30 (1041 M)": "SmolLM2-135M-Instruct padded to the cost of 1 B",
+    "smollm2, cost-scaled 1728x30 (1041 M)": (
+        "SmolLM2-135M-Instruct padded to the cost of a 1B model"
+    ),
 }
 _OUTSIDE = {
     "transformers": "transformers",
@@ -85,8 +87,8 @@ def caption(names: Iterable[str]) -> str:
     def several(values: Iterable[object]) -> str:
         return " or ".join(str(value) for value in dict.fromkeys(values))
 
-    def span(values: Iterable[int]) -> str:
-        low, *_, high = sorted((*(numbers := list(values)), *numbers))
+    def span(values: list[int]) -> str:
+        low, high = min(values), max(values)
         return f"{low}" if low == high else f"{low} to {high}"
 
     sampling = [run["config"]["sampling"] for run in runs]
@@ -99,10 +101,18 @@ def caption(names: Iterable[str]) -> str:
         several(run["dtype"] for run in runs),
         f"{several(run['environment']['threads'] for run in runs)} thread",
         heat,
-        f"{span(run['summary']['all'][0]['answers'] for run in runs)} answers",
-        f"at most {span(entry['max_new_tokens'] for entry in sampling)} new tokens",
+        f"{span([run['summary']['all'][0]['answers'] for run in runs])} answers",
+        _token_limit([entry["max_new_tokens"] for entry in sampling]),
     ]
     return f"\n\n*{'; '.join(parts)}.*"
+
+
+def _token_limit(limits: list[int]) -> str:
+    """Return the limit of new tokens, or its range over the runs."""
+    low, high = min(limits), max(limits)
+    if low == high:
+        return f"at most {low} new tokens"
+    return f"a limit of {low} to {high} new tokens, depending on the run"
 
 
 def shell(command: str) -> str:

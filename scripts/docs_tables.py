@@ -50,7 +50,7 @@ _SPELLED["draft_head"] = [
     "auto:max_nodes=16,budget=false,draft_head=false",
 ]
 _SPELLED["auto"] = ["auto", f"auto:{_STORE}"]
-_PADDED = "SmolLM2-135M-Instruct padded to the compute cost of a 1 B model, with its draft model"
+_PADDED = "SmolLM2-135M-Instruct padded to the compute cost of a 1B model, with its draft model"
 _TITLES = {
     id(SINGLE): "SmolLM2-135M-Instruct",
     id(EXACT): "SmolLM2-135M-Instruct",
@@ -158,7 +158,10 @@ def invariance_table(results: Path) -> str:
     for (context, batch, drafts), found in speeds.items():
         cells = [f"{found[name]:.2f}x" if name in found else "not measured" for name in INVARIANCE]
         lines.append(f"| {int(context):,} | {batch} | {drafts} | {' | '.join(cells)} |")
-    caption = "*Speed with batch invariance over speed without. SmolLM2-135M-Instruct, one thread.*"
+    caption = (
+        "*Speed with batch invariance relative to speed without it. SmolLM2-135M-Instruct, one"
+        " thread.*"
+    )
     return "\n".join([*lines, "", caption])
 
 
@@ -171,8 +174,9 @@ def _caption(runs: dict[str, str], results: Path) -> str:
     (batch,) = {content["config"]["batch"] for content in files}
     tokens = sorted({content["config"]["sampling"]["max_new_tokens"] for content in files})
     return (
-        f"*{_TITLES[id(runs)]}; {dtype}, greedy, one thread, batch {batch}; prompts of HumanEval,"
-        f" GSM8K and Spec-Bench, up to {' or '.join(map(str, tokens))} new tokens. One run each.*"
+        f"*{_TITLES[id(runs)]}; {dtype}, greedy, one thread, batch size {batch}; prompts from"
+        f" HumanEval, GSM8K and Spec-Bench; up to {' or '.join(map(str, tokens))} new tokens."
+        " One run each.*"
     )
 
 

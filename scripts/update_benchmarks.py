@@ -132,12 +132,13 @@ def table(name: str) -> str:
 def _disturbed_table(result: dict[str, Any]) -> str:
     """The speed of `auto` by the conditions under which its curve was measured."""
     lines = [
-        "| curve measured | share of time without a processor | `auto` over plain decoding |",
+        "| curve measured | share of time spent waiting for a processor |"
+        " speed of `auto` over plain decoding |",
         "|---|---:|---:|",
     ]
     for name, when in (
-        ("disturbed", f"next to {result['loops']} busy loops"),
-        ("quiet", "after they had ended"),
+        ("disturbed", f"while {result['loops']} busy loops ran"),
+        ("quiet", "after the loops had ended"),
     ):
         waited = result["curves"][name]["conditions"]["waited"]
         lines.append(
@@ -145,11 +146,11 @@ def _disturbed_table(result: dict[str, Any]) -> str:
             f" {result['speed_over_none'][name]:.2f} |"
         )
     setting = (
-        f"{result['requests']} requests of {result['tokens']} tokens after {result['warm']} others"
+        f"{result['requests']} requests with {result['tokens']} tokens each, after"
+        f" {result['warm']} other requests"
     )
-    return "\n".join(
-        [*lines, "", f"{result['model']}, bfloat16, {result['threads']} thread(s); {setting}."]
-    )
+    threads = f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
+    return "\n".join([*lines, "", f"{result['model']}, bfloat16, {threads}; {setting}."])
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:

@@ -168,9 +168,9 @@ def table(result: InvarianceCost) -> Table:
         "context",
         "batch",
         "drafts",
-        "ms of a step without",
-        "with",
-        "tokens/s over without",
+        "ms per step without",
+        "ms per step with",
+        "tokens/s with over without",
     )
     return Table.of("", headings, rows)
 
@@ -179,7 +179,7 @@ def cost_table(result: InvarianceCost) -> str:
     """Return the table in Markdown, with its setting."""
     environment, clock = (
         result.environment,
-        "the process's own time" if result.clock == "processor" else "wall-clock time",
+        "processor time" if result.clock == "processor" else "wall-clock time",
     )
     busy = f"load {environment.load_start[0]:g}" if environment.load_start else "load unknown"
     setting = f"{result.model}, {environment.hardware}, {clock}, {busy}; {provenance(environment)}."

@@ -138,7 +138,7 @@ def setting_parts(result: BenchResult) -> list[str]:
         result.dtype,
         f"batch {config.batch}",
         sampled,
-        f"{count} prompts",
+        f"{count} prompt{'s' if count != 1 else ''}",
         f"up to {sampling.max_new_tokens} new tokens",
     ]
     parts += [f"{config.repeats} repeats"] if config.repeats > 1 else []

@@ -79,14 +79,14 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
     if published and measured:
         notes.append(
             f"The paper's own fit, LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
-            f" {PAPER_LAW.f}; its curves are {PAPER_LAW.residual(measured):.3f} RMS away from these"
-            " points. The public code keeps at most N - 2 tokens of a guess; the formula has N -"
-            " 1."
+            f" {PAPER_LAW.f}; its curves are {PAPER_LAW.residual(measured):.3f} RMS away from"
+            " these points. The public code keeps at most N - 2 tokens of a guess, whereas the"
+            " formula uses N - 1."
         )
     elif not published:
         notes.append(
-            "The formula has neither accepted window tokens nor guesses continued from the pool,"
-            " which this implementation adds."
+            "The formula accounts for neither accepted window tokens nor guesses continued from"
+            " the pool, both of which this implementation adds."
         )
         notes += [result.figure.equality()] if result.figure else []
     title = f"Figure 4: S against W = G, measured (fitted), with {steps}"
@@ -102,16 +102,17 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
     return (
         f"Fit of equations 5 to 7, S = (f - 1 + E) / f: alpha = {law.alpha:.3f}, f = {law.f:.3f};"
         f" residual RMS {law.residual(measured):.3f} over {len(measured)} points from"
-        f" {min(values):.2f} to {max(values):.2f}. The prompt is not in the n-gram pool, as in the"
-        " paper."
+        f" {min(values):.2f} to {max(values):.2f}. As in the paper, the prompt is not in the"
+        " n-gram pool."
     )
 
 
 def table_3(result: LookaheadResult) -> Table:
     """Return table 3: lookahead and verification branch, with and without prompt pool."""
     notes = (
-        "The paper's columns: LLaMA-2-7B-chat, MT-Bench, A100, FlashAttention; its S (equation 6)"
-        " is generated tokens over decoding steps.",
+        "The paper's columns are for LLaMA-2-7B-chat on MT-Bench, with an A100 and"
+        " FlashAttention. The paper's S (equation 6) is the number of generated tokens divided by"
+        " the number of decoding steps.",
         SPEEDUP,
         *((result.tables.equality(),) if result.tables else ()),
     )
@@ -128,9 +129,14 @@ def table_6(result: LookaheadResult) -> Table:
     """Return table 6: lookahead among other methods."""
     drafted = figures_of(result.tables, DRAFT) is not None
     notes = (
-        "The paper's columns: speed-ups of Vicuna-7B on an A100, draft model TinyLlama-1B.",
-        "Medusa needs trained heads; it is not part of paceline.",
-        *(() if drafted else ("The row of the draft model is empty: there was no --draft-model.",)),
+        "The paper's columns show speed-ups for Vicuna-7B on an A100, with TinyLlama-1B as the"
+        " draft model.",
+        "Medusa needs trained heads and is not part of paceline.",
+        *(
+            ()
+            if drafted
+            else ("The draft model's row is empty because --draft-model was not set.",)
+        ),
         CONVENTION,
     )
     paper = ("paper's MT-Bench", "paper's HumanEval")

@@ -82,7 +82,7 @@ TABLE_3 = (
     TableLine("default, no inspiration", f"{COLD}:inspiration=off"),
     TableLine("default, no refinement", f"{COLD}:refinement=false"),
     TableLine("default, no suffixes", figure_5_spec(0, published=False)),
-    TableLine("default, no further choices", f"{COLD}:max_branches=0"),
+    TableLine("default, no additional choices", f"{COLD}:max_branches=0"),
 )
 # Consecutive number (None is random), warm, published tokens/s. Gamma 6, W 18, N 6, K 3.
 TABLE_4: tuple[tuple[int | None, bool, float], ...] = (

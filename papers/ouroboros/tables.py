@@ -61,9 +61,9 @@ def table_1(study: MatchStudy | None) -> Table:
         for index, name in enumerate(("accepted, len(LCP)", "match, #Match-1"))
     ]
     notes = [
-        f"Plain speculative decoding, greedy, drafts of {MATCH_GAMMA} tokens. accepted: tokens that"
-        " the target accepts; match: tokens that equal the target's prediction after the draft"
-        " tokens before them. Drafts that the end of an answer cuts short do not count."
+        f"Plain speculative decoding, greedy, with drafts of {MATCH_GAMMA} tokens. accepted:"
+        " tokens that the target accepts; match: tokens that equal the target's prediction after"
+        " the preceding draft tokens. Drafts cut short by the end of an answer are not counted."
     ]
     if study is not None:
         verified = "; ".join(
@@ -73,7 +73,7 @@ def table_1(study: MatchStudy | None) -> Table:
         notes.append(
             f"Prompts answered: {study.prompts}. Verifications counted: {verified or 'none'}."
         )
-    title = f"Table 1: accepted and matching tokens of {MATCH_GAMMA} drafted"
+    title = f"Table 1: accepted and matching tokens out of {MATCH_GAMMA} draft tokens"
     return Table.of(title, ["per verification", *means], rows, notes, ".1f")
 
 
@@ -99,14 +99,15 @@ def figure_3(study: MatchStudy | None) -> Table:
 def table_2(part: BenchPart) -> Table:
     """Return table 2: all methods and greedy decoding."""
     notes = (
-        "The paper's columns: speed-ups with Yi 34b and 6b, Llama-2 70b and 7b; it tuned every"
-        " method per model and task (table 7). For figure 4, code, it states at most 3.9 over"
-        " greedy, 2.8 over speculative and 1.9 over lookahead decoding.",
-        "The paper's setting: gamma 12, W 20, N 8, K 3, its rule of inspiration, its tree. In"
-        " contrast to the paper, the draft is not cut to gamma tokens, and the pool has the text"
-        " so far and the prompt.",
-        "warm: one pool for all prompts of a pass, empty before the first.",
-        f"{SPEEDUP} {CPU_TIME} draft/token: forwards of the draft model per new token.",
+        "The paper's columns show speed-ups with Yi 34b and 6b and Llama-2 70b and 7b. The"
+        " authors tuned every method for each model and task (table 7). For figure 4 (code), the"
+        " paper reports speed-ups of up to 3.9 over greedy, 2.8 over speculative and 1.9 over"
+        " lookahead decoding.",
+        "The paper's setting: gamma 12, W 20, N 8, K 3, with the paper's inspiration rule and"
+        " tree. Unlike in the paper, the draft is not truncated to gamma tokens, and the pool"
+        " contains the text so far and the prompt.",
+        "warm: all prompts in a pass share one pool, which is empty before the first prompt.",
+        f"{SPEEDUP} {CPU_TIME} draft/token: draft forward passes per new token.",
         part.equality(),
     )
     title = "Table 2, figure 4: greedy, speculative, lookahead decoding and Ouroboros"
@@ -117,10 +118,11 @@ def table_2(part: BenchPart) -> Table:
 def table_3(part: BenchPart) -> Table:
     """Return table 3: the ablation of the method's parts."""
     notes = (
-        "The paper's columns: HumanEval, Yi 34b with 6b. speed-up: over the second row, in both.",
-        "Rows 2 to 9 have the paper's gamma 12, W 20, N 8; the others have the defaults, which"
-        " change more than the numbers: a small window, further choices of the draft model, and"
-        " phrases after the newest token.",
+        "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: relative to the"
+        " second row, here and in the paper.",
+        "Rows 2 to 9 use the paper's gamma 12, W 20, N 8. The other rows use the defaults, which"
+        " differ in more than these numbers: a small window, additional choices from the draft"
+        " model, and phrases after the newest token.",
     )
     columns = ("setting", *_COLUMNS)
     layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)
@@ -146,7 +148,7 @@ def figure_5(part: BenchPart) -> Table:
     notes = (
         "First with gamma 12, W 20, N 8 as in the paper, then with the defaults here. CPU time:"
         " speed-up over K = 0 in processor time.",
-        "The paper shows its curve as a picture only.",
+        "The paper shows this curve only in a figure.",
     )
     shown = ["", *columns(headings), *columns(headings, "default's ")]
     return Table.of("Figure 5: suffixes after the draft", shown, rows, notes)
@@ -170,12 +172,12 @@ def table_4(result: OuroborosResult) -> Table:
             )
         )
     notes = (
-        f"The categories of the prompts are the tasks; prompts per task: {size} (the paper:"
-        f" {TASK_SIZE}, of four tasks). CN: consecutive prompts of a task, the same share as in the"
-        f" paper ({', '.join(map(str, CONSECUTIVE))} of {TASK_SIZE}).",
-        "Every order is a separate run. The cold and the warm drafter, both with the defaults,"
-        " alternate after each prompt. speed-up: over the cold drafter of the same run; in the"
-        " paper over its cold run, shuffled or CN = 20.",
+        f"The tasks are the categories of the prompts; prompts per task: {size} (in the paper:"
+        f" {TASK_SIZE} for each of four tasks). CN: number of consecutive prompts from a task, with"
+        f" the same share as in the paper ({', '.join(map(str, CONSECUTIVE))} of {TASK_SIZE}).",
+        "Every order is a separate run. The cold and the warm drafter, both with default options,"
+        " alternate after each prompt. speed-up: relative to the cold drafter in the same run; in"
+        " the paper, relative to its cold run, shuffled or with CN = 20.",
     )
     return Table.of(
         "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes

@@ -48,7 +48,7 @@ def table_1_measured(result: SpecDecResult) -> Table:
     measured = picks.measured_picks(result.timed, result.config.head) if result.timed else []
     notes = (
         f"Measured tokens/s, with the fastest setting of each kind. {SPEEDUP}",
-        f"gain: over the best fixed K. {CPU_TIME}",
+        f"gain: relative to the best fixed K. {CPU_TIME}",
         *(
             ()
             if any(pick.auto for pick in measured)

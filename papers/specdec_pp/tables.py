@@ -70,8 +70,8 @@ def section_2_1(result: SpecDecResult) -> Table:
         )
     notes = (
         "The oracle drafts up to the next token on which the models differ (lemma 2.1), so it"
-        " discards no token. The paper's figures are those of Alpaca.",
-        f"by Eq. 2.3: tokens/s from the two rates, with the times of table 2. {SPEEDUP}",
+        " discards no tokens. The paper's figures are for Alpaca.",
+        f"by Eq. 2.3: tokens/s computed from the two rates and the times in table 2. {SPEEDUP}",
         *((part.equality(),) if part else ()),
     )
     shown = [
@@ -109,16 +109,17 @@ def table_2(result: SpecDecResult) -> Table:
         )
     notes = [
         "Milliseconds per forward: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
-        " squares over the answers, the forwards over the prompts included. R2: share of the"
-        " variance of T that the fit explains. cpu: in processor time.",
-        "The paper's: Llama-2 7B and 70B on two A100, means over its data sets; all its R2 are at"
-        " least 0.98.",
+        " squares over the answers, including the forward passes over the prompts. R2: share of"
+        " the variance in T that the fit explains. cpu: in processor time.",
+        "The paper's columns: Llama-2 7B and 70B on two A100 GPUs, means over the paper's data"
+        " sets; all R2 values are at least 0.98.",
     ]
     if result.pair_times is not None:
         draft, target = result.pair_times
         notes.append(
-            f"Used for Eq. 2.3, fitted to both together: {1e3 * draft:.2f} and {1e3 * target:.2f}"
-            f" ms, a ratio of {target / draft:.1f}; the paper's ratio: {PAPER_RATIO:.1f}."
+            f"Used for Eq. 2.3, fitted to both settings together: {1e3 * draft:.2f} and"
+            f" {1e3 * target:.2f} ms, a ratio of {target / draft:.1f}; the paper's ratio:"
+            f" {PAPER_RATIO:.1f}."
         )
     shown = [
         "ms per forward",
@@ -193,12 +194,13 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         for comparison in picks.fronts(result.counts, result.config.head)
     ]
     notes = (
-        "in reach: points of the rival's front at whose discard rate the head's front exists, with"
-        " linear interpolation; below, above: points where the head needs fewer target forwards,"
-        " or more.",
-        "forwards: mean ratio, head over rival, at equal discards; discards: the same at equal"
-        " forwards. latency gain: minimum latency of the rival over that of the head by Eq. 2.3,"
-        f" for the paper's ratio of a target forward to a draft forward, {PAPER_RATIO:.1f}.",
+        "in reach: points on the rival's front whose discard rate the head's front also covers,"
+        " with linear interpolation. below, above: points at which the head needs fewer or more"
+        " target forward passes.",
+        "forwards: mean ratio of head to rival at the same discard rate. discards: the same ratio"
+        " for the same number of forward passes. latency gain: the rival's minimum latency"
+        " divided by the head's, by Eq. 2.3, if a target forward pass takes as many draft forward"
+        f" passes as in the paper: {PAPER_RATIO:.1f}.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)

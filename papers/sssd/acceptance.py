@@ -27,8 +27,8 @@ from papers.sssd.result import (
 
 RIVALS = (published(BOTH), REST, PIA)  # compared with sssd in figures 4b and c
 PER_STEP = (
-    "Tokens per step: accepted tokens and the bonus token; plain decoding has 1. s_q counts the"
-    " root of the tree."
+    "Tokens per step: accepted tokens and the bonus token; the value for plain decoding is 1. s_q"
+    " includes the root of the tree."
 )
 
 
@@ -52,11 +52,12 @@ def figure_4a(result: SssdResult) -> Table:
         )
     notes = (
         f"{PER_STEP} {_replayed(study)}",
-        f"request: prompt and output. datastore: {result.store_tokens:,} tokens. With paper's: its"
-        " hand-set weights, otherwise the calibrated fusion. sum: accepted tokens of the two"
-        " sources alone, added; in the paper, both together nearly reach it.",
-        "datastore alone: the drafter sees the newest 4 tokens of the request, its query; window:"
-        " the same 4 tokens without a datastore.",
+        f"request: prompt and output. datastore: {result.store_tokens:,} tokens. Columns marked"
+        " paper's use the paper's hand-set weights; the others use the calibrated fusion. sum:"
+        " the accepted tokens of each source alone, added up. In the paper, both sources together"
+        " nearly reach this sum.",
+        "datastore alone: the drafter sees only the request's last 4 tokens, which form the"
+        " query; window: the same 4 tokens without a datastore.",
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
@@ -117,10 +118,10 @@ def section_4_2(result: SssdResult) -> Table:
             rows.append([*row, PAPER_TEMPERATURES.get(temperature)])
     notes = (
         f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper; verification follows the"
-        " target's sample. change: accepted tokens per step against those of the greedy answers to"
-        " the same prompts.",
-        "Other temperatures also give other texts, which repeat the request and the datastore more"
-        " or less.",
+        " target's sample. change: accepted tokens per step relative to the greedy answers to the"
+        " same prompts.",
+        "Changing the temperature also changes the generated text, and with it how much of the"
+        " request and the datastore the text repeats.",
     )
     shown = [
         heading
@@ -144,7 +145,8 @@ def figure_5(result: SssdResult) -> Table:
     vocabularies, rows = result.vocabularies, []
     title, note = (
         "Figure 5: vocabularies",
-        f"The paper: Llama-2 (32,000 tokens) and Llama-3 (128,256), own answers each. {PICTURE}",
+        "The paper uses Llama-2 (32,000 tokens) and Llama-3 (128,256), each with its own"
+        f" answers. {PICTURE}",
     )
     if vocabularies is None:
         return Table.of(title, ["s_q"], (), (note,))
@@ -180,6 +182,6 @@ def figure_5(result: SssdResult) -> Table:
 
 def _replayed(study: Study) -> str:
     return (
-        f"Replayed: {sum(study.answers.values())} greedy answers of the target,"
+        f"Replayed: {sum(study.answers.values())} greedy answers from the target,"
         f" {sum(study.tokens.values())} tokens."
     )

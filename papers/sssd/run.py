@@ -109,7 +109,7 @@ class _SssdMeasurement:
             "progress": self._progress,
         }
         return BenchPart.of(
-            f"batch of {batch}",
+            f"batch {batch}",
             run_bench(timed, prompts=self._prompts, **shared, options=RunOptions(budget=False)),
         )
 

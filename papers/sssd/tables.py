@@ -106,7 +106,7 @@ def figure_2_timed(result: SssdResult) -> Table:
     notes = (
         f"expected: the product of figure 2. {SPEEDUP} It includes drafting and prefill."
         f" {CPU_TIME}",
-        "S: tokens per forward after the prefill, without the first token, so it differs from"
+        "S: tokens per forward pass after the prefill, without the first token, so S differs from"
         " tokens per step.",
         *(part.equality() for part in result.timed[:1]),
     )
@@ -196,7 +196,7 @@ def budgets(costs: CostStudy | None) -> Table:
         )
     notes = (
         "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes per number; -:"
-        " products of this width are always bound by memory. The paper's equation gives"
+        " products of this width are always memory-bound. The paper's equation gives"
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, its text {PAPER_BUDGET}.",
         "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
         " Weights that fit into a cache are read faster.",

@@ -139,27 +139,28 @@ def notes(result: ServingResult) -> list[str]:
     if result.turn is not None:
         turn = result.turn
         sentences.append(
-            f"Second turn of a chat after {turn.before} tokens: the first token comes after"
+            f"Second turn of a chat after {turn.before} tokens: the first token arrives after"
             f" {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached tokens)"
-            f" and after {_ms(turn.recomputed, 0.5)} without ({max(turn.recomputed_tokens)}),"
-            f" {turn.ratio:.1f}x (medians of {len(turn.reused)})."
+            f" and after {_ms(turn.recomputed, 0.5)} without it"
+            f" ({max(turn.recomputed_tokens)} cached tokens), a ratio of {turn.ratio:.1f}x"
+            f" (medians of {len(turn.reused)})."
         )
     if result.intrusion is not None:
         gaps = result.intrusion
         sentences.append(
-            f"Gaps of a stream: 99th percentile {_ms(gaps.alone, 0.99)} alone and"
-            f" {_ms(gaps.disturbed, 0.99)} while prompts of {gaps.tokens} tokens arrive"
-            f" ({gaps.begun} started), {gaps.ratio:.1f}x; longest {_ms(gaps.alone, 1)} and"
-            f" {_ms(gaps.disturbed, 1)}."
+            "Gaps between the chunks of a stream: the 99th percentile is"
+            f" {_ms(gaps.alone, 0.99)} with no other load and {_ms(gaps.disturbed, 0.99)}"
+            f" ({gaps.ratio:.1f}x) while prompts of {gaps.tokens} tokens arrive ({gaps.begun}"
+            f" started). The longest gaps are {_ms(gaps.alone, 1)} and {_ms(gaps.disturbed, 1)}."
         )
     if result.soak is not None:
         soak = result.soak
         sizes = [size / 1e6 for _, size in soak.resident]
         sentences.append(
-            f"Soak of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers,"
-            f" {soak.aborted} aborted by clients, {soak.left_open} open at the end. The memory is"
-            f" from {min(sizes):.0f} to {max(sizes):.0f} MB; last over second quarter:"
-            f" {soak.growth:.3f}."
+            f"Soak test of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers,"
+            f" {soak.aborted} aborted by clients, {soak.left_open} open at the end. Memory use"
+            f" ranged from {min(sizes):.0f} to {max(sizes):.0f} MB; the ratio of the last quarter"
+            f" to the second is {soak.growth:.3f}."
         )
     return [*sentences, *_repeating(result), *_differing(result.figures())]
 
