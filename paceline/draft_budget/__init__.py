@@ -1,1 +1,1 @@
-"""Decide how many draft tokens a step verifies."""
+"""Decide how many draft tokens to verify in a step."""

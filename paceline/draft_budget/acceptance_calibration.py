@@ -1,7 +1,7 @@
-"""Calibrate a drafter's confidence by counts of accepted draft tokens.
+"""Calibrate a drafter's confidence from counts of accepted draft tokens.
 
-Confidences fall into buckets. A node is tried when the target has predicted a token after its
-parent, whether the engine verified the node or not. An example with one drafter:
+Confidences are grouped into buckets. A node counts as a trial once the target has predicted a token
+after its parent, whether or not the engine verified the node. An example with one drafter:
 
     bucket       0.25-0.4   0.4-0.55   0.55-0.7
     predicted       0.33       0.48       0.62
@@ -24,15 +24,15 @@ Floats = NDArray[np.float64]
 
 
 class AcceptanceCalibration(NamedTuple):
-    """Count trials and accepted tokens per bucket of confidence.
+    """Count trials and accepted tokens per confidence bucket.
 
     Attributes:
-        edges: [buckets - 1] edges between the buckets, ascending.
-        predicted: [buckets] sum of the confidences of the tried nodes.
-        trials: [buckets] number of tried nodes.
+        edges: [buckets - 1] edges between the buckets, in ascending order.
+        predicted: [buckets] sum of the confidences of the nodes that were tried.
+        trials: [buckets] number of nodes that were tried.
         hits: [buckets] number of accepted nodes.
-        prior_trials: Trials that the drafter's own confidence counts for.
-        memory: Trials of a bucket after which older trials count half.
+        prior_trials: Weight of the drafter's own confidence, as a number of trials.
+        memory: Number of trials in a bucket after which older trials count half as much.
     """
 
     edges: Floats
@@ -44,13 +44,13 @@ class AcceptanceCalibration(NamedTuple):
 
 
 class FlatTrees(NamedTuple):
-    """Hold the draft trees of a step, one after the other.
+    """Hold a step's draft trees, one after another.
 
     Attributes:
         parents: [nodes] parent in the tree; -1 is the root.
         token_ids: [nodes] token ids.
-        confidence: [nodes] acceptance probability given the parent, by the drafter.
-        starts: [1 + trees] first node of each tree, and the end.
+        confidence: [nodes] acceptance probability given the parent, according to the drafter.
+        starts: [1 + trees] index of each tree's first node, and the end.
     """
 
     parents: IntArray
@@ -74,12 +74,12 @@ def new_calibration(settings: DraftBudgetSettings = DEFAULTS) -> AcceptanceCalib
 
 
 def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> FlatTrees:
-    """Convert trees into the arrays of the calibration.
+    """Convert trees into the arrays used by the calibration.
 
     Args:
         trees: Draft trees.
-        unknown: Confidence in the nodes of a tree without confidences; None if all trees have
-            them.
+        unknown: Confidence assigned to nodes in trees without confidences; None if all trees have
+            confidences.
     """
     parents: list[int] = []
     token_ids: list[int] = []
@@ -100,7 +100,7 @@ def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> F
 
 @kernel
 def bucket_of(edges: Any, value: float) -> int:
-    """Return the bucket of a value: the number of ascending edges that it has reached."""
+    """Return a value's bucket: the number of ascending edges that it reaches."""
     bucket = 0
     for edge in edges:
         bucket += value >= edge
@@ -113,10 +113,10 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
     Args:
         hits: Number of accepted tokens, per entry.
-        trials: Number of tried tokens, per entry.
+        trials: Number of tokens tried, per entry.
         index: Entry to count in.
         accepted: Whether the target accepted the token.
-        memory: Number of trials after which older trials count half.
+        memory: Number of trials after which older trials count half as much.
     """
     if trials[index] >= memory:
         trials[index] *= 0.5
@@ -127,7 +127,7 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
 @kernel
 def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Return the acceptance probability of a node by the counts of its bucket."""
+    """Return a node's acceptance probability from the counts in its bucket."""
     bucket = bucket_of(calibration.edges, confidence)
     prior = calibration.prior_trials * confidence
     probability: float = min(
@@ -141,7 +141,7 @@ def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
 
 @compiled
 def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> Floats:
-    """Return the calibrated probability of the path to each node."""
+    """Return the calibrated path probability for each node."""
     result = np.empty(len(trees.parents))
     for tree in range(len(trees.starts) - 1):
         first = trees.starts[tree]
@@ -156,13 +156,13 @@ def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> 
 def count(
     calibration: AcceptanceCalibration, trees: FlatTrees, new_tokens: IntArray, ends: IntArray
 ) -> None:
-    """Count the nodes that the target has decided: all children of those it passed.
+    """Count the nodes that the target decided: all children of the nodes it passed.
 
     Args:
         calibration: Counts to update.
-        trees: Trees as the drafter proposed them.
-        new_tokens: New tokens of all requests.
-        ends: [1 + trees] first of the new tokens of each request, and the end.
+        trees: Trees as proposed by the drafter.
+        new_tokens: New tokens for all requests.
+        ends: [1 + trees] index of each request's first new token, and the end.
     """
     for tree in range(len(trees.starts) - 1):
         parent, first = -1, trees.starts[tree]

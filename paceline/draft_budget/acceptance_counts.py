@@ -1,7 +1,7 @@
 """Count accepted draft tokens by source and probability, in plain Python.
 
 `AcceptanceCalibration` corrects a drafter's confidence by the ratio of hits to predictions. These
-counts instead blend the observed rate with a prior that the drafter names for each token.
+counts instead blend the observed rate with a prior that the drafter gives for each token.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from math import inf
 
 
 class AcceptanceCounts:
-    """Count trials and hits by group and bucket of probability, for all requests.
+    """Count trials and hits by group and probability bucket, for all requests.
 
     Args:
         num_groups: Number of sources that are counted separately.
-        num_buckets: Number of equal buckets of the probability.
-        prior_trials: Trials that the prior counts for.
-        memory: Trials of a bucket after which older trials count half; default: never.
+        num_buckets: Number of equally wide probability buckets.
+        prior_trials: Weight of the prior, as a number of trials.
+        memory: Number of trials in a bucket after which older trials count half as much; default:
+            never.
     """
 
     def __init__(
@@ -27,11 +28,11 @@ class AcceptanceCounts:
         self._hits = [[0.0] * num_buckets for _ in range(num_groups)]
 
     def rate(self, prior: float, prob: float, group: int = 0) -> float:
-        """Return the estimated acceptance rate of a token.
+        """Return a token's estimated acceptance rate.
 
         Args:
-            prior: Acceptance rate before anything was counted.
-            prob: Probability of the token by its source; from 0 to 1.
+            prior: Acceptance rate before any counts.
+            prob: Probability of the token according to its source; from 0 to 1.
             group: Index of the source.
         """
         bucket = self._bucket(prob)
@@ -40,7 +41,7 @@ class AcceptanceCounts:
         )
 
     def count(self, accepted: bool, prob: float, group: int = 0) -> None:
-        """Count one tried token; see `rate` for the arguments."""
+        """Count one trial of a token; see `rate` for the arguments."""
         bucket, trials, hits = self._bucket(prob), self._trials[group], self._hits[group]
         if trials[bucket] >= self._memory:
             trials[bucket], hits[bucket] = trials[bucket] / 2, hits[bucket] / 2

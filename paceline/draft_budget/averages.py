@@ -1,13 +1,13 @@
-"""Average measurements of steps, newer ones with more weight."""
+"""Average step measurements, giving newer ones more weight."""
 
 from __future__ import annotations
 
 
 class DecayingMean:
-    """Track a weighted mean whose earlier values lose weight with every new one.
+    """Track a weighted mean in which earlier values lose weight with each new value.
 
     Args:
-        decay: Weight of the earlier values, multiplied in with every value; in (0, 1].
+        decay: Factor applied to the weight of earlier values at every new value; in (0, 1].
     Attributes:
         sum: Decayed sum of the values.
         weight: Decayed sum of the weights; 0 before the first value.
@@ -18,7 +18,7 @@ class DecayingMean:
         self.sum = self.weight = 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Add a value; `weight` is the amount that it stands for."""
+        """Add a value; `weight` is the amount that the value represents."""
         self.sum, self.weight = (
             self._decay * self.sum + value,
             self._decay * self.weight + weight,
@@ -30,7 +30,7 @@ class DecayingMean:
 
     @property
     def value(self) -> float:
-        """Mean of the values per weight."""
+        """Decayed sum of the values divided by that of the weights."""
         return self.sum / self.weight
 
 

@@ -1,7 +1,8 @@
-"""Find how many draft nodes yield the most tokens per second, in sorted order.
+"""Find the number of sorted draft nodes that maximises tokens per second.
 
-A step yields one token per request and, per draft node, its gain: the probability that the target
-accepts the path to it. A step takes longer with every node. Nodes come in order of falling gain.
+A step produces one token per request. Each draft node adds its gain: the probability that the
+target accepts the path to the node. Each node also makes the step longer. Nodes are sorted by
+decreasing gain.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from paceline.draft_budget.acceptance_calibration import Floats
 
 
 def best_count(tokens: Floats, seconds: Floats) -> int:
-    """Return the number of nodes with the most tokens per second.
+    """Return the number of nodes that gives the most tokens per second.
 
     Args:
-        tokens: Expected tokens of a step by its number of nodes, from 0.
-        seconds: Time of the step by its number of nodes, from 0.
+        tokens: Expected number of tokens in a step by its number of nodes, from 0.
+        seconds: Duration of the step by its number of nodes, from 0.
     """
     return int((tokens / seconds).argmax())
 
@@ -28,10 +29,10 @@ def tree_of_nodes(starts: IntArray) -> IntArray:
 
 
 def nodes_per_tree(trees: IntArray, nodes: IntArray, num_trees: int) -> list[int]:
-    """Return how many of `nodes` belong to each tree.
+    """Return the number of `nodes` that belong to each tree.
 
     Args:
-        trees: Tree of each node.
+        trees: Index of the tree that each node belongs to.
         nodes: Chosen nodes.
         num_trees: Number of trees.
     """

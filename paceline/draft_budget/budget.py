@@ -1,18 +1,19 @@
-"""Decide how many draft nodes of a step the target verifies.
+"""Decide how many of a step's draft nodes the target verifies.
 
-A step of a batch takes t(rows) seconds and yields Y tokens: one per request, and the probability of
-the path to each draft node. Trees list their likeliest paths first, so that the first nodes of a
-tree are its best ones, with their parents. In a ragged batch the budget takes nodes by falling
-probability over the whole batch, whatever their drafter, as many as yield the most tokens per
-second. In a padded batch it chooses one width for all trees. 0 nodes is plain decoding. The cost
-curve was measured with two text lengths; measured steps correct it per number of requests.
+A step takes t(rows) seconds for a batch and produces Y expected tokens: one per request, plus the
+path probability of each draft node. Trees list their most likely paths first, so a tree's first
+nodes are its best nodes together with their parents. In a ragged batch, the budget ranks the nodes
+of the whole batch by path probability, regardless of drafter. It takes the number of nodes that
+maximises tokens per second. In a padded batch, it chooses one width for all trees. 0 nodes means
+plain decoding. The cost curve is measured with two text lengths. Measured steps correct the curve
+separately for each number of requests.
 
-Trees without confidences are verified whole or not at all. Their drafter rests while it yields less
-than plain decoding in the same time, and is tried again ever more rarely. The same holds for a
-drafter that cannot do without a draft model: its time has passed before there is a tree to cut. In
-a batch of several drafters whole trees come on top of the cut ones. In a padded batch, nodes up to
-the width of the whole trees are free. A whole tree costs what it is wider than the next narrower
-one.
+Trees without confidences are verified whole or not at all. Their drafter is paused while it
+produces fewer tokens than plain decoding in the same time, and is retried at growing intervals. The
+same applies to a drafter that requires a draft model, because the draft model has already run
+before there is a tree to cut. In a batch with several drafters, whole trees are added to the cut
+trees. In a padded batch, nodes up to the width of the whole trees are free. A whole tree is charged
+for the rows by which it exceeds the next narrower tree.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftBudget:
-    """Select the draft nodes of each step for one engine.
+    """Select the draft nodes in each step for one engine.
 
     Args:
-        curve: Returns the cost of forward passes; called when it is first needed.
-        renew: Called between steps with the seconds of the steps since the last call; returns
-            whether `curve` has another result now. None: the curve was given, and measured steps
-            do not correct it.
-        settings: Settings of the selection and the correction.
+        curve: Function that returns the cost of forward passes; called when the cost is first
+            needed.
+        renew: Function called between steps with the duration of the steps since the last call, in
+            seconds. It returns whether `curve` now has a different result. None: the curve was
+            given, and measured steps do not correct it.
+        settings: Settings for the selection and the correction.
     Attributes:
-        decisions: Decisions of the newest steps, if `DraftBudgetSettings.recorded_steps` or
-            `record` turns them on; else empty.
+        decisions: Decisions in the most recent steps, if `DraftBudgetSettings.recorded_steps` or
+            `record` enables recording; otherwise empty.
     """
 
     def __init__(
@@ -58,26 +60,26 @@ class DraftBudget:
         self._seconds_used = 0.0
         self._make_curve = curve
         self._curve: CostCurve | None = None
-        # Seconds by the curve; by rows, rows per unit, and text length.
+        # Seconds from the curve, keyed by rows, rows per unit, and text length.
         self._costs: dict[tuple[int, int, int], Floats] = {}
-        self._context = 0  # rounded text length of a request in the newest step, in tokens
+        self._context = 0  # rounded text length per request in the newest step, in tokens
         self._corrections: dict[int, CostCorrection] = {}  # by the number of requests
         self._newest: CostCorrection | None = None
-        # Of the newest step: whether it has drafts, and its seconds by the curve.
+        # For the newest step: whether it has drafts, and its expected seconds from the curve.
         self._expected: tuple[bool, float] | None = None
         self.decisions: deque[StepDecision] = deque(maxlen=settings.recorded_steps)
 
     @property
     def curve(self) -> CostCurve | None:
-        """The cost of forward passes; None before it was needed."""
+        """The cost of forward passes; None before it is first needed."""
         return self._curve
 
     @property
     def plain_seconds(self) -> float | None:
-        """Seconds of a step of one request without drafts.
+        """Seconds per step for one request without drafts.
 
-        The value comes from the cost curve, corrected by measured steps of this kind. It is None
-        before the curve was needed.
+        The value comes from the cost curve, corrected with measurements of such steps. It is None
+        before the curve is first needed.
         """
         if self._curve is None:
             return None
@@ -90,25 +92,26 @@ class DraftBudget:
         return DrafterStats.with_settings(self._settings)
 
     def record(self, num_steps: int) -> None:
-        """Record the decisions of the newest steps in `decisions`.
+        """Record the decisions for the most recent steps in `decisions`.
 
         Args:
-            num_steps: Number of steps to hold; 0 records none.
+            num_steps: Number of steps to keep; 0 records none.
         """
         self.decisions = deque(self.decisions, maxlen=num_steps)
 
     def cut(
         self, drafts: Sequence[Drafts], num_requests: int, rows: int, ragged: bool = False
     ) -> list[BudgetedDrafts]:
-        """Cut the trees of a step to the nodes that save time.
+        """Cut a step's trees to the nodes that save time.
 
-        Trees without confidences and sampled trees stay as they are.
+        Trees without confidences and sampled trees are left unchanged.
 
         Args:
-            drafts: Drafts of the step.
+            drafts: Drafts in the step.
             num_requests: Number of requests in the forward pass.
-            rows: Rows of the forward pass without trees, padding included.
-            ragged: True if the batch is ragged; else each request has the rows of the widest tree.
+            rows: Number of rows in the forward pass without trees, including padding.
+            ragged: Whether the batch is ragged; if not, each request is padded to the width of the
+                widest tree.
         Returns:
             The drafts with the trees to verify; `observe` takes them back after the step.
         """
@@ -120,9 +123,10 @@ class DraftBudget:
         )
         by_curve = self._seconds_by_curve(drafts, num_requests, rows, selector)
         correction = self._correction(num_requests)
-        # A prompt runs in any case: its drafts must pay for what they add, in comparison with a
-        # step of plain decoding. Where such steps take longer than by the curve, because each
-        # request reads another text, drafts add less to them, but something.
+        # A prompt is computed in any case, so drafts must justify only the time they add, compared
+        # with a plain decoding step. Plain steps may take longer than on the curve, because each
+        # request reads a different text. In that case, drafts add relatively little time, but still
+        # some.
         seconds = self._seconds(num_requests, 1, 0)[0] + min(1.0, correction.factor) * (
             by_curve - by_curve[0]
         )
@@ -151,8 +155,8 @@ class DraftBudget:
         Args:
             cut: Result of `cut`.
             outcomes: Outcomes of the ready requests, per drafts.
-            draft_seconds: Seconds of draft models and draft heads in the step.
-            seconds: Time of the whole step, drafting included.
+            draft_seconds: Seconds spent in draft models and draft heads during the step.
+            seconds: Duration of the whole step, including drafting.
         """
         self._seconds_used += seconds
         if self._renew is not None and self._expected is not None and self._newest is not None:
@@ -172,9 +176,9 @@ class DraftBudget:
         self._seconds_used = 0.0
 
     def _correction(self, num_requests: int) -> CostCorrection:
-        """Return the correction for a number of requests.
+        """Return the correction for a given number of requests.
 
-        A new one starts with the values of the newest one.
+        The correction for a new number starts with the values of the most recently used correction.
         """
         if num_requests not in self._corrections:
             self._corrections[num_requests] = CostCorrection(self._settings, self._newest)
@@ -188,14 +192,14 @@ class DraftBudget:
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the time of the step by its number of units, at its text length."""
+        """Return the step's duration by its number of units, at its text length."""
         cached = sum(request.cached for each in drafts for request in each.batch.requests)
         step = self._settings.context_step
         self._context = round(cached / num_requests / step) * step
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)
 
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
-        """Return the time of steps with 0 to `num_units` units by the curve."""
+        """Return the duration of steps with 0 to `num_units` units, from the curve."""
         key = rows, rows_per_unit, self._context
         if len(self._costs.get(key, ())) <= num_units:
             self._curve = self._curve or self._make_curve()
@@ -210,15 +214,15 @@ class DraftBudget:
 def _charge_drafting(
     cut: Sequence[BudgetedDrafts], selector: NodeSelector, costs: Floats, plain_s: float
 ) -> None:
-    """Add the time of draft models to the cost of their drafts.
+    """Add the time spent in draft models to the cost of their drafts.
 
-    A drafter that rests did not run its model, and is not judged by the step.
+    A paused drafter did not run its model, so the step does not affect its statistics.
 
     Args:
-        cut: Drafts of the step, after the cut.
-        selector: Selector that has cut the trees.
-        costs: Cost of the step by its number of units, in steps without trees.
-        plain_s: Seconds of a step without trees.
+        cut: Drafts in the step, after the cut.
+        selector: Selector that cut the trees.
+        costs: Cost of the step by its number of units, in multiples of a step without trees.
+        plain_s: Duration of a step without trees, in seconds.
     """
     for drafts in cut:
         model_s, state = drafts.proposed.draft_seconds, drafts.state

@@ -1,4 +1,4 @@
-"""Follow the drafts of one drafter through a step: cut, cost and outcomes."""
+"""Follow one drafter's drafts through a step: cut, cost and outcomes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class BudgetedDrafts:
         proposed: The drafts as proposed.
     Attributes:
         proposed: The drafts as proposed.
-        trees: Draft trees that the target verifies, per ready request.
-        flat: The proposed trees as arrays, if the budget may cut them; else None.
-        cost: Time of the step with the trees, in steps without them; 0 = the back-off does not
-            need it. A drafter that cannot do without its draft model has a cost even if its trees
-            are cut, since the draft model has run already.
+        trees: Draft trees that the target verifies, one per ready request.
+        flat: The proposed trees as arrays, if the budget may cut them; otherwise None.
+        cost: Duration of the step with the trees, in multiples of a step without them; 0 = the
+            back-off does not need the cost. A drafter that requires a draft model has a cost even
+            if its trees are cut, because the draft model has already run.
     """
 
     def __init__(self, proposed: Drafts) -> None:
@@ -60,7 +60,7 @@ class BudgetedDrafts:
         return max(map(len, self.trees), default=0)
 
     def learn(self, outcomes: Sequence[Outcome], all_tokens: int) -> None:
-        """Update the statistics of the drafter with the outcomes of the step.
+        """Update the drafter's statistics with the outcomes of the step.
 
         Args:
             outcomes: Outcomes of the ready requests.
@@ -77,7 +77,7 @@ class BudgetedDrafts:
         if self.flat is not None and not self.state.drafter.needs_draft_model:
             stats.gate.note_cut(self.width)
         elif self.cost:
-            # Without these drafts, each of the requests would have got one token.
+            # Without these drafts, each request would have got one token.
             without = all_tokens - sum(map(len, emitted)) + len(outcomes)
             num_drafted = sum(map(bool, map(len, self.trees)))
             stats.gate.note(1 + _drafted_gain(outcomes) / without, self.cost, num_drafted)
@@ -86,8 +86,9 @@ class BudgetedDrafts:
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
     """Return the tokens that drafts added: a harmonic mean over the requests.
 
-    A step takes little less time after some of its requests have ended. Drafts that speed up one
-    request and not the others shorten the batch little, and the harmonic mean counts them little.
+    When some of a batch's requests have ended, a step takes only slightly less time. Drafts that
+    speed up only one request therefore save the batch little time, and the harmonic mean gives them
+    little weight.
     """
     drafted = [outcome for outcome in outcomes if len(outcome.tree)]
     if not drafted:

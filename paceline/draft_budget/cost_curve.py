@@ -1,4 +1,4 @@
-"""Hold the time of forward passes by number of rows and text length."""
+"""Hold forward-pass times by number of rows and text length."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from paceline.util.stopwatch import Conditions
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Give the seconds of forward passes by their number of rows.
+    """Give the seconds per forward pass for any number of rows.
 
-    Between the given numbers of rows the cost is linear; beyond them the last line continues.
+    The cost is interpolated linearly between the given numbers of rows, and extrapolated beyond
+    them along the last segment.
 
     Attributes:
-        rows: Numbers of rows, ascending; the first is 1.
-        seconds: Seconds of a forward pass per number of rows, never falling.
-        further: Seconds that every token of text adds, per number of rows, beyond the text length
-            of the measurement; empty for none.
+        rows: Numbers of rows, in ascending order, starting with 1.
+        seconds: Seconds per forward pass for each number of rows; never decreasing.
+        further: Seconds added per token of text beyond the measured text length, for each number of
+            rows; empty for none.
     """
 
     rows: tuple[int, ...]
@@ -34,7 +35,7 @@ class CostCurve:
         """Return the seconds of forward passes.
 
         Args:
-            rows: Number of rows of each.
+            rows: Number of rows in each forward pass.
             context: Length of the text before the rows, in tokens.
         """
         result = self._interpolate(rows, self.seconds)
@@ -52,11 +53,11 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """Hold a measured curve as it is cached.
+    """Hold a measured curve in the form in which it is cached.
 
     Attributes:
         curve: The curve.
-        spreads: Relative distance between the quartiles of the repeats, per number of rows.
+        spreads: Relative interquartile range of the repeats, for each number of rows.
         conditions: Conditions of the measurement.
     """
 
@@ -66,7 +67,7 @@ class MeasuredCurve:
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> MeasuredCurve:
-        """Return the curve with saved attributes.
+        """Return the curve built from saved attributes.
 
         Raises:
             LookupError, TypeError, ValueError: The attributes are damaged.

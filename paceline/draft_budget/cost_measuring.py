@@ -1,9 +1,9 @@
 """Time the forward passes of a cost curve, and check a curve with a few of them.
 
-Each number of rows is one token after a short text and a chain of draft nodes. Some are also timed
-after a longer text, where each row attends to more positions. All forward passes take turns, so
-that other programs disturb all of them alike. The shortest repeat of each counts, since another
-program can only make a forward pass slower.
+For each number of rows, the forward pass processes one token after a short text, plus a chain of
+draft nodes. Some numbers are also timed after a longer text, where each row attends to more
+positions. The forward passes are interleaved, so that other programs affect all of them equally.
+Only the shortest repeat counts, because other programs can only make a forward pass slower.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from paceline.util.timing_settings import TIMING
 
 ROWS = tuple(sorted(DEFAULTS.measured_rows))
 
-# Seconds by the index of the text and the number of rows.
+# Seconds, keyed by text index and number of rows.
 _Repeats = dict[tuple[int, int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Compare a curve with a few forward passes.
+    """Result of comparing a curve with a few forward passes.
 
     Attributes:
-        off: Largest relative difference between the cost of rows in the curve and now.
-        quiet: Whether nothing disturbed these forward passes noticeably.
+        off: Largest relative difference between the cost of rows in the curve and the current cost.
+        quiet: Whether the forward passes ran without noticeable load from other programs.
     """
 
     off: float
@@ -44,12 +44,12 @@ class Check:
 
     @property
     def confirms(self) -> bool:
-        """True if the curve is close enough to these forward passes."""
+        """True if the curve agrees closely enough with these forward passes."""
         return self.off <= TIMING.max_cost_error
 
 
 class _Timer:
-    """Time forward passes of one model in a cache that nothing else uses."""
+    """Time one model's forward passes in a cache used for nothing else."""
 
     def __init__(self, model: CachedLM) -> None:
         self.model = model.apart()
@@ -59,7 +59,7 @@ class _Timer:
         )
 
     def time(self, rows: int, text: int = 0) -> float:
-        """Return the seconds of one forward pass.
+        """Return the duration of one forward pass, in seconds.
 
         Args:
             rows: Number of rows.
@@ -68,11 +68,11 @@ class _Timer:
         return _timed(self.stopwatch, self.model, self._texts[text], rows)
 
     def repeat(self, repeats: _Repeats, end: float) -> None:
-        """Repeat forward passes in turns until the shortest ones agree.
+        """Repeat interleaved forward passes until the shortest times agree.
 
         Args:
-            repeats: Seconds of the repeats so far, to extend.
-            end: Time after which no further round begins.
+            repeats: Seconds of the repeats so far; the list is extended.
+            end: Time after which no new round begins.
         """
         for _ in range(TIMING.max_rounds):
             for (text, rows), seconds in repeats.items():
@@ -86,7 +86,7 @@ class _Timer:
         self._texts.append(self._open(LONG_TEXT))
 
     def close_text(self) -> None:
-        """Free the newest text."""
+        """Free the most recently opened text."""
         self.model.close(self._texts.pop())
 
     def _open(self, length: int) -> Request:
@@ -109,12 +109,12 @@ def measure(
 
     Args:
         model: The model to time.
-        max_rows: Maximum number of rows; default: all of the settings.
-        max_seconds: Seconds after which no further number of rows is begun; default: by the
-            settings.
-        known: Curve that already has the cost of longer texts; None = measure it as well, which
-            takes several seconds more.
-        settings: Rows and limits of the measurement.
+        max_rows: Maximum number of rows; default: all numbers in the settings.
+        max_seconds: Number of seconds after which no new number of rows is started; default: from
+            the settings.
+        known: Curve that already includes the cost of longer texts; None = measure this cost as
+            well, which takes several more seconds.
+        settings: Rows and limits for the measurement.
     """
     limit = settings.max_measure_seconds if max_seconds is None else max_seconds
     begin, timer = time.perf_counter(), _Timer(model)
@@ -128,7 +128,7 @@ def measure(
         repeats[0, rows] = [timer.time(rows)]
     timer.repeat(repeats, begin + enough)
     best = {rows: min(seconds) for (_, rows), seconds in repeats.items()}
-    # The first repeat of each warms up: its buffers are new.
+    # The first repeat of each is a warm-up, because its buffers are new.
     spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]
     measured = tuple(sorted(best))
     if known is not None:
@@ -145,7 +145,7 @@ def measure(
 
 
 def check(model: CachedLM, curve: CostCurve) -> Check | None:
-    """Compare a curve with a few forward passes; None if they would take long."""
+    """Compare a curve with a few forward passes; None if they would take too long."""
     rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
     expected = curve.of(np.array(rows))
     while (
@@ -168,9 +168,10 @@ def check(model: CachedLM, curve: CostCurve) -> Check | None:
 
 
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
-    """Return the numbers of rows that there is time to measure after a long text.
+    """Return the numbers of rows for which there is time to measure after a long text.
 
-    The smallest and the largest number stay longest; there are at least two or none.
+    The smallest and the largest number are dropped last; the result has at least two numbers or
+    none.
     """
     result = [rows for rows in sorted(settings.measured_rows_long) if rows in best]
     limit = settings.max_measure_seconds - settings.measure_seconds
@@ -184,9 +185,9 @@ def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> l
 
 
 def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
-    """Return the seconds that a token of text adds per forward pass.
+    """Return the seconds that each token of text adds per forward pass.
 
-    They never fall with the number of rows.
+    They never decrease as the number of rows grows.
     """
     timer.open_long_text()
     repeats: _Repeats = {(text, rows): [] for rows in long_rows for text in (0, 1)}

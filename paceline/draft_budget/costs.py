@@ -1,8 +1,8 @@
-"""Load, measure, check and replace the cost curve of one engine.
+"""Load, measure, check and replace one engine's cost curve.
 
-A curve that other programs disturbed is used, but a check under quiet conditions replaces it. The
-variable $PACELINE_COST_CURVE names a JSON file with one curve for every model (`rows` and
-`seconds`, two lists); nothing is measured then.
+If other load disturbed the measurement of a curve, the curve is still used, but a check on an idle
+machine replaces it. The environment variable $PACELINE_COST_CURVE names a JSON file with one curve
+for every model (`rows` and `seconds`, two lists). In that case, nothing is measured.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from paceline.util.files import parse_json
 from paceline.util.timing_settings import TIMING
 
 VARIABLE = "PACELINE_COST_CURVE"
-_KIND = "cost-v12"  # changes with what is measured or written
+_KIND = "cost-v12"  # changes when the measured or saved data change
 
 
 class Costs:
-    """Provide the cost of forward passes of a model on this machine.
+    """Provide the cost of a model's forward passes on this machine.
 
     Args:
         model: The model with its cache.
-        max_rows: Maximum number of rows of a forward pass; None = no limit.
-        given: The curve to use; None = the one of $PACELINE_COST_CURVE, else a measured one.
-        settings: Rows and limits of the measurement.
+        max_rows: Maximum number of rows in a forward pass; None = no limit.
+        given: The curve to use; None = the curve from $PACELINE_COST_CURVE, or else a measured
+            curve.
+        settings: Rows and limits for the measurement.
     Raises:
         ConfigError: $PACELINE_COST_CURVE names no such file.
     """
@@ -53,11 +54,11 @@ class Costs:
 
     @property
     def given(self) -> bool:
-        """True if the curve was given: measured steps do not correct it then."""
+        """True if the curve was given; measured steps then do not correct it."""
         return self._given is not None
 
     def curve(self) -> CostCurve:
-        """Return the curve; it is loaded or measured when it is first needed."""
+        """Return the curve, loading or measuring it when it is first needed."""
         if self._given is not None:
             return self._given
         if self._measured is None:
@@ -66,7 +67,7 @@ class Costs:
         return self._measured.curve
 
     def recall(self) -> MeasuredCurve | None:
-        """Return the curve in use or in the cache, or None, without measuring."""
+        """Return the curve in use, or a cached one, or None; measures nothing."""
         if self.given or self._measured is not None:
             return self._measured
         return result_cache.load(self._key(), MeasuredCurve.read)
@@ -83,7 +84,7 @@ class Costs:
         Args:
             seconds: Seconds of use since the last call.
         Returns:
-            Whether another curve replaces it.
+            Whether a different curve replaced it.
         """
         if self._measured is None:
             return False
@@ -102,7 +103,7 @@ class Costs:
         return False
 
     def _load_or_measure(self) -> MeasuredCurve:
-        """Return the cached curve after a check, or measure one."""
+        """Return the cached curve after a check, or measure a new curve."""
         fresh: list[MeasuredCurve] = []
 
         def compute() -> MeasuredCurve:
@@ -118,18 +119,20 @@ class Costs:
         return checked
 
     def _checked(self, curve: MeasuredCurve, max_seconds: float | None = None) -> MeasuredCurve:
-        """Return the curve if a few forward passes confirm it, else a new one.
+        """Return the curve if a few forward passes confirm it, or else a new curve.
 
         Args:
             curve: The curve to check.
-            max_seconds: Limit of a new measurement while the curve is in use; None = at load.
+            max_seconds: Time limit for a new measurement while the curve is in use, in seconds;
+                None = the check happens at load time.
         """
         check, quiet = cost_measuring.check(self._model, curve.curve), curve.conditions.quiet
         if check is None:
-            # A slow model: while it is in use, only measured steps correct the curve.
+            # The model is slow: while it is in use, only measured steps correct the curve.
             doubtful = max_seconds is None and not quiet and curve.conditions.calmer_now
         elif quiet:
-            # A disturbed check says nothing about a quiet curve.
+            # A check disturbed by other load says nothing about a curve measured on an idle
+            # machine.
             doubtful = check.quiet and not check.confirms
         else:
             doubtful = check.quiet or not check.confirms
@@ -137,7 +140,8 @@ class Costs:
             return curve
         if max_seconds is None:
             return self._measure()
-        # A request waits for this. The cost of longer texts takes longest, and stays.
+        # A request waits for this measurement. The cost of longer texts takes longest to measure,
+        # so it is kept.
         return self._measure(max_seconds, curve.curve)
 
     def _measure(
@@ -175,7 +179,7 @@ class Costs:
 
 
 def _curve_of_environment() -> CostCurve | None:
-    """Return the curve that $PACELINE_COST_CURVE names, or None."""
+    """Return the curve named by $PACELINE_COST_CURVE, or None."""
     path = os.environ.get(VARIABLE)
     if not path:
         return None

@@ -1,4 +1,4 @@
-"""Hold the statistics of one drafter in one engine."""
+"""Hold one drafter's statistics in one engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.draft_budget.settings import DraftBudgetSettings
 
 @dataclass(eq=False, slots=True)
 class DrafterStats:
-    """Acceptance of a drafter's nodes, and whether drafting saves time.
+    """Acceptance rates of a drafter's nodes, and whether drafting saves time.
 
     Attributes:
-        acceptance_calibration: How often nodes of each confidence were accepted.
+        acceptance_calibration: How often nodes were accepted, by confidence.
         gate: Switches the drafter off while drafting is slower than plain decoding.
     """
 

@@ -1,8 +1,8 @@
-"""Back off from drafters that do not pay: try them in bursts, ever more rarely.
+"""Back off from drafters that save no time: retry in bursts, at growing intervals.
 
-A burst starts with a few requests of a batch where they can draft alone. Once their drafts pay, all
-requests draft. A drafter whose trees the budget cuts drafts at most steps; once its trees were cut
-to nothing for long, it drafts at one step in five.
+A burst starts with a few of a batch's requests, if they can draft separately. Once their drafts
+save time, all requests draft. A drafter whose trees the budget can cut drafts in most steps. After
+its trees have been cut to nothing for a long time, it drafts in one step out of five.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftingBackoff:
-    """Admit a drafter while it yields at least the tokens of plain decoding.
+    """Admit a drafter while it yields at least as many tokens as plain decoding.
 
-    It judges whole drafts by the tokens and the time of the step. `DraftModelGate` differs: it
-    judges one source of a tree by the nodes that the source adds.
+    The back-off judges whole drafts by the tokens and the time of the step. In contrast,
+    `DraftModelGate` judges one source of a tree by the nodes that the source adds.
 
     Args:
-        settings: Limits of bursts and pauses.
+        settings: Limits for bursts and pauses.
     """
 
     def __init__(self, settings: DraftBudgetSettings = DEFAULTS) -> None:
         self._settings = settings
-        # Tokens per request in this burst, weighted by the plain decoding steps that they cost.
+        # Tokens per request in this burst, weighted by their cost in plain decoding steps.
         self._burst = DecayingMean(settings.burst_memory)
         self._steps = self._samples = 0
         self._pause = RetryPause(settings.min_pause_steps, settings.max_pause_steps)
-        self._num_empty_steps = 0  # steps in a row whose trees were cut to nothing
+        self._num_empty_steps = 0  # number of consecutive steps whose trees were cut to nothing
         self._tried = True  # on trial: not yet known to save time
 
     def opens(self) -> bool:
@@ -37,15 +37,16 @@ class DraftingBackoff:
 
     @property
     def most(self) -> int | None:
-        """Number of requests that draft where each has rows alone; None = all."""
+        """Maximum number of drafting requests in a ragged batch; None = all."""
         return self._settings.burst_requests if self._tried else None
 
     def admits(self, num_requests: int, ragged: bool) -> int:
         """Return how many requests draft in the next step.
 
         Args:
-            num_requests: Requests of the batch.
-            ragged: The forward pass pads no rows, so that a request adds only its draft tokens.
+            num_requests: Number of requests in the batch.
+            ragged: Whether the forward pass pads no rows, so that each request adds only its own
+                draft tokens.
         """
         if not self.opens():
             return 0
@@ -55,9 +56,9 @@ class DraftingBackoff:
         """Record a step with whole draft trees.
 
         Args:
-            tokens: New tokens per request.
-            cost: Time of the step, in steps without drafts.
-            num_requests: Requests that drafted; default 1.
+            tokens: Number of new tokens per request.
+            cost: Duration of the step, in multiples of a step without drafts.
+            num_requests: Number of requests that drafted; default 1.
         """
         self._burst.add(tokens, cost)
         self._steps += 1
@@ -69,7 +70,7 @@ class DraftingBackoff:
         elif self._samples < self._settings.burst_samples:
             return
         if self._burst.sum >= self._burst.weight:
-            if self._tried:  # a few requests may cost less each than all
+            if self._tried:  # a few requests may cost less per request than all of them
                 self._forget()
             else:
                 self._pause.reset()

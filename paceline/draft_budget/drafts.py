@@ -1,4 +1,4 @@
-"""Define what a drafter gets in a step, and the draft trees that it proposes."""
+"""Define a drafter's input in a step, and the draft trees that it proposes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DrafterState:
 
     Attributes:
         drafter: Proposes the draft trees.
-        stats: Statistics of its draft trees; None = the engine verifies them as proposed.
+        stats: Statistics on its draft trees; None = the engine verifies the trees as proposed.
     """
 
     drafter: Drafter
@@ -30,13 +30,14 @@ class DrafterState:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DrafterBatch:
-    """The requests of a step that share a drafter.
+    """The requests in a step that share a drafter.
 
     Attributes:
         drafter_state: The drafter and its statistics.
         requests: Requests that take part in the step.
-        max_nodes: Most nodes of the draft tree, per request.
-        draft_head: Hidden-state draft head that drafts for the outcomes; None = none.
+        max_nodes: Maximum number of nodes in the draft tree, for each request.
+        draft_head: Hidden-state draft head whose drafts are added to the outcomes; None = no draft
+            head.
         num_head_tokens: Number of tokens that the draft head drafts per request.
     """
 
@@ -49,12 +50,12 @@ class DrafterBatch:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Drafts:
-    """The draft trees of one drafter batch.
+    """The draft trees for one drafter batch.
 
     Attributes:
         batch: The drafter batch.
-        ready: Requests whose newest token the step computes; the others are in prefill.
-        trees: Draft tree of each ready request.
+        ready: Requests whose newest token the step processes; the others are in prefill.
+        trees: Draft tree for each ready request.
         draft_seconds: Seconds spent in the drafter's own model.
     """
 
@@ -69,7 +70,7 @@ class Drafts:
         return self.batch.drafter_state
 
     def without(self, requests: frozenset[Request] | set[Request]) -> Drafts:
-        """Return the drafts without those of some requests."""
+        """Return the drafts without those for some requests."""
         members = [
             (request, tree)
             for request, tree in zip(self.ready, self.trees, strict=True)

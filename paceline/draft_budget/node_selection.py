@@ -1,7 +1,8 @@
-"""Select the draft nodes of a step that yield the most tokens per second.
+"""Select the draft nodes in a step that give the most tokens per second.
 
-The selection counts in units. In a ragged batch a unit is one node, because every node is one row.
-In a padded batch a unit is one node of every tree, because all trees are padded to the widest one.
+The selection counts in units. In a ragged batch, a unit is one node, because every node is one row.
+In a padded batch, a unit is one node from every tree, because all trees are padded to the widest
+tree.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from paceline.util.compiled import compiled
 
 
 class NodeSelector(ABC):
-    """Hold the trees of a step; trees with `BudgetedDrafts.flat` may be cut.
+    """Hold a step's trees; trees with `BudgetedDrafts.flat` may be cut.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
-        settings: Settings of the draft budget, for the constants of a rule.
+        settings: Settings for the draft budget, which contain the constants for a rule.
     Attributes:
-        rows_per_unit: Rows that a unit costs.
+        rows_per_unit: Number of rows per unit.
         num_units: Number of units.
-        num_free_units: Units that cost nothing, since whole trees need their rows anyway.
+        num_free_units: Number of units that cost nothing, because whole trees need their rows
+            anyway.
     """
 
     rows_per_unit: int
@@ -47,15 +49,15 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the units that drafts take with their current `trees`, cut or not."""
+        """Return the number of units that the current `trees` of drafts take, cut or not."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the unit at which each node enters the step, for drafts that may be cut."""
+        """Return the unit at which each node is included, for drafts that may be cut."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees that may be cut, and return the number of units of the step.
+        """Cut the trees that may be cut, and return the number of units in the step.
 
         Args:
             seconds: Time of the step by its number of units, [1 + num_units].
@@ -63,14 +65,14 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def _best_units(self, seconds: Floats) -> int:
-        """Return the best number of units if there were only trees that may be cut."""
+        """Return the best number of units considering only trees that may be cut."""
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
-        """Return the units of a step of `num_units` after whole trees have joined."""
+        """Return the number of units in a step of `num_units` after adding whole trees."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set the cost of whole trees, in steps without them, for the back-off.
+        """Set the cost of whole trees for the back-off, in steps without them.
 
         Args:
             seconds: Time of the step by its number of units, [1 + num_units].
@@ -84,7 +86,7 @@ class NodeSelector(ABC):
 
 
 class PaddedSelector(NodeSelector):
-    """Select one width for all trees: rows are padded to the widest tree.
+    """Select one width for all trees, because rows are padded to the widest tree.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
@@ -113,7 +115,7 @@ class PaddedSelector(NodeSelector):
         self._tokens: Floats = gains.cumsum()
 
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of nodes of the largest tree."""
+        """Return the number of nodes in the largest tree."""
         return drafts.width
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
@@ -140,7 +142,7 @@ class PaddedSelector(NodeSelector):
 
 
 class RaggedSelector(NodeSelector):
-    """Select the likeliest nodes of the whole batch: every node is one row."""
+    """Select the most likely nodes in the whole batch; every node is one row."""
 
     def __init__(self, all_drafts: Sequence[BudgetedDrafts], settings: DraftBudgetSettings) -> None:
         super().__init__(all_drafts, settings)
@@ -166,11 +168,11 @@ class RaggedSelector(NodeSelector):
         self.rows_per_unit, self.num_units = 1, self._whole_units + len(self._order)
 
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of nodes of all trees."""
+        """Return the total number of nodes in all trees."""
         return sum(map(len, drafts.trees))
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the rank of each node in the whole batch, after the whole trees."""
+        """Return each node's rank in the whole batch, after the whole trees."""
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))
@@ -181,7 +183,7 @@ class RaggedSelector(NodeSelector):
         return best_count(self._tokens, seconds[: len(self._tokens)])
 
     def cut(self, seconds: Floats) -> int:
-        """Cut to the likeliest nodes of the batch, which are the first ones of every tree."""
+        """Cut to the most likely nodes in the batch, which come first in every tree."""
         count = best_count(self._tokens, seconds[self._whole_units :])
         lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
         for drafts in self._drafts:
@@ -195,9 +197,9 @@ class RaggedSelector(NodeSelector):
 
 @compiled
 def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
-    """Return the path probability of each node, and its running minimum in the tree.
+    """Return each node's path probability, and its running minimum in the tree.
 
-    The minimum never rises within a tree, so that sorting by it keeps the nodes in order.
+    The minimum never increases within a tree, so sorting by it keeps the nodes in order.
     """
     probabilities = path_probabilities(calibration, trees)
     bounds = np.empty(len(probabilities))

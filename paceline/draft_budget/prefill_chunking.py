@@ -18,23 +18,23 @@ class PrefillChunkController:
         self._settings = settings
         self._max_tokens = max_tokens
         self._chunk = min(settings.first_chunk_tokens, max_tokens)
-        self._step_s = MovingAverage(settings.prefill_rate)  # seconds of a decode step
+        self._step_s = MovingAverage(settings.prefill_rate)  # seconds per decode step
         self._token_s = MovingAverage(settings.prefill_rate)  # seconds per prompt token
 
     @property
     def chunk(self) -> int:
-        """Prompt tokens that the next forward pass may take, in all requests."""
+        """Maximum number of prompt tokens in the next forward pass, over all requests."""
         return self._chunk
 
     def note_decode(self, seconds: float) -> None:
-        """Record the seconds of a step without prompts."""
+        """Record the duration of a step without prompts, in seconds."""
         self._step_s.add(seconds)
 
     def note_prompts(self, tokens: int, seconds: float) -> None:
-        """Record the seconds of a step with `tokens` prompt tokens."""
+        """Record the duration of a step with `tokens` prompt tokens, in seconds."""
         self._token_s.add(seconds / tokens)
         if self._step_s.value:
-            # Double at most: the time per token depends on the size of the chunk.
+            # At most double the size: the time per token depends on the chunk size.
             affordable = int(
                 self._settings.prefill_stall * self._step_s.value / self._token_s.value
             )

@@ -1,4 +1,4 @@
-"""Hold all settings of the draft budget, with what they were chosen on."""
+"""Hold all settings for the draft budget, with the setup they were chosen on."""
 
 from __future__ import annotations
 
@@ -7,75 +7,81 @@ from itertools import pairwise
 
 from paceline.errors import ConfigError
 
-# Tokens of the texts in front of the rows that a cost curve is measured with. `CostCurve` adds the
-# cost of longer texts relative to the first one, so saved curves depend on it.
+# Lengths of the texts before the measured rows of a cost curve, in tokens. `CostCurve` adds the
+# cost of longer texts relative to the first length, so saved curves depend on this setting.
 SHORT_TEXT, LONG_TEXT = 32, 512
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBudgetSettings:
-    """Tune how many draft nodes the engine verifies, and when it drafts at all.
+    """Tune how many draft nodes the engine verifies, and when to draft at all.
 
     The defaults were chosen with SmolLM2-135M-Instruct (bfloat16, about 120 prompts) on CPUs with
-    two cores. They were not fitted again for other models; the measured costs and the counted
-    acceptance rates adapt the budget to a model and a machine.
+    two cores. They were not tuned again for other models. The measured costs and acceptance rates
+    adapt the budget to each model and machine.
 
     Attributes:
-        bucket_edges: Acceptance calibration: edges between the buckets of a drafter's confidence;
-            ascending, between 0 and 1.
-        prior_trials: Acceptance calibration: trials that the drafter's own confidence counts for,
-            per bucket; over 0.
-        calibration_memory: Acceptance calibration: trials of a bucket after which older trials
-            count half; at least 1.
-        gain_margin: Node selection: factor on the time of a step with drafts. A smaller gain is
-            within the error of the measured times. At least 1.
-        context_step: Node selection: tokens to which the length of a text is rounded before its
-            cost is looked up; at least 1.
-        max_cached_costs: Node selection: number of looked-up costs that stay in memory; at least 1.
+        bucket_edges: Acceptance calibration: edges between the confidence buckets; in ascending
+            order, between 0 and 1.
+        prior_trials: Acceptance calibration: weight of the drafter's own confidence, as a number of
+            trials per bucket; above 0.
+        calibration_memory: Acceptance calibration: number of trials in a bucket after which older
+            trials count half as much; at least 1.
+        gain_margin: Node selection: factor applied to the time of a step with drafts, because
+            smaller gains are within the error of the measured times. At least 1.
+        context_step: Node selection: number of tokens to a multiple of which a text length is
+            rounded before its cost is looked up; at least 1.
+        max_cached_costs: Node selection: number of looked-up costs to keep in memory; at least 1.
         correction_rate: Cost correction: weight of the newest step in the ratio of measured time
             to the cost curve; in (0, 1]. The first steps have equal weights.
-        correction_forgetting: Cost correction: share of a step by which the ratio of steps with
-            drafts returns to that of plain steps, while no step has drafts; from 0 to 1.
-        max_correction: Cost correction: largest factor by which the cost curve is corrected; at
+        correction_forgetting: Cost correction: after each plain step, the ratio for steps with
+            drafts moves towards the ratio for plain steps by this share of the difference; from 0
+            to 1.
+        max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
-        outlier_steps: Cost correction: steps after which outliers are limited; at least 1.
-        outlier_factor: Cost correction: factor to which an outlier is limited; over 1.
-        burst_samples: Back-off: drafted requests after which a trial burst may end; at least 1.
-        min_burst_steps: Back-off: steps before a burst is judged by its mean; at least 1.
-        min_pause_steps: Back-off: steps without drafts after a first failed burst; at least 1.
-        max_pause_steps: Back-off: upper limit of the doubling pause, in steps; at least
+        outlier_steps: Cost correction: number of steps after which outliers are limited; at least
+            1.
+        outlier_factor: Cost correction: factor to which an outlier is limited; above 1.
+        burst_samples: Back-off: number of drafted requests after which a trial burst may end; at
+            least 1.
+        min_burst_steps: Back-off: number of steps before a burst is judged by its mean; at least 1.
+        min_pause_steps: Back-off: number of steps without drafts after the first failed burst; at
+            least 1.
+        max_pause_steps: Back-off: maximum length of the doubling pause, in steps; at least
             `min_pause_steps`.
-        empty_steps: Back-off: steps in a row whose trees were cut to nothing before one step is
-            left out; 0 or more.
-        max_rest_steps: Back-off: steps in a row that are left out after such trees, at most; 0 or
-            more.
-        burst_slack: Back-off: tokens per request that a burst may lose before a pause follows; 0
-            or more.
-        burst_memory: Back-off: weight of a burst's earlier steps, multiplied in at every step; in
-            (0, 1].
-        burst_requests: Back-off: requests of a batch that a burst starts with; at least 1.
+        empty_steps: Back-off: number of consecutive steps whose trees are cut to nothing before the
+            drafter skips a step; 0 or more.
+        max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips after
+            such trees; 0 or more.
+        burst_slack: Back-off: number of tokens per request that a burst may lose before a pause
+            follows; 0 or more.
+        burst_memory: Back-off: factor applied to the weight of a burst's earlier steps at every
+            step; in (0, 1].
+        burst_requests: Back-off: number of requests in a batch that a burst starts with; at least
+            1.
         high_cost: Back-off: cost of a burst, in plain decoding steps, above which it may end
             early; at least 1.
         min_gain_share: Back-off: share of the break-even gain below which such a burst ends; from
             0 to 1.
-        early_pause_factor: Back-off: factor on the pause after such a burst; at least 1.
-        prefill_stall: Prefill chunks: longest prefill forward pass between two decode steps, in
-            decode steps; over 0.
-        first_chunk_tokens: Prefill chunks: tokens of the first chunk; at least 1.
+        early_pause_factor: Back-off: factor applied to the pause after such a burst; at least 1.
+        prefill_stall: Prefill chunks: maximum duration of a prefill forward pass between two decode
+            steps, in multiples of a decode step; above 0.
+        first_chunk_tokens: Prefill chunks: number of tokens in the first chunk; at least 1.
         min_chunk_tokens: Prefill chunks: smallest chunk, in tokens; at least 1.
         prefill_rate: Prefill chunks: weight of the newest step in the measured speed; in (0, 1].
         measured_rows: Cost curve: numbers of rows to time, in this order; the first is 1. CPU
-            kernels take 4 or 16 rows at a time: after a full number the next one is timed too. A
-            slow model gets only the first numbers, which are far apart, because the cost of a
-            wide tree cannot be guessed from the few rows that cost nothing.
+            kernels process 4 or 16 rows at a time, so the number after each full block is timed
+            too. For a slow model, only the first numbers are timed. They are far apart, because the
+            cost of a wide tree cannot be estimated from the few rows that cost nothing.
         measured_rows_long: Cost curve: numbers of rows that are also timed after a long text.
-        planned_rounds: Cost curve: rounds for which there should be time; at least 1.
-        measure_seconds: Cost curve: seconds after which no further number of rows is begun.
-        max_measure_seconds: Cost curve: the same for a slow model; at least `measure_seconds`.
+        planned_rounds: Cost curve: number of rounds for which there should be time; at least 1.
+        measure_seconds: Cost curve: number of seconds after which no new number of rows is started.
+        max_measure_seconds: Cost curve: the same limit for a slow model; at least
+            `measure_seconds`.
         measure_forwards: Cost curve: a model is slow if this many forward passes of one row take
             longer than `measure_seconds`; at least 1.
-        recorded_steps: Debug view: number of steps whose decisions `LLM.draft_decisions` holds;
-            0 (default) records none.
+        recorded_steps: Debug view: number of steps whose decisions `LLM.draft_decisions` keeps; 0
+            (default) records none.
     Raises:
         ConfigError: A value is out of range.
     """
@@ -177,14 +183,15 @@ class StepCostSettings:
     Attributes:
         window: Number of recent steps that the fit uses.
         refit_interval: Number of steps between two fits.
-        outlier_factor: Steps longer than this many median steps are ignored.
+        outlier_factor: Steps that take longer than this multiple of the median step are ignored.
         prior: Values of a, b, c and d before any measurement, in median steps. The prior assumes
             inexpensive drafts, so that drafting is tried.
-        prior_weight: Number of steps that each prior value counts for.
-        margin: Factor on the time of a step with drafts; smaller gains are within the fit's error.
+        prior_weight: Weight of each prior value, as a number of steps.
+        margin: Factor applied to the time of a step with drafts, because smaller gains are within
+            the fit's error.
         lead_tokens: A request that is ahead by this many tokens is e times less likely to finish
             last.
-        unknown_probability: Probability of a draft token whose drafter reports none.
+        unknown_probability: Probability assigned to a draft token whose drafter reports none.
     """
 
     window: int = 256

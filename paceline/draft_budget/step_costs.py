@@ -1,13 +1,13 @@
-"""Choose draft lengths by the measured time of steps, without a cost curve.
+"""Choose draft lengths from measured step times, without a cost curve.
 
-vLLM runs the forward passes, so this package cannot time them one by one as `cost_measuring` does.
-The cost of a step is fitted to recent steps instead:
+vLLM runs the forward passes, so this package cannot time them individually as `cost_measuring`
+does. Instead, the cost of a step is fitted to recent steps:
 
     seconds = a + b * requests + c * (1 if any draft) + d * draft tokens
 
 vLLM verifies rows of any length in one forward pass, as in a ragged batch. The proposer sorts the
-draft tokens of the whole batch by gain, and takes the number that maximises tokens per second.
-Path probabilities fall along a chain, so the chosen tokens form a prefix.
+draft tokens in the whole batch by gain and takes the number that maximises tokens per second. Path
+probabilities decrease along a chain, so the chosen tokens form a prefix.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from paceline.draft_budget.settings import STEP_COST_DEFAULTS, StepCostSettings
 
 
 class StepCosts:
-    """Model the time of a step from recent steps (ridge regression).
+    """Model the duration of a step from recent steps (ridge regression).
 
-    `CostCurve` differs: it holds forward passes that were timed one by one, and `CostCorrection`
-    adapts it to measured steps.
+    In contrast, `CostCurve` holds the times of individually timed forward passes, and
+    `CostCorrection` adapts the curve to measured steps.
 
     Args:
-        settings: Settings of the fit.
+        settings: Settings for the fit.
     """
 
     def __init__(self, settings: StepCostSettings = STEP_COST_DEFAULTS) -> None:
@@ -46,7 +46,7 @@ class StepCosts:
         Args:
             num_requests: Number of requests.
             num_drafted: Number of draft tokens in the batch.
-            seconds: Time of the step.
+            seconds: Duration of the step.
         """
         self._steps.append((num_requests, num_drafted, seconds))
         self._since_fit += 1
@@ -58,21 +58,21 @@ class StepCosts:
             self._fit = self._fitted(np.array(self._steps))
 
     def seconds(self, num_requests: int, max_tokens: int) -> Floats:
-        """Return the time of a step with 0 to `max_tokens` draft tokens, in median steps."""
+        """Return step durations with 0 to `max_tokens` draft tokens, in median steps."""
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
         result[1:] = (result[1:] + drafting) * self._settings.margin
         return result
 
     def token_values(self, num_tokens: Sequence[int]) -> Floats:
-        """Return the relative value of a token of each request; they sum to their number.
+        """Return the relative value of a token for each request; the mean is 1.
 
-        Each token saves a row of a later step, but a whole step only if the last running request
-        finishes earlier. Tokens of a request that is behind count more, and tokens of a request
-        that is ahead little more than their row.
+        Each token saves a row in a later step, but saves a whole step only if the last running
+        request finishes earlier. Tokens for a request that is behind count more. Tokens for a
+        request that is ahead count for little more than their row.
 
         Args:
-            num_tokens: Number of tokens that each request has generated.
+            num_tokens: Number of tokens generated so far for each request.
         """
         num_requests = len(num_tokens)
         plain, _, per_token = self._parts(num_requests)
@@ -86,7 +86,7 @@ class StepCosts:
         return result
 
     def _parts(self, num_requests: int) -> tuple[float, float, float]:
-        """Return the time of a plain step, the extra for drafting and for each token."""
+        """Return the time of a plain step, and the extra time for drafting and per token."""
         a, b, c, d = self._fit
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
@@ -114,9 +114,10 @@ class StepCosts:
 def flatten_chains(
     chains: Sequence[DraftTree], settings: StepCostSettings = STEP_COST_DEFAULTS
 ) -> FlatTrees:
-    """Convert chains into the arrays of the acceptance calibration.
+    """Convert chains into the arrays used by the acceptance calibration.
 
-    Confidences that are no probabilities are replaced: drafters of other packages may report them.
+    Confidences that are not probabilities are replaced, because drafters from other packages may
+    report such values.
     """
     trees = flatten_trees(chains, settings.unknown_probability)
     return trees._replace(confidence=np.nan_to_num(trees.confidence).clip(0.0, 1.0))
@@ -126,9 +127,9 @@ def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[in
     """Return the number of tokens per chain that maximises tokens per second.
 
     Args:
-        gains: Expected gain per node: path probability times value of a token; [nodes].
-        starts: First node of each chain, and the end; [1 + chains].
-        seconds: Time of the step by number of draft tokens; [1 + nodes].
+        gains: Expected gain per node: path probability times the token's value; [nodes].
+        starts: Index of each chain's first node, and the end; [1 + chains].
+        seconds: Duration of the step by number of draft tokens; [1 + nodes].
     """
     num_requests = len(starts) - 1
     order = np.argsort(-gains, kind="stable")

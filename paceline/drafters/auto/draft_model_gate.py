@@ -1,14 +1,16 @@
-"""Decide per batch size whether running the draft model is worth its time.
+"""Decide per batch size whether running the draft model saves time.
 
-Both trees of a step are known when the draft model runs: the tree without it and the tree with it.
-The text that follows shows how far the other tree, cut to the same size, would have come. The
-difference is the gain in tokens; it varies much less than the difference between two texts.
+When the draft model runs, both trees of the step are known: one with its nodes and one without
+them. The text generated next shows how many tokens of the tree without the draft model, cut to the
+same size, would have been accepted. The difference is the gain in tokens. It varies much less than
+the difference between two texts.
 
-The gate runs the draft model if the gain, at the current seconds per token, exceeds its cost. It
-uses an upper confidence bound (UCB) of the gain, so that a few trials do not switch the draft model
-off. The cheaper the draft model is, the more evidence the gate requires. While the gate is closed,
-it tries again with exponential back-off. The gain depends little on what the other sources expect,
-so the gate ignores that (docs/development/design-notes.md).
+The gate runs the draft model if the time saved by the gain, at the current seconds per token,
+exceeds the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a few trials do
+not switch the draft model off. The faster the draft model is, the more evidence the gate requires
+before closing. While the gate is closed, it retries with exponential back-off. The gain depends
+little on the confidence of the other sources, so the gate ignores that confidence
+(docs/development/design-notes.md).
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ _SETTINGS = DraftModelGateSettings()
 class DraftModelGate:
     """Switch the draft model on or off for steps with a given number of requests.
 
-    It judges one source of a tree by the nodes that the source adds. `DraftingBackoff` differs: it
-    judges whole drafts by the tokens and the time of the step.
+    The gate judges one source of a tree by the nodes that the source adds. In contrast,
+    `DraftingBackoff` judges whole drafts by the tokens and the time of the step.
 
     Args:
-        settings: Settings of the gate.
+        settings: Settings for the gate.
     """
 
     def __init__(self, settings: DraftModelGateSettings = _SETTINGS) -> None:
         self._settings = settings
         prior, weight = settings.prior_gain, settings.prior_weight
-        # Gains in tokens: their sum, the sum of their squares, and their number.
+        # Gains in tokens: their sum, the sum of their squares, and their count.
         self._sum, self._squares, self._count = prior * weight, (prior**2 + 1) * weight, weight
         self._token_s, self._step_s = DecayingMean(settings.decay), DecayingMean(settings.decay)
-        # The cost is a mean of logarithms, so that outliers such as a prompt change it little.
+        # The cost is a mean of logarithms, so outliers such as a prompt have little effect on it.
         self._log_cost = DecayingMean(settings.decay)
         self._pause = RetryPause(settings.min_pause, settings.max_pause)
         self._pause.start()
@@ -72,7 +74,7 @@ class DraftModelGate:
         )
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the new tokens and the seconds of a step, draft model included."""
+        """Record a step's new tokens and seconds, including the draft model."""
         self._token_s.add(seconds, tokens)
         self._step_s.add(seconds)
 
@@ -81,7 +83,7 @@ class DraftModelGate:
         self._log_cost.add(math.log(max(seconds, 1e-9)))
 
     def record_gain(self, tokens: int) -> None:
-        """Record the tokens of a request less those that the other tree would have had."""
+        """Record a request's new tokens minus those that the other tree would have given."""
         if self._count >= self._settings.memory:
             self._sum, self._squares, self._count = (
                 self._sum / 2,
@@ -97,14 +99,14 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """Track a step until the text shows how far the other tree would have come.
+    """Track a step until the text shows how much of the other tree was right.
 
     Attributes:
         gate: Gate that records the gain.
         edges: Edges of the tree without the draft model.
-        end: Text position after the tokens of the step.
+        end: Text position after the tokens generated in the step.
         position: Text position after the last node that matched.
-        node: Last node of the other tree that the text has followed; -1 is the root.
+        node: Last node in the other tree that matches the text; -1 is the root.
     """
 
     gate: DraftModelGate
@@ -114,10 +116,10 @@ class _Open:
     node: int = -1
 
     def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
-        """Follow the text along the other tree; return whether the gain is known now.
+        """Compare the text with the other tree; return whether the gain is now known.
 
         Args:
-            token_ids: Text of the request.
+            token_ids: Tokens of the request's text.
             ended: Whether the text is complete.
         """
         while self.position < len(token_ids):
@@ -134,7 +136,7 @@ class _Open:
 
 
 class DraftModelGates:
-    """Hold one gate per number of requests, and the clock of the step."""
+    """Hold one gate per number of requests, and the step's timer."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
@@ -145,15 +147,16 @@ class DraftModelGates:
 
     @property
     def has_run_model(self) -> bool:
-        """Tell whether the newest step has run the draft model."""
+        """Return whether the newest step ran the draft model."""
         return self._seconds > 0
 
     def begin(self, other_trees: dict[int, DraftTree], is_timed: bool) -> bool:
         """Begin a step, and return whether it runs the draft model.
 
         Args:
-            other_trees: Trees without the draft model by request id, likeliest nodes first.
-            is_timed: Whether the time of the step counts; a step with prompts does not.
+            other_trees: Trees without the draft model by request id, most likely nodes first.
+            is_timed: Whether the step's time counts; it does not count if the step contains
+                prompts.
         """
         self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
         gate = self._by_number.setdefault(len(other_trees), DraftModelGate())
@@ -165,7 +168,7 @@ class DraftModelGates:
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """End the step: record its time and follow the text of each request."""
+        """End the step: record its time and compare each request's text with its tree."""
         if self._running is None:
             return
         self._running.record_step(

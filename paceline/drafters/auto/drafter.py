@@ -1,11 +1,12 @@
-"""Merge retrieval, cached distributions, head and draft model into one draft tree.
+"""Merge retrieval, cached distributions, draft head and draft model into one tree.
 
-Retrieval (`sssd`: the request, earlier answers and a datastore) finds long runs. Cached next-token
-distributions of the target (Token Recycling, `shared/recycled`) give the alternatives at each fork.
-A hidden-state draft head predicts the next tokens (`paceline.draft_head`), and a draft model adds
-its own tree if one is given (`model_source`). With the budget, `draft_model_gate` decides when to
-run the draft model. The acceptance probability of a node is calibrated online from what its sources
-predict (`shared/source_calibration`). The tree takes the nodes with the highest path probability.
+Retrieval (`sssd`, from the request, earlier answers and a datastore) finds long matching runs. The
+target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
+at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
+draft model is given, it adds its own tree (`model_source`). With the budget, `draft_model_gate`
+decides when to run the draft model. Each node's acceptance probability is calibrated online from
+its sources' predictions (`shared/source_calibration`). The nodes with the highest path probability
+form the tree.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Draft from all sources; lossless and seed-identical at any temperature."""
+    """Draft from all sources; lossless, and same text for a seed at any temperature."""
 
     name = "auto"
     takes_draft_model = True
@@ -61,7 +62,7 @@ class Auto(RecyclingDrafter):
         self._head_draft: dict[int, DraftTree] = {}  # by request
         if isinstance(options.draft_head, str):
             self.draft_head = options.draft_head
-        # Draft nodes per request that the last step processed; steps so far.
+        # Draft nodes per request in the last step; number of steps so far.
         self._fed, self._steps = (_SETTINGS.full_head_nodes, 0)
 
     @classmethod
@@ -80,12 +81,12 @@ class Auto(RecyclingDrafter):
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Refuse a pool file of another vocabulary; retrieve only ids of the target."""
+        """Reject a pool file for a different vocabulary; retrieve only the target's ids."""
         super().check_vocab_size(vocab_size, tokenizer)
         self._retrieval.check_vocab_size(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a datastore or a pool file that was made with another tokenizer."""
+        """Reject a datastore or pool file made with a different tokenizer."""
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
 
@@ -95,11 +96,11 @@ class Auto(RecyclingDrafter):
             self._model.attach(target, tokenizer)
 
     def num_head_tokens(self) -> int:
-        """Return how many tokens the draft head should predict in the next step.
+        """Return the number of tokens the draft head should predict in the next step.
 
-        With the budget the number follows the draft nodes that the engine processes. It is lower
-        while a draft model runs. While drafting is slower than plain decoding, the head runs only
-        now and then.
+        With the budget, the number depends on how many draft nodes the engine processes. It is
+        lower while a draft model runs. While drafting is slower than plain decoding, the head runs
+        only occasionally.
         """
         if self._options.draft_head is False:
             return 0
@@ -138,7 +139,7 @@ class Auto(RecyclingDrafter):
             return others
         if self.budget:
             by_request = {request.id: tree for request, tree in zip(requests, others, strict=True)}
-            # What prompts take says nothing about decoding.
+            # The time that prompts take says nothing about decoding.
             if not self._gates.begin(by_request, all(request.output_ids for request in requests)):
                 self._model.propose(requests, [0] * len(requests))
                 return others
@@ -180,7 +181,7 @@ class Auto(RecyclingDrafter):
             self._gates.end(outcomes)
 
     def stop(self, request: Request) -> None:
-        """Free the state of a request in all sources."""
+        """Free a request's state in all sources."""
         self._retrieval.stop(request)
         self._recycler.stop(request)
         self._head_draft.pop(request.id, None)

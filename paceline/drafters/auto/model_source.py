@@ -1,4 +1,4 @@
-"""Use a draft model as one source among others, for deterministic drafts."""
+"""Use a draft model as one of several sources, for deterministic drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModelSource(DelegatingDrafter):
 
     Args:
         draft: The draft model.
-        brief: Stop early where the draft model is unsure, since its forward passes take time.
+        brief: Stop early where the draft model is unsure, because its forward passes take time.
     """
 
     def __init__(self, draft: CachedLM, brief: bool) -> None:
@@ -34,7 +34,7 @@ class ModelSource(DelegatingDrafter):
         super().__init__(self._drafter)
 
     def seed_trees(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
-        """Seed the next trees with the likeliest nodes of the other sources.
+        """Seed the next trees with the most likely nodes from the other sources.
 
         The draft model predicts the tokens after all of these nodes in its first forward pass.
         """

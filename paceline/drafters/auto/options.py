@@ -1,4 +1,4 @@
-"""Options of the `auto` drafter."""
+"""Options for the `auto` drafter."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Options of `auto`.
+    """Options for `auto`.
 
     Attributes:
-        datastore: Folder of a datastore; "demo" is the one of the built-in target. By default the
-            drafter retrieves from the request and from earlier answers only.
-        max_context_ngram: Longest context, in tokens, of a cached next-token distribution (Token
-            Recycling). At least 1; default 3.
+        datastore: Folder of a datastore; "demo" is the built-in target's datastore. By default, the
+            drafter retrieves only from the request and from earlier answers.
+        max_context_ngram: Maximum context length of a cached next-token distribution (Token
+            Recycling), in tokens. At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
-            budget; without it 16, and in larger batches 48 for the whole batch.
-        budget: The engine processes only the nodes that are expected to save time; default true.
-        min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
-            default 0.001.
-        answer_cache_tokens: Tokens of recent answers that are searched in memory; 0 disables the
-            cache. Default 262144, or 0 with `update_datastore`.
+            budget. Without the budget, 16, or in larger batches 48 for the whole batch.
+        budget: The engine processes only nodes that are expected to save time; default true.
+        min_path_probability: Minimum path probability; less likely nodes are not proposed. From 0
+            to 1; default 0.001.
+        answer_cache_tokens: Number of tokens from recent answers to keep in memory and search; 0
+            disables the cache. Default 262144, or 0 with `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.
-        use_draft_model: Use the draft model, if one is given, as a further source. With the budget
-            the drafter runs it only while it saves time. Default true.
-        draft_head: Predict the next tokens from the target's hidden state; false disables it. A
-            path names a head that `paceline draft-head train` wrote. Default true.
+        use_draft_model: Use the draft model, if one is given, as an additional source. With the
+            budget, the drafter runs the draft model only while it saves time. Default true.
+        draft_head: Predict the next tokens from the target's hidden state; false disables the draft
+            head. A path selects a head written by `paceline draft-head train`. Default true.
         pool_file: File that keeps the cached distributions between runs. It is loaded if it exists.
-            By default they are not saved.
+            By default, the distributions are not saved.
     """
 
     datastore: str | None = None

@@ -1,4 +1,4 @@
-"""Settings of the `auto` drafter, with what their values were fitted on."""
+"""Settings for the `auto` drafter, with the data their values were fitted on."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ MAX_NODES = 256  # maximum value of the option `max_nodes`
 
 @dataclass(frozen=True, slots=True)
 class DraftModelGateSettings:
-    """Settings of `DraftModelGate`.
+    """Settings for `DraftModelGate`.
 
     Fitted on SmolLM2-135M with its draft model (110 prompts).
 
     Attributes:
         prior_gain: Expected gain in tokens per request before any measurement.
-        prior_weight: Number of requests that the prior counts for.
-        patience: Standard errors added to the mean gain, times step time over draft time; the
-            gate adds at least one.
-        memory: Number of requests after which older gains count half.
-        decay: Weight of earlier steps in the means of times, per step.
-        min_pause: Steps between the first two trials while the gate is closed.
+        prior_weight: Weight of the prior, as a number of requests.
+        patience: Factor on the ratio of step time to draft time. The product is the number of
+            standard errors added to the mean gain; the gate adds at least one.
+        memory: Number of requests after which older gains count half as much.
+        decay: Weight of earlier steps in the mean times, per step.
+        min_pause: Number of steps between the first two trials while the gate is closed.
         max_pause: Maximum number of steps between two trials.
     """
 
@@ -35,16 +35,17 @@ class DraftModelGateSettings:
 
 @dataclass(frozen=True, slots=True)
 class AutoSettings:
-    """Settings of `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
+    """Settings for `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
 
     Attributes:
         retrieved_nodes: Maximum number of nodes that retrieval proposes.
         max_head_tokens: Maximum number of tokens that the draft head predicts.
-        head_tokens_with_model: Tokens that the draft head predicts next to a draft model.
-        many_nodes: Processed nodes per request from which on it predicts one token more.
-        full_head_nodes: Processed nodes per request from which on the head predicts all tokens.
-        min_head_nodes: Processed nodes per request from which on it predicts one token.
-        head_retry_steps: Steps between two trials of a head that is switched off.
+        head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
+            model.
+        many_nodes: Minimum number of processed nodes per request for predicting one more token.
+        full_head_nodes: Minimum number of processed nodes per request for predicting all tokens.
+        min_head_nodes: Minimum number of processed nodes per request for predicting one token.
+        head_retry_steps: Number of steps between two trials of a head that is switched off.
     """
 
     retrieved_nodes: int = 48
@@ -58,14 +59,16 @@ class AutoSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelSourceSettings:
-    """Settings of `ModelSource`, fitted on SmolLM2-135M with its draft model.
+    """Settings for `ModelSource`, fitted on SmolLM2-135M with its draft model.
 
     Attributes:
         max_nodes: Maximum number of nodes if the draft model's own rule sets no limit.
-        max_seed_nodes: Nodes of the other sources that seed the draft, for the whole batch. With
-            a root they make a forward pass that costs little more than one over a single token.
+        max_seed_nodes: Number of nodes from the other sources that seed the draft, for the whole
+            batch. With a root, they form a forward pass that costs little more than a forward pass
+            over a single token.
         stop_threshold: Summed confidence of the newest nodes below which drafting stops.
-        chain_confidence: Confidence in the nodes of a chain, which has no confidences.
+        chain_confidence: Confidence assigned to the nodes of a chain, which has no confidences of
+            its own.
     """
 
     max_nodes: int = 256
