@@ -1,1 +1,1 @@
-"""Predict the next tokens from hidden states of the target."""
+"""Predict the next tokens from the target's hidden states."""

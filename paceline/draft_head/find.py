@@ -1,4 +1,4 @@
-"""Find the draft head of a model: a file, one of the package, or a fitted one."""
+"""Find a model's draft head: from a file, from the package, or fitted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.model.settings import MIN_SKETCH_COSINE
 
 
 class DraftHeads:
-    """Hold the draft heads of one engine.
+    """Hold one engine's draft heads.
 
     A head is loaded or fitted when a drafter first needs it.
 
@@ -29,7 +29,7 @@ class DraftHeads:
         self._heads: dict[str | None, DraftHead | None] = {}  # by file
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse a drafter whose draft head cannot be used.
+        """Reject a drafter whose draft head cannot be used.
 
         Raises:
             ConfigError: The file cannot be read, or belongs to another model.
@@ -38,7 +38,7 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def of(self, drafter: Drafter) -> DraftHead | None:
-        """Return the draft head of a drafter; None if the model can have none."""
+        """Return a drafter's draft head; None if the model cannot have one."""
         return self._find(drafter.draft_head)
 
     def _find(self, file: str | None) -> DraftHead | None:
@@ -48,14 +48,15 @@ class DraftHeads:
 
 
 def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHead | None:
-    """Return the draft head of a model.
+    """Return the draft head for a model.
 
     Args:
         model: The target.
-        file: Trained draft head. Default: the one of the package for this model, or else a head
-            that is fitted.
+        file: Trained draft head. Default: the package's draft head for this model, or else a fitted
+            head.
     Returns:
-        None if the model's states or embeddings cannot be read, or it is too slow for the fit.
+        None if the model's states or embeddings cannot be read, or if the model is too slow for the
+        fit.
     Raises:
         ConfigError: The file cannot be used.
     """

@@ -1,7 +1,7 @@
 """Fit a draft head without training: a linear map by ridge regression.
 
-The target generates some thousand tokens at random, once. The map predicts the next state from a
-state and the embedding of the token that was drawn from it.
+The target samples a few thousand tokens once. The map predicts the next state from a state and the
+embedding of the token that was sampled from that state.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from paceline.model.identity import model_identity
 from paceline.util import result_cache
 from paceline.util.stopwatch import clock_of
 
-_KIND = "draft-head-v2"  # changes with what is fitted or written
+_KIND = "draft-head-v2"  # changes when the fitted or saved data change
 _SETTINGS = FitSettings()
 
 
 class _Pairs(NamedTuple):
-    """Hold pairs of a state and the next state.
+    """Hold pairs of a state and its next state.
 
     Attributes:
         states: [n, hidden] states.
-        token_ids: [n] tokens that were drawn from them.
+        token_ids: [n] tokens that were sampled from these states.
         following: [n, hidden] states after these tokens.
     """
 
@@ -41,9 +41,9 @@ class _Pairs(NamedTuple):
 
 
 def fitted_weights(model: CachedLM) -> Weights | None:
-    """Return the weights for a model, from the cache if its own were fitted before.
+    """Return the weights for a model, from the cache if they were fitted before.
 
-    A fit takes little more than `FitSettings.max_seconds`.
+    A fit takes only slightly longer than `FitSettings.max_seconds`.
 
     Returns:
         None if the model is too slow, or computes its logits without its LM head module.
@@ -54,7 +54,7 @@ def fitted_weights(model: CachedLM) -> Weights | None:
         weights = _fit(model, num_pairs)
     else:
         name = f"draft head of {model.model.__class__.__name__}"
-        # An enlarged model has the identity of the original.
+        # An enlarged model has the same identity as the original.
         facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
         weights = result_cache.load_or_compute_bytes(
             result_cache.ResultKey(_KIND, facts, name, "weights.safetensors"),
@@ -77,7 +77,7 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, num_pairs: int) -> Weights:
-    """Return the weights; they have no tokens if there are too few pairs."""
+    """Return the weights; their `token_ids` are empty if there are too few pairs."""
     embedding, head = embedding_and_head(model)
     try:
         pairs = _generate(model, num_pairs)
@@ -98,7 +98,7 @@ def _fit(model: CachedLM, num_pairs: int) -> Weights:
 
 
 def _weights(solution: Tensor, num_token_ids: int) -> Weights:
-    """Return the weights of a map [inputs and constant, hidden]."""
+    """Return the weights from a map [inputs and constant, hidden]."""
     hidden = solution.shape[1]
     return Weights(
         solution[:-1].T.contiguous(),
@@ -109,7 +109,7 @@ def _weights(solution: Tensor, num_token_ids: int) -> Weights:
 
 
 def _solve(inputs: Tensor, following: Tensor) -> Tensor:
-    """Return the ridge solution, by the smaller of both linear systems."""
+    """Return the ridge solution, using the smaller of the two linear systems."""
     weights: Tensor
     if len(inputs) >= inputs.shape[1]:
         weights = torch.linalg.solve(_with_ridge(inputs.T @ inputs), inputs.T @ following)
@@ -124,7 +124,7 @@ def _with_ridge(square: Tensor) -> Tensor:
 
 
 def _generate(model: CachedLM, num_pairs: int) -> _Pairs:
-    """Let the model generate texts at temperature 1; return states and tokens."""
+    """Have the model generate texts at temperature 1; return states and tokens."""
     target, first = model.apart(), _first_token(model)
     random = torch.Generator(model.device).manual_seed(0)
     length = min(_SETTINGS.text_tokens, model.context_length - 1)
@@ -158,7 +158,7 @@ def _generate(model: CachedLM, num_pairs: int) -> _Pairs:
 def _advance(
     model: CachedLM, texts: list[Request], random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Generate one more token per text; return the states and these tokens."""
+    """Generate one more token per text; return the states and the new tokens."""
     logits = model.forward_with_states(texts, [EMPTY_TREE] * len(texts))
     model.commit([()] * len(texts))
     assert logits.states is not None, "the forward pass returns them"
@@ -171,7 +171,7 @@ def _advance(
 
 
 def _first_token(model: CachedLM) -> int:
-    """Return the beginning-of-sequence token, else an end-of-sequence token."""
+    """Return the beginning-of-sequence token, or else an end-of-sequence token."""
     config = model.model.config.get_text_config(decoder=True)
     for named in (config.bos_token_id, config.eos_token_id):
         token = named[0] if isinstance(named, list) and named else named

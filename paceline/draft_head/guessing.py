@@ -1,10 +1,10 @@
-"""Predict a draft tree from the hidden state that the newest token was chosen by.
+"""Predict a draft tree from the hidden state that gave the newest token.
 
-A hidden state tells something about the token after the next one too (Pal et al. 2023, "Future
-Lens"); together with the chosen token it tells more. EAGLE (Li et al. 2024, section 3) trains a
-layer like the target's that predicts the next state from both. Here the layer is one matrix product
-and a small network (`weights`), without attention. The predicted state is the input of the next
-level, for the likeliest paths.
+A hidden state also contains information about the token after the next one (Pal et al. 2023,
+"Future Lens"). Together with the chosen token, it contains more. EAGLE (Li et al. 2024, section 3)
+trains a layer like the target's that predicts the next state from both. Here, the layer is one
+matrix product and a small network (`weights`), without attention. For the most likely paths, the
+predicted state is the input to the next level.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SETTINGS = PredictionSettings()
 
 
 class _Level(NamedTuple):
-    """Hold the predicted tokens of one level.
+    """Hold the predicted tokens for one level.
 
     Attributes:
         token_ids: [requests, tokens] token ids.
-        parents: [requests, tokens] parent in the level before; -1 = the newest token.
+        parents: [requests, tokens] parent in the previous level; -1 = the newest token.
         probs: [requests, tokens] probability given the parent.
-        path_probs: [requests, tokens] probability of the path.
-        rows: [requests, tokens] row of `states` that the token was predicted from.
+        path_probs: [requests, tokens] path probability.
+        rows: [requests, tokens] row of `states` from which the token was predicted.
         states: [n, hidden] predicted states.
     """
 
@@ -80,11 +80,11 @@ class DraftHead:
     def predict(
         self, states: Tensor, token_ids: Sequence[int], levels: int = _SETTINGS.max_levels
     ) -> list[DraftTree]:
-        """Return a draft tree for each state, after the token that was chosen by it.
+        """Return a draft tree for each state, following the token chosen from the state.
 
         Args:
             states: [n, hidden] inputs of the LM head.
-            token_ids: [n] tokens chosen by its logits.
+            token_ids: [n] tokens chosen from the logits at these states.
             levels: Maximum number of tokens ahead.
         """
         level = self._after(
@@ -102,8 +102,8 @@ class DraftHead:
         """Add `head_draft` to the outcomes of a step.
 
         Args:
-            outcomes: Outcomes of the step.
-            logits: Logits with states; the rows are in the order of `outcomes`.
+            outcomes: Outcomes in the step.
+            logits: Logits with states; the rows are in the same order as `outcomes`.
             levels: Maximum number of tokens ahead.
         """
         if not outcomes:
@@ -128,7 +128,7 @@ class DraftHead:
         return _Level(guesses, np.full_like(guesses, -1), probs, probs, rows, following)
 
     def _next(self, level: _Level, continued: int) -> _Level:
-        """Return the next level, after the `continued` likeliest paths of each request."""
+        """Return the next level, after each request's `continued` most likely paths."""
         best = np.argsort(-level.path_probs, axis=1, kind="stable")[:, :continued]
         rows, token_ids, path_probs = (
             np.take_along_axis(column, best, axis=1)
@@ -167,9 +167,9 @@ class DraftHead:
         )
 
     def guess(self, states: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
-        """Return the likeliest tokens by states [n, hidden], and their probabilities.
+        """Return the most likely tokens for states [n, hidden], and their probabilities.
 
-        Both are [n, count]. The probabilities are those of the reduced draft vocabulary.
+        Both are [n, count]. The probabilities are over the reduced draft vocabulary.
         """
         logits = self._products.linear(states, self._head, self._head_bias)
         columns, probs = topk_tokens(logits, count)
@@ -177,7 +177,7 @@ class DraftHead:
 
 
 def _tree(levels: Sequence[_Level], row: int) -> DraftTree:
-    """Return the predicted tokens of one request."""
+    """Return the predicted tokens for one request."""
     token_ids: list[int] = []
     parents: list[int] = []
     confidence: list[float] = []

@@ -1,4 +1,4 @@
-"""Hold the settings of the hidden-state draft head."""
+"""Hold the settings for the hidden-state draft head."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class PredictionSettings:
     Chosen with SmolLM2-135M and its trained draft head, on CPUs with two cores.
 
     Attributes:
-        num_first: Predicted tokens after the newest token.
-        num_later: Predicted tokens after each predicted token that is continued.
-        num_continued: Predicted tokens per level that are continued, per request.
+        num_first: Number of predicted tokens after the newest token.
+        num_later: Number of predicted tokens after each predicted token that is continued.
+        num_continued: Number of predicted tokens that are continued, per level and request.
         max_levels: Maximum number of tokens ahead.
-        max_rows: Rows of a level over all requests. More rows would take longer than reading the
-            weights from memory.
+        max_rows: Maximum number of rows in a level over all requests. More rows would take longer
+            than reading the weights from memory.
     """
 
     num_first: int = 16
@@ -29,23 +29,25 @@ class PredictionSettings:
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """Tune the least-squares fit of a draft head that was not trained.
+    """Tune the least-squares fit for a draft head that was not trained.
 
     Chosen with SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
-        num_texts: Texts that the target generates at once.
-        text_tokens: Tokens of each text.
-        max_cache_bytes: Maximum memory of the KV cache for these texts; at least 8 are generated.
-        pairs_per_input: Pairs of a state and the next state, per input of the map.
+        num_texts: Number of texts that the target generates at once.
+        text_tokens: Number of tokens in each text.
+        max_cache_bytes: Maximum memory for the KV cache of these texts, in bytes; at least 8 texts
+            are generated regardless.
+        pairs_per_input: Number of (state, next state) pairs per input dimension of the map.
         max_pairs: Maximum number of pairs.
-        min_pairs: Minimum number of pairs; a slower model gets no draft head.
-        max_seconds: Seconds after which no forward pass begins.
-        ridge: Weight of the ridge: pairs with inputs of average size and the next state 0.
-        num_token_ids: Size of the reduced draft vocabulary. The first ids are taken, since most
-            tokenizers number their tokens in the order of the merges.
-        min_cached_work: Multiply-adds of the texts from which on the fit is cached. A smaller fit
-            is repeated in less time than it takes to read it.
+        min_pairs: Minimum number of pairs; a model too slow to produce them gets no draft head.
+        max_seconds: Number of seconds after which no new forward pass starts.
+        ridge: Weight of the ridge, as a number of pairs with inputs of average size and next state
+            0.
+        num_token_ids: Size of the reduced draft vocabulary. The first ids are used, because most
+            tokenizers number their tokens in merge order.
+        min_cached_work: Minimum number of multiply-adds for the texts at which the fit is cached.
+            Repeating a smaller fit takes less time than reading it.
     """
 
     num_texts: int = 64

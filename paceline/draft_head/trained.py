@@ -1,6 +1,7 @@
 """Read and write trained draft heads (`paceline draft-head train`).
 
-A file is a safetensors file with a card: the model that the head belongs to, and its training.
+A draft head is a safetensors file with a card, which describes the head's target model and
+training.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _HELP = "Train it with `paceline draft-head train`, or copy it again from where 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Describe the target and the training of a draft head.
+    """Describe a draft head's target and training.
 
     Attributes:
-        target: Name of the target, for people.
-        sketch: Sketch of its embedding (`Sketch.encode`).
-        vocab_size: Size of its vocabulary.
-        settings: Settings of the training.
-        about: Description of the training data and of the run.
+        target: Human-readable name of the target.
+        sketch: Sketch of the target's embedding (`Sketch.encode`).
+        vocab_size: Size of the target's vocabulary.
+        settings: Training settings.
+        about: Description of the training data and the training run.
         judged: Accuracy on held-out answers.
     """
 
@@ -43,9 +44,9 @@ class Card:
     judged: dict[str, Any] = field(default_factory=dict)
 
     def closeness(self, model: CachedLM) -> float:
-        """Return the cosine between the embeddings of the target and of a model.
+        """Return the cosine similarity between the target's and a model's embeddings.
 
-        It is 0 if the shapes differ.
+        The result is 0 if the shapes differ.
         """
         return Sketch.decode(self.sketch).closeness(model.model)
 
@@ -67,10 +68,10 @@ def save(path: str | Path, weights: Weights, card: Card) -> None:
 
 
 def load(path: str | Path, model: CachedLM) -> Weights:
-    """Return the weights of a file, as wide as the model.
+    """Return the weights from a file, widened to the model's size.
 
     Raises:
-        ConfigError: The file cannot be read, is damaged, or is for another model or version.
+        ConfigError: The file cannot be read, is damaged, or is for a different model or version.
     """
     weights, card = read(path)
     closeness = card.closeness(model)
@@ -93,10 +94,10 @@ def load(path: str | Path, model: CachedLM) -> Weights:
 
 
 def read(path: str | Path) -> tuple[Weights, Card]:
-    """Return the weights and the card of a file.
+    """Return the weights and the card from a file.
 
     Raises:
-        ConfigError: The file cannot be read, is damaged, or has another version.
+        ConfigError: The file cannot be read, is damaged, or has a different version.
     """
     try:
         content = Path(path).read_bytes()
@@ -121,17 +122,17 @@ def read(path: str | Path) -> tuple[Weights, Card]:
 
 
 def card_of(path: Path) -> Card:
-    """Return the card of a file without reading its weights."""
+    """Return a file's card without reading its weights."""
     with path.open("rb") as file:
         size = file.read(8)
         return _card(metadata_of(size + file.read(int.from_bytes(size, "little"))))
 
 
 def _card(metadata: dict[str, str]) -> Card:
-    """Return the card in the header of a file.
+    """Return the card from a file's header.
 
     Raises:
-        ValueError, LookupError, TypeError: The header has no card, or another version.
+        ValueError, LookupError, TypeError: The header has no card, or a different version.
     """
     if metadata.get("kind") != _KIND:
         raise ValueError("another kind of file")

@@ -1,11 +1,12 @@
-"""Hold the weights of a draft head.
+"""Hold a draft head's weights.
 
 The head predicts the next state from a state and the embedding of the chosen token:
 
     inputs = [state, embedding of the token]
     next state = direct @ inputs + outer @ silu(inner @ inputs)
 
-`direct` and `inner` have a bias and are one matrix. A head without `inner` is a linear map.
+`direct` and `inner` have a bias and are stored as one matrix. A head without `inner` is a linear
+map.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _NAMES = ("first", "bias", "outer", "kept")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Hold the matrices of a draft head.
+    """Hold a draft head's matrices.
 
     Attributes:
         first: [hidden + neurons, hidden + embedding] `direct` and `inner`.
-        bias: [hidden + neurons] their biases.
+        bias: [hidden + neurons] biases of `direct` and `inner`.
         outer: [hidden, neurons] the second matrix of the network.
         token_ids: int64 [tokens] ids of the reduced draft vocabulary.
         levels: Number of tokens ahead that are worth predicting.
@@ -51,13 +52,13 @@ class Weights:
         return len(self.outer)
 
     def widened(self, hidden: int, embedding: int) -> Weights:
-        """Return the weights for a model that was enlarged with dimensions of zeros.
+        """Return the weights for a model that was enlarged with zero dimensions.
 
         `paceline.bench.cost_scale` enlarges models in this way.
 
         Args:
-            hidden: Size of a state of the enlarged model.
-            embedding: Size of its embeddings.
+            hidden: Size of a state in the enlarged model.
+            embedding: Size of the enlarged model's embeddings.
         """
         old = self.hidden
         more_hidden = hidden - old
@@ -84,14 +85,14 @@ class Weights:
         return replace(self, token_ids=self.token_ids[self.token_ids < num_token_ids])
 
     def to_bytes(self, metadata: dict[str, str]) -> bytes:
-        """Return the content of a safetensors file, the weights in bfloat16."""
+        """Return the content of a safetensors file, with the weights in bfloat16."""
         content: bytes = safetensors.torch.save(
             self._tensors(), metadata | {"levels": str(self.levels)}
         )
         return content
 
     def checksum(self, text: str) -> str:
-        """Return a SHA-256 over the tensors, the levels and a text."""
+        """Return a SHA-256 hash of the tensors, the levels and a string."""
         digest = hashlib.sha256(f"{text} {self.levels}".encode())
         for name, tensor in self._tensors().items():
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
@@ -99,7 +100,7 @@ class Weights:
         return digest.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a file by name."""
+        """Return a file's tensors by name."""
         tensors = {
             name: getattr(self, name).detach().cpu().to(torch.bfloat16).contiguous()
             for name in _NAMES[:-1]
@@ -108,7 +109,7 @@ class Weights:
 
     @staticmethod
     def from_bytes(content: bytes) -> Weights:
-        """Return the weights in the content of a file.
+        """Return the weights from the content of a file.
 
         Raises:
             ValueError: The content is damaged.
@@ -138,7 +139,7 @@ class Weights:
 
 
 def metadata_of(content: bytes) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file.
+    """Return the metadata from the header of a safetensors file.
 
     Args:
         content: The whole file, or its header.
@@ -154,7 +155,7 @@ def metadata_of(content: bytes) -> dict[str, str]:
 
 
 def embedding_and_head(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
-    """Return the embedding and the LM head of a model; see `has_plain_embeddings`."""
+    """Return a model's embedding and LM head; see `has_plain_embeddings`."""
     return embedding_and_lm_head(model.model)
 
 
@@ -169,6 +170,6 @@ def has_plain_embeddings(model: CachedLM) -> bool:
 
 
 def shape_of(model: CachedLM) -> tuple[int, int]:
-    """Return the size of the inputs (a state and an embedding), and of a state."""
+    """Return the size of the inputs (a state plus an embedding), and of a state."""
     embedding, head = embedding_and_head(model)
     return head.in_features + embedding.embedding_dim, head.in_features

@@ -1,8 +1,7 @@
 """Check the drafter contract in a test: `check_drafter(create("bigram"))`.
 
-The check decodes a few prompts under node limits that change between steps and requests. It
-verifies every tree against the rules of `paceline.core.drafter`, and every answer against plain
-decoding.
+The check decodes a few prompts with node limits that change between steps and requests. It checks
+every tree against the rules in `paceline.core.drafter`, and every answer against plain decoding.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from paceline.verification.tree_rules import check_trees
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """Summarise what a drafter did during the check.
+    """Summarise a drafter's activity during the check.
 
     Attributes:
         steps: Number of trees that were requested.
-        drafted: Number of nodes in these trees.
+        drafted: Total number of nodes in these trees.
         accepted: Number of nodes that the target accepted.
-        draws: Whether some trees carried distributions.
+        draws: Whether any tree carried distributions.
     """
 
     steps: int
@@ -60,19 +59,19 @@ class ContractReport:
 
 
 class CheckedDrafter(DelegatingDrafter):
-    """Wraps a drafter, varies its node limits, and checks each of its trees.
+    """Wraps a drafter, varies its node limits, and checks each tree.
 
     Args:
         inner: Drafter to check.
         vocab: Size of the target's vocabulary.
-        budgets: Node limits to draw from.
-        seed: Random seed of the limits.
+        budgets: Node limits to choose from at random.
+        seed: Random seed for the limits.
     Attributes:
         steps: Number of trees that were requested.
         empty_on_zero: Number of trees that were requested with a limit of 0.
         nodes: Number of nodes in all trees.
         accepted: Number of nodes that the target accepted.
-        drawn: Whether a tree carried distributions.
+        drawn: Whether any tree carried distributions.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class CheckedDrafter(DelegatingDrafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Count the accepted nodes, and pass the outcomes on."""
+        """Count the accepted nodes, and pass on the outcomes."""
         self.accepted += sum(len(outcome.accepted) for outcome in outcomes)
         super().observe(outcomes)
 
@@ -114,13 +113,13 @@ def check_drafter(
 ) -> ContractReport:
     """Check a drafter against the contract on a real model.
 
-    - Every tree follows the rules under every node limit.
-    - Greedy answers equal those of plain decoding. Sampled answers do, too, if the trees carry no
+    - Every tree follows the rules with every node limit.
+    - Greedy answers equal those of plain decoding, and so do sampled answers if the trees carry no
       distributions.
-    - Requests that stop before their first draft, midway or twice do not disturb others.
-    - The drafter holds nothing of a stopped request.
+    - Requests that stop before their first draft, midway or twice do not affect other requests.
+    - The drafter keeps no state for a stopped request.
 
-    The check cannot tell whether `probs` are the distributions that the nodes were drawn from.
+    The check cannot tell whether `probs` are the distributions that the nodes were sampled from.
 
     Args:
         drafter: The drafter.
@@ -166,12 +165,12 @@ def check_aborts(
         model: The target model.
         drafter: The drafter.
         prompts: At least four prompts as token ids.
-        answers: Answers of plain decoding.
-        budgets: Node limits to draw from.
+        answers: Answers from plain decoding.
+        budgets: Node limits to choose from at random.
     Raises:
-        DrafterError: The drafter still holds something of these requests, or an answer differs.
+        DrafterError: The drafter still holds state for these requests, or an answer differs.
     """
-    # The limit is so large that no request ends by itself.
+    # The limit is so large that no request ends on its own.
     generator, limit = random.Random(ABORT_SEED), 10 * max(map(len, answers))
     requests = [Request(list(prompt), SamplingParams(limit)) for prompt in prompts[:MIN_PROMPTS]]
     try:
@@ -195,7 +194,7 @@ def check_aborts(
 
 
 def leftovers(drafter: Drafter, request_ids: Iterable[int]) -> list[str]:
-    """Return the attributes of a drafter that still hold finished requests.
+    """Return the drafter's attributes that still hold finished requests.
 
     Args:
         drafter: The drafter.
@@ -238,7 +237,7 @@ def _decode(
 
 def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     drafter = drafter.inner if isinstance(drafter, CheckedDrafter) else drafter
-    # Ids are consecutive, so the range covers requests that the drafter opened itself.
+    # Ids are consecutive, so the range includes requests that the drafter opened itself.
     last = Request([0], SamplingParams()).id
     names = leftovers(drafter, range(requests[0].id, last))
     if names:

@@ -26,7 +26,7 @@ def create(
     Args:
         spec: Drafter string; the options may be left out.
         draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use one.
-        options: Further options as typed keywords.
+        options: Additional options as typed keyword arguments.
     Raises:
         ConfigError: An unknown name or option, a value out of range, or a missing draft model.
     """
@@ -60,7 +60,7 @@ def create(
 
 
 def uses_draft_model(spec: str, draft_model: object) -> bool:
-    """Return whether the drafter of a drafter string is built with a draft model.
+    """Return whether the drafter for a drafter string is built with a draft model.
 
     Args:
         spec: Drafter string.
@@ -77,8 +77,8 @@ class Maker:
 
     Args:
         draft_model: Directory, hub id, GGUF file or loaded model; None for no draft model.
-        dtype: Data type to load it with.
-        device: Device to load it on.
+        dtype: Data type for loading the draft model.
+        device: Device for loading the draft model.
     """
 
     def __init__(

@@ -2,14 +2,14 @@
 
 The answer y_1 .. y_m solves the equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
 iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding") starts from
-random guesses. It evaluates all equations at once, each with the guesses of the previous iteration.
-A guess is final once all guesses before it are final. Each forward pass therefore settles at least
-one token. Guesses are the target's arg-max even for sampled requests.
+random guesses. It evaluates all equations at once, each with the guesses from the previous
+iteration. A guess is final once all guesses before it are final. Each forward pass therefore
+finalises at least one token. Guesses are the target's arg-max even for sampled requests.
 
 With `block=B` the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et al.).
-The answer is cut into blocks of B tokens, counted from its first token. The blocks are solved one
-after the other, each by Jacobi iteration. A step with k tokens of the block left proposes k - 1
-nodes and processes k tokens, so no step reaches into the next block. B = 1 is plain decoding; a
+The answer is divided into blocks of B tokens, starting at its first token. The blocks are solved
+one after another, each by Jacobi iteration. If k tokens of the block are left, a step proposes k -
+1 nodes and processes k tokens, so no step extends into the next block. B = 1 is plain decoding. A
 block as long as the answer is algorithm 2.
 """
 
@@ -28,10 +28,10 @@ from paceline.drafters.shared.file_options import JacobiOptions
 
 @dataclass(slots=True)
 class _Iterate:
-    """Hold the state of the iteration of one request.
+    """Hold the iteration state for one request.
 
     Attributes:
-        random: Generator of the initial guesses.
+        random: Random generator for the initial guesses.
         guesses: Guesses for the positions after the newest token, in order.
     """
 
@@ -56,13 +56,13 @@ class Jacobi(Drafter):
         return cls(options)
 
     def start(self, request: Request) -> None:
-        """Start without guesses; the random generator depends on the request's seed only."""
+        """Start without guesses; the random generator depends only on the request's seed."""
         self._iterates[request.id] = _Iterate(random.Random(request.params.seed))
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the guesses up to the second-last token of the block.
+        """Return the guesses up to the second-to-last token of the block.
 
-        Positions without a guess get a random token of the prompt.
+        Positions without a guess get a random token from the prompt.
         """
         trees = []
         for request, limit in zip(requests, max_nodes, strict=True):
@@ -81,7 +81,7 @@ class Jacobi(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Replace every evaluated guess, and drop those whose positions are decided."""
+        """Replace every evaluated guess, and drop guesses at positions that are decided."""
         for outcome in outcomes:
             iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)
@@ -90,7 +90,7 @@ class Jacobi(Drafter):
             ]
 
     def stop(self, request: Request) -> None:
-        """Drop the guesses of a request."""
+        """Drop a request's guesses."""
         self._iterates.pop(request.id, None)
 
     def _unsolved(self, request: Request) -> int:

@@ -3,10 +3,10 @@
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter looks up the
 longest n-gram first and takes the most recent match.
 
-This implementation differs from the paper in two ways. It proposes a tree, whose branches are the
-continuations of earlier matches and of shorter n-grams. The most frequent tokens of the text become
-single nodes. `max_matches=1,max_frequent_tokens=0` gives the paper's chain. An index of the n-grams
-keeps the cost of a step independent of the length of the text.
+This implementation differs from the paper in two ways. First, it proposes a tree whose branches are
+the continuations of earlier matches and of shorter n-grams. Second, the most frequent tokens in the
+text are added as individual nodes. `max_matches=1,max_frequent_tokens=0` gives the paper's chain.
+An n-gram index makes the cost per step independent of the text length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Draft from matches in the text; lossless and seed-identical at any temperature."""
+    """Draft from text matches; lossless, and same text for a seed at any temperature."""
 
     name = "prompt_lookup"
     Options = PromptLookupOptions
@@ -54,7 +54,7 @@ class PromptLookup(Drafter):
         )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return one tree per request; the longest and latest match comes first."""
+        """Return one tree per request; the longest, most recent match comes first."""
         return [
             self._propose(request, self._texts[request.id], limit)
             for request, limit in zip(requests, max_nodes, strict=True)
@@ -75,7 +75,7 @@ class PromptLookup(Drafter):
         return growing.tree()
 
     def stop(self, request: Request) -> None:
-        """Drop the index of a request."""
+        """Drop a request's index."""
         self._texts.pop(request.id, None)
 
 
@@ -112,7 +112,7 @@ class _GrowingTree:
                 break
 
     def add_frequent(self, tokens: list[tuple[int, int]]) -> None:
-        """Add the most frequent tokens that are not children of the root yet.
+        """Add the most frequent tokens that are not yet children of the root.
 
         Args:
             tokens: Pairs of a token and its position, most frequent first.
@@ -147,8 +147,8 @@ def _confidence(branch: int, match: int, num_new: int) -> float:
 
     Args:
         branch: Number of branches before this branch.
-        match: Tokens of the matching n-gram.
-        num_new: Nodes that the branch has added so far.
+        match: Number of tokens in the matching n-gram.
+        num_new: Number of nodes that the branch has added so far.
     """
     row = min(match, len(LATER_TOKEN)) - 1
     if num_new:

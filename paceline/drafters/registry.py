@@ -1,10 +1,10 @@
-"""Register drafters of this package, of entry points, and any `module:Class`.
+"""Register drafters from this package, from entry points, and any `module:Class`.
 
 A drafter class has a name, a frozen dataclass `Options`, and a class method `build`. Its class
-attributes say what it needs, such as `needs_draft_model`. Drafters of this package are one file and
-one line below. The line repeats what the drafter needs, so that lists load no model code. Other
-packages declare drafters in the entry point group `paceline.drafters`. The registry imports a
-drafter's module only when the drafter is chosen.
+attributes declare its requirements, such as `needs_draft_model`. Each drafter in this package has
+one file and one line below. The line repeats the drafter's requirements, so that listing drafters
+loads no model code. Other packages declare drafters in the entry point group `paceline.drafters`.
+The registry imports a drafter's module only when the drafter is chosen.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """Locate the class of a drafter, with a summary of one line.
+    """Locate a drafter's class, with a one-line summary.
 
     Attributes:
-        name: Name in drafter strings.
+        name: Name used in drafter strings.
         target: Location of the class, as "module:Class".
-        summary: Description for lists; empty if only the class has one.
-        source: Package that declares the drafter, for messages; empty for a `module:Class` that the
-            user wrote.
+        summary: Description for lists; empty if only the class has a description.
+        source: Package that declares the drafter, for messages; empty for a `module:Class` given by
+            the user.
         light: Location of the options as "module:Class", importable without torch or numba; empty
             if only `target` has them.
-        needs: Requirements, out of "draft_model", "draft_model_if_given", "trained" and
-            "datastore"; None if only the class knows them.
+        needs: Requirements, from "draft_model", "draft_model_if_given", "trained" and "datastore";
+            None if only the class knows them.
     """
 
     name: str
@@ -54,7 +54,7 @@ class DrafterEntry:
         """
         try:
             drafter_class = _imported(self.target)
-        except Exception as error:  # a foreign module may raise anything while it is imported
+        except Exception as error:  # a third-party module may raise anything while it is imported
             raise ConfigError(
                 self._refusal(f"which cannot be imported ({type(error).__name__}: {error})")
             ) from error
@@ -68,7 +68,7 @@ class DrafterEntry:
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
     def options(self) -> Any:
-        """Return the dataclass of the drafter's options.
+        """Return the dataclass for the drafter's options.
 
         Raises:
             ConfigError: The module cannot be imported, or the class is no drafter.
@@ -77,7 +77,7 @@ class DrafterEntry:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Tell whether the drafter requires a draft model; may load the class."""
+        """Return whether the drafter requires a draft model; may load the class."""
         return (
             bool(self.load().needs_draft_model)
             if self.needs is None
@@ -86,19 +86,19 @@ class DrafterEntry:
 
     @property
     def takes_draft_model(self) -> bool:
-        """Tell whether the drafter uses a draft model if one is given."""
+        """Return whether the drafter uses a draft model if one is given."""
         if self.needs is None:
             return self.needs_draft_model or bool(self.load().takes_draft_model)
         return not self.needs.isdisjoint(("draft_model", "draft_model_if_given"))
 
     @property
     def needs_trained(self) -> bool:
-        """Tell whether the drafter reads a file that was trained for these models."""
+        """Return whether the drafter reads a file that was trained for these models."""
         return bool(self.load().needs_trained) if self.needs is None else "trained" in self.needs
 
     @property
     def needs_store(self) -> bool:
-        """Tell whether the drafter requires its option `datastore`."""
+        """Return whether the drafter requires the `datastore` option."""
         return bool(self.load().needs_store) if self.needs is None else "datastore" in self.needs
 
     def _refusal(self, fault: str) -> str:
@@ -117,7 +117,7 @@ def _imported(target: str) -> Any:
 
 def _missing(drafter_class: Any) -> str | None:
     """Return why a class cannot be built as a drafter, or None."""
-    from paceline.core.drafter import Drafter  # imports numpy, which lists do not need
+    from paceline.core.drafter import Drafter  # imports numpy, which is not needed for lists
 
     if not isinstance(drafter_class, type) or not issubclass(drafter_class, Drafter):
         return "which is no subclass of paceline.Drafter"
@@ -228,10 +228,11 @@ def available() -> list[str]:
 def entry(name: str) -> DrafterEntry:
     """Find a drafter by its name, or by "module:Class".
 
-    Built-in names take precedence over those of other packages.
+    Built-in names take precedence over names from other packages.
 
     Raises:
-        ConfigError: The drafter is unknown (a close match is named), or two packages declare it.
+        ConfigError: The drafter is unknown (the message suggests a close match), or two packages
+            declare it.
     """
     if name in REGISTRY:
         return REGISTRY[name]
@@ -261,7 +262,7 @@ def entry(name: str) -> DrafterEntry:
 
 
 def _installed() -> Iterator[DrafterEntry]:
-    """Yield the entry points of installed packages without importing them."""
+    """Yield the entry points of installed packages without importing the packages."""
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for point in entry_points(group=GROUP):

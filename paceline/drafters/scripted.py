@@ -1,4 +1,4 @@
-"""Propose what a script lists, to test an engine or a measurement."""
+"""Propose trees from a script, to test an engine or a measurement."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class ProposeCall:
 
 
 class ScriptedDrafter(Drafter):
-    """Propose the trees of a script, and record calls and outcomes; needs no torch.
+    """Propose a script's trees, and record calls and outcomes; does not need torch.
 
     Args:
-        script: Proposals of the first, second, ... step of every request, each a `DraftTree` or the
-            token ids of a chain, cut to the node limit. Afterwards trees are empty. A function with
-            the signature of `Drafter.propose` is called instead, and its trees are passed on
-            unchanged.
-        name: Name in messages and tables.
+        script: Proposals for the first, second, ... step of every request. Each is a `DraftTree` or
+            the token ids of a chain, and is cut to the node limit. After the last proposal, trees
+            are empty. If the script is a function with the signature of `Drafter.propose`, it is
+            called instead, and its trees are passed on unchanged.
+        name: Name shown in messages and tables.
     Attributes:
-        questions: Calls of `propose`, one per request and step.
+        questions: Calls to `propose`, one per request and step.
         outcomes: Arguments of `observe`, in order.
-        open: Ids of the requests that were started and not stopped.
+        open: Ids of the requests that were started but not stopped.
 
     Example:
         ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) drafts 5 and 6, in the next step 7 or

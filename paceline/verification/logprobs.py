@@ -1,4 +1,4 @@
-"""Compute log-probabilities of answers and prompts from the model's own logits."""
+"""Compute log-probabilities for answers and prompts from the model's own logits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.verification.settings import LOGPROB_ROWS
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int], count: int) -> list[dict[int, float]]:
-    """Return the log-probabilities of the top tokens and of one token per position.
+    """Return the log-probabilities of the top tokens and one given token per position.
 
     Args:
         logits: Logits [tokens, vocab].
-        token_ids: The token of each position.
+        token_ids: The given token at each position.
         count: Number of top tokens.
     """
     log_probs = logits.float().log_softmax(-1)
@@ -33,12 +33,12 @@ def logprobs_of(logits: Tensor, token_ids: Sequence[int], count: int) -> list[di
 
 
 def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -> NodeLogits:
-    """Add log-probabilities of processed prompt tokens to the requests that want them.
+    """Add processed prompt tokens' log-probabilities to the requests that want them.
 
     Args:
         requests: Requests before this step's tokens are committed to the cache.
-        logits: Logits of the forward pass, with the rows of scored tokens.
-        chunk: Maximum pending tokens that the forward pass took per request.
+        logits: Logits from the forward pass, including the rows of scored tokens.
+        chunk: Maximum number of pending tokens per request in the forward pass.
     Returns:
         The logits without the rows of scored tokens.
     """
@@ -52,9 +52,9 @@ def _score(request: Request, logits: NodeLogits, row: int, num_processed: int) -
     known, count = request.prompt_logprobs, request.params.prompt_logprobs
     assert known is not None, "it is scored"
     assert count is not None, "it is scored"
-    # Row that scores token i is offset + i.
+    # The row that scores token i is offset + i.
     offset = logits.starts[row] - (num_processed - 1) - request.cached - 1
-    # After a preemption, the first tokens run again; they are scored already.
+    # After a preemption, the first tokens are computed again, but they have already been scored.
     scored: list[dict[int, float]] = []
     end = min(request.cached + num_processed + 1, request.prompt_length)
     for first in range(len(known), end, LOGPROB_ROWS):

@@ -1,4 +1,4 @@
-"""Build outcomes of verified trees, and detect logits that are not numbers."""
+"""Build outcomes for verified trees, and detect logits that are not numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.sampling import sampler
 
 
 def draft_may_cause_nan(tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Return whether a draft tree may be why the logits after a node are not numbers.
+    """Return whether a draft tree may have caused NaN or infinite logits at a node.
 
-    Attention multiplies masked values by 0, and NaN times 0 is NaN. So one node with NaN spoils the
-    rows of other nodes. The engine then runs the request again without the tree.
+    Attention multiplies masked values by 0, and NaN times 0 is NaN, so one node with NaN corrupts
+    the rows of other nodes. In that case, the engine runs the request again without the tree.
 
     Args:
         tree: Verified draft tree.
@@ -35,7 +35,7 @@ def make_outcome(
     argmax: list[int],
     logprobs: list[dict[int, float]] | None = None,
 ) -> Outcome:
-    """Return the outcome of a request, and record logits that are not numbers.
+    """Return a request's outcome, and record logits that are not numbers.
 
     Args:
         request: Verified request.
@@ -43,7 +43,7 @@ def make_outcome(
         accepted: Accepted nodes.
         run: Emitted tokens.
         argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
-        logprobs: Log-probabilities per emitted token, if the request wants them.
+        logprobs: Log-probabilities for each emitted token, if the request wants them.
     """
     unclean = NO_TOKEN in argmax
     if unclean:

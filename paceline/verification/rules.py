@@ -1,11 +1,11 @@
 """Define the two verification rules that make every drafter lossless.
 
-Sample matching (deterministic drafts) draws the target's own token at each node. It continues at
-the child with that token, or stops.
+Sample matching (for deterministic drafts) samples the target's own token at each node. It continues
+at the child with that token, or stops if there is none.
 
-Rejection sampling (sampled drafts) follows Leviathan et al. 2023 and Chen et al. 2023, for several
-children Miao et al. 2024. It accepts children in order, each with probability min(1, target/draft).
-After a rejection, target = normalise(max(target - draft, 0)).
+Rejection sampling (for sampled drafts) follows Leviathan et al. 2023 and Chen et al. 2023; for
+several children, it follows Miao et al. 2024. It tests the children in order and accepts each with
+probability min(1, target/draft). After a rejection, target = normalise(max(target - draft, 0)).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Vector = Any
 def follow(
     tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[int]], object]
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree by the target's own tokens (sample matching).
+    """Walk the tree along the target's own tokens (sample matching).
 
     Args:
         tree: Draft tree.
-        draw: Returns the target's token after a node (-1 = root). It is called once per emitted
-            token, in order. NO_TOKEN ends the walk.
-        ended: Returns whether the request ends with the last of these tokens. It is called for
-            every token.
+        draw: Function that returns the target's token after a node (-1 = root). It is called once
+            per emitted token, in order. NO_TOKEN ends the walk.
+        ended: Function that returns whether the request ends with the last of the given tokens. It
+            is called for every token.
     Returns:
-        Accepted nodes and emitted tokens. There is one more token than nodes, or as many if the
-        request ended. Both are empty if there is no token after the root.
+        Accepted nodes and emitted tokens. There is one more token than nodes, or the same number if
+        the request ended. Both are empty if there is no token after the root.
     """
     child = tree.edges()
     accepted: list[int] = []
@@ -41,7 +41,7 @@ def follow(
     node: int | None = -1
     while node is not None:
         token = draw(node)
-        if token == NO_TOKEN:  # the cached keys and values of this node are not numbers either
+        if token == NO_TOKEN:  # the cached keys and values of this node are not finite either
             return accepted[:-1], run
         run.append(token)
         node = child.get((node, run[-1]))
@@ -63,11 +63,11 @@ def reject(
 
     Args:
         tree: Draft tree.
-        target: Returns the target distribution [vocab] after a node (-1 = root); None ends the
-            walk.
-        coin: Returns whether to accept a node, given the acceptance probability.
-        draw: Returns a token for a depth and weights [vocab] with sum 1. It is called if no child
-            is left.
+        target: Function that returns the target distribution [vocab] after a node (-1 = root); None
+            ends the walk.
+        coin: Function that returns whether to accept a node, given the acceptance probability.
+        draw: Function that returns a token for a depth and weights [vocab] that sum to 1. It is
+            called if no child is left.
         ended: As in `follow`.
     Returns:
         Accepted nodes and emitted tokens, as in `follow`.

@@ -1,10 +1,11 @@
-"""Numbers of the verification room, each with its unit and what it was chosen for."""
+"""Constants for verification, each with its unit and the reason for its value."""
 
 from __future__ import annotations
 
-# Rows of logits that become log-probabilities at once; each row takes memory per vocabulary token.
+# Number of logit rows converted to log-probabilities at once; each row takes memory per vocabulary
+# token.
 LOGPROB_ROWS = 64
 
-# Vocabulary size in tokens from which on drawing a token costs more than a call does, so that
-# drawing only the tokens of the accepted path saves time.
+# Minimum vocabulary size, in tokens, at which sampling a token costs more than a function call.
+# From this size, sampling only the tokens on the accepted path saves time.
 MIN_LAZY_VOCABULARY = 4096

@@ -1,4 +1,4 @@
-"""Check that proposed trees keep the rules of `propose` (`paceline.core.drafter`)."""
+"""Check proposed trees against the rules of `propose` (`paceline.core.drafter`)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check_trees(
     Args:
         drafter: Drafter that proposed the trees.
         requests: Requests that the trees are for.
-        max_nodes: Maximum number of nodes per request.
+        max_nodes: Maximum number of nodes for each request.
         trees: Proposed trees.
         vocab: Vocabulary size of the target.
     Raises:
-        DrafterError: A tree breaks a rule. The message names drafter, request and rule.
+        DrafterError: A tree breaks a rule. The message names the drafter, the request and the rule.
     """
     if not isinstance(trees, list | tuple) or not all(
         isinstance(tree, DraftTree) for tree in trees
@@ -79,9 +79,9 @@ def _broken_type(tree: DraftTree) -> str | None:
 
 
 def _short(value: object) -> str:
-    """Return a short form of a value for errors, without braces.
+    """Return a short form of a value for error messages, without braces.
 
-    `str.format` would take braces for fields.
+    `str.format` would treat braces as fields.
     """
     return f"{str(value)[:40]!r} ({type(value).__name__})".replace("{", "(").replace("}", ")")
 

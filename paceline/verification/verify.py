@@ -1,6 +1,6 @@
-"""Verify the draft trees of a batch against the target's logits.
+"""Verify a batch's draft trees against the target's logits.
 
-`rules` defines the two verification rules; `walks` applies them to single requests.
+`rules` defines the two verification rules; `walks` applies them to individual requests.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from paceline.verification.walks import forbidden_error, walk_processed, walk_sa
 
 
 class TargetTokens(NamedTuple):
-    """Tokens of the target after the root and after every node, per request.
+    """The target's tokens after the root and after every node, for each request.
 
     Attributes:
-        scores: Scores [batch, 1 + width, vocab] of `target_scores`; None = not computed.
+        scores: Scores [batch, 1 + width, vocab] from `target_scores`; None = not computed.
         tokens: Token that the target chooses.
         argmax: Most likely token; NO_TOKEN = the logits are not numbers.
     """
@@ -44,16 +44,16 @@ class TargetTokens(NamedTuple):
 def target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> tuple[Tensor | None, list[list[int]], list[list[int]]]:
-    """Return the target's scores, chosen tokens and most likely tokens of a batch.
+    """Return the target's scores, chosen tokens and most likely tokens for a batch.
 
     Args:
         requests: Requests of the batch.
         trees: Verified draft trees.
         logits: Logits after the root and after every node of each request.
     Returns:
-        Scores [batch, 1 + width, vocab] of `target_scores`; None = the logits are the scores. Then
-        the chosen tokens and the most likely tokens, 1 + nodes or more per request. NO_TOKEN stands
-        for logits that are not numbers.
+        Scores [batch, 1 + width, vocab] from `target_scores`; None = the logits are the scores.
+        They are followed by the chosen tokens and the most likely tokens, at least 1 + nodes per
+        request. NO_TOKEN marks logits that are not numbers.
     """
     if sampler.is_greedy(requests):
         best = _best(logits)
@@ -82,15 +82,15 @@ def _best(logits: NodeLogits) -> list[list[int]]:
 def verify(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> list[Outcome]:
-    """Decide which tokens each request of a batch emits.
+    """Decide which tokens each request in a batch emits.
 
     Args:
         requests: Requests of the batch.
         trees: Draft trees to verify.
         logits: Logits after the root and after every node of each request.
     Returns:
-        An outcome per request. It has no tokens if the request must run again without its tree, see
-        `draft_may_cause_nan`.
+        One outcome per request. It has no tokens if the request must run again without its tree;
+        see `draft_may_cause_nan`.
     """
     target = _target_tokens(requests, trees, logits)
     outcomes = []
@@ -110,7 +110,7 @@ def verify(
 def _target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> TargetTokens:
-    """Return the target's tokens; sampled ones are drawn on access if that saves time."""
+    """Return the target's tokens; sampled on access if that saves time."""
     if not _can_draw_lazily(requests, trees, logits.flat):
         return TargetTokens(*target_tokens(requests, trees, logits))
     argmax = _best(logits)
@@ -124,14 +124,14 @@ def _target_tokens(
 def _walk(
     request: Request, tree: DraftTree, row: int, logits: NodeLogits, target: TargetTokens
 ) -> tuple[list[int], list[int]]:
-    """Return the accepted nodes and emitted tokens of one request, the batch's `row`."""
+    """Return the accepted nodes and emitted tokens for the request in the given `row`."""
     argmax, dtype = target.argmax[row], logits.flat.dtype
     if request.params.logits_processors:
         return walk_processed(request, tree, logits[row], argmax)
     if tree.probs is None or request.params.greedy:
         choose = token_chooser(request, tree, target.tokens[row], argmax, dtype)
         return follow(tree, choose, request.end_reason)
-    assert target.scores is not None  # draws are lazy only if no tree has draft probabilities
+    assert target.scores is not None  # lazy only if no tree has draft probabilities
     probs = target.scores[row, : 1 + len(tree)].softmax(-1)
     return walk_sampled(request, tree, probs.__getitem__, argmax, dtype)
 
@@ -139,9 +139,10 @@ def _walk(
 def _can_draw_lazily(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: Tensor
 ) -> bool:
-    """Return whether to draw only the tokens that the verification rule reads.
+    """Return whether to sample only the tokens that the verification rule reads.
 
-    This needs a CPU, where reading a token costs no synchronisation, and scores without other uses.
+    This requires a CPU, where reading a token costs no synchronisation, and scores that are not
+    used otherwise.
     """
     if (
         logits.device.type != "cpu"
@@ -156,10 +157,10 @@ def _can_draw_lazily(
 
 
 def with_top_tokens(outcomes: list[Outcome], logits: NodeLogits, count: int) -> list[Outcome]:
-    """Add the target's most likely tokens after the root and every node to outcomes.
+    """Add the target's top tokens after the root and every node to outcomes.
 
     Args:
-        outcomes: Outcomes of a step.
+        outcomes: Outcomes in a step.
         logits: Logits with at least `count` top tokens, with rows in the order of `outcomes`.
         count: Number of top tokens.
     """

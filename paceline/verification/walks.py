@@ -1,4 +1,4 @@
-"""Verify one request by the two rules, with its seed and its logits processors."""
+"""Verify one request by either rule, with its seed and its logits processors."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def walk_sampled(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Verify one request by rejection sampling, with coins and draws from its seed.
+    """Verify one request by rejection sampling, with random numbers from its seed.
 
     A node whose draft probabilities are NaN is never accepted.
 
     Args:
         request: Request to verify.
         tree: Its draft tree.
-        target: Returns the probabilities [vocab] after the root (0) or after node i (1 + i).
+        target: Function that returns the probabilities [vocab] after the root (0) or after node i
+            (1 + i).
         argmax: As in `token_chooser`.
         dtype: As in `token_chooser`.
     Returns:
@@ -44,7 +45,8 @@ def walk_sampled(
     depths = node_depths(tree.parents)
 
     def coin(node: int, probability: Tensor) -> bool:
-        # Each position is decided in one step only, so its coins are new. Siblings differ by node.
+        # Each position is decided in only one step, so its random numbers are new. Siblings differ
+        # by node.
         position = start + int(depths[node]) - 1
         return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(probability)
 
@@ -61,7 +63,7 @@ def walk_sampled(
 def walk_processed(
     request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Verify one request with logits processors, which run node by node on demand.
+    """Verify one request with logits processors, which run on demand at each node.
 
     Args:
         request: Request to verify.
@@ -92,7 +94,7 @@ def walk_processed(
 
 
 class _ProcessedScores:
-    """Scores of a request's nodes after its logits processors, computed on demand.
+    """Scores at a request's nodes after its logits processors, computed on demand.
 
     Args:
         request: Request with logits processors.
@@ -133,11 +135,11 @@ class _ProcessedScores:
 def _unusable(
     scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype
 ) -> PacelineError:
-    """Return the error of a request for which no token can be chosen.
+    """Return the error for a request for which no token can be chosen.
 
     Args:
         scores: Scores [vocab] that the logits processors received.
-        largest: Largest score that they returned; not finite.
+        largest: Largest score that the processors returned; not finite.
         params: Sampling parameters of the request.
         dtype: Data type of the logits.
     """
@@ -157,7 +159,7 @@ def _unusable(
 
 
 def forbidden_error() -> ConfigError:
-    """Return the error of a request whose options forbid every next token."""
+    """Return the error for a request whose options forbid every next token."""
     return ConfigError(
         "bad_words, min_tokens or logits_processors of the request forbid every next token. Forbid"
         " fewer tokens."

@@ -1,1 +1,1 @@
-"""Compute the draft tree of a step in several processes (lookahead parallelism)."""
+"""Compute a step's draft tree in several processes (lookahead parallelism)."""

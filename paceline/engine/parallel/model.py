@@ -1,10 +1,11 @@
-"""Share the draft tree of a step among processes with copies of the model.
+"""Share a step's draft tree among processes with copies of the model.
 
 After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
 section 3.4 (lookahead parallelism). Every rank runs the same loop, proposes the same trees and
-computes its share of the nodes. One exchange of integers then gives all ranks the target's token
-and arg-max after every node. Random draws are keyed by seed and position, so they are the same on
-every rank. A rank that has not computed an accepted node computes its token in the next step.
+computes its share of the nodes. A single exchange of integers then gives all ranks the target's
+token and arg-max after every node. Random numbers are keyed by seed and position, so they are the
+same on every rank. If a rank has not computed an accepted node, it computes that node's token in
+the next step.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 
 class ParallelLM(CachedLM):
-    """A model whose draft trees all ranks compute together.
+    """A model whose draft trees are computed jointly by all ranks.
 
-    `forward_nodes` returns the logits of this rank's share, which `verify` merges with the others.
+    `forward_nodes` returns the logits for this rank's share, which `verify` merges with the others.
     `Request.cached` and `Stats.query_tokens` count what this rank has computed.
 
     Args:
         model: This rank's copy, on its own device.
-        ranks: The processes of the run.
+        ranks: The processes in the run.
         drafter: Drafter whose trees will be verified.
-        max_nodes: Maximum nodes of a tree.
+        max_nodes: Maximum number of nodes in a tree.
         prefill_chunk: As in `CachedLM`.
         batch_invariant: As in `CachedLM`.
         min_rows: As in `CachedLM`.
         products: As in `CachedLM`.
         chains: As in `CachedLM`.
     Raises:
-        ConfigError: the trees have fewer branches than ranks, or the ranks have different options
-            or weights.
+        ConfigError: the trees have fewer branches than there are ranks, or the ranks have different
+            options or weights.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class ParallelLM(CachedLM):
         chains: bool = False,
     ) -> None:
         check_columns(drafter, ranks.size)
-        # Tokens computed again must fit one forward pass, or the ranks would get out of step.
+        # Recomputed tokens must fit in one forward pass, or the ranks would get out of step.
         chunk = max(prefill_chunk, 1 + max_nodes)
         super().__init__(model, chunk, batch_invariant, min_rows, products, chains=chains)
         self.ranks = ranks
         self._max_nodes = max_nodes
-        self._parts: dict[int, tuple[Share, DraftTree]] = {}  # of the last pass, by request id
+        self._parts: dict[int, tuple[Share, DraftTree]] = {}  # from the last pass, by request id
         ranks.agree(
             "drafters",
             (drafter.name, drafter.columns, max_nodes),
@@ -97,7 +98,8 @@ class ParallelLM(CachedLM):
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
         Raises:
-            DrafterError: a tree has drawn nodes, whose verification needs distributions.
+            DrafterError: a tree has sampled nodes, which can only be verified with their
+                distributions.
         """
         if any(tree.probs is not None for tree in trees):
             raise DrafterError(
@@ -106,7 +108,7 @@ class ParallelLM(CachedLM):
                 " process."
             )
         size, rank = self.ranks.size, self.ranks.rank
-        # Shares take turns, so that the largest is not always the same rank's.
+        # The shares rotate, so that the largest does not always go to the same rank.
         turns = [(rank + request.counters.target_forwards) % size for request in requests]
         shares = [
             share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)
@@ -122,7 +124,7 @@ class ParallelLM(CachedLM):
         """Keep the accepted nodes that this rank has computed.
 
         Args:
-            accepted: Accepted nodes of the whole trees, per request.
+            accepted: Accepted nodes in the whole trees, for each request.
         """
         own_shares = (own for own, _ in self._parts.values())
         super().commit(
@@ -132,12 +134,12 @@ class ParallelLM(CachedLM):
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """Choose the new tokens of each request, equal on all ranks (a `Verifier`).
+        """Choose each request's new tokens, identical on all ranks (a `Verifier`).
 
         Args:
-            requests: Requests of the last `forward_nodes` that are ready to decode.
+            requests: Requests from the last `forward_nodes` that are ready to decode.
             trees: Their draft trees.
-            logits: Their rows of its result.
+            logits: Their rows in the result of `forward_nodes`.
         Raises:
             DrafterError: the ranks have different trees.
             ParallelError: a process was lost.
@@ -174,17 +176,17 @@ class ParallelLM(CachedLM):
         drawn: list[list[int]],
         argmax: list[list[int]],
     ) -> IntArray:
-        """Return the results of this rank, [batch, 2, 2 + max_nodes]; -1 = unknown.
+        """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 = unknown.
 
-        Column 0 has a checksum of the tree; the next columns have the tokens (row 0) and the
-        arg-maxes (row 1) after the root and the nodes. The shape does not depend on the trees, so
-        different trees can be reported.
+        Column 0 contains a checksum of the tree. The other columns contain the tokens (row 0) and
+        the arg-maxes (row 1) after the root and the nodes. The shape does not depend on the trees,
+        so differences between trees can be reported.
         """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-            # shifted, so that the negative value fits as well
+            # shifted, so that the negated value fits as well
             check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
-            table[row, :, 0] = check, -check  # the maxima cancel out only if all are equal
+            table[row, :, 0] = check, -check  # the maxima cancel out only if all values are equal
             own = self._parts[request.id][0]
             known = np.array([drawn[row], argmax[row]])
             table[row][:, 2 + own.nodes[own.owned]] = known[:, 1 + own.owned]
@@ -193,19 +195,19 @@ class ParallelLM(CachedLM):
         return table
 
     def check_drafter(self, drafter: Drafter) -> None:
-        """Refuse a drafter whose trees cannot be split among the ranks.
+        """Reject a drafter whose trees cannot be split among the ranks.
 
         Raises:
-            ConfigError: as `check_columns`.
+            ConfigError: as in `check_columns`.
         """
         check_columns(drafter, self.ranks.size)
 
     def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
-        """Check that all ranks have the same requests, once per call of the engine.
+        """Check that all ranks have the same requests. Called once per engine call.
 
         Args:
-            requests: Requests of this rank.
-            max_batch: Maximum requests per forward pass; None = no limit.
+            requests: Requests on this rank.
+            max_batch: Maximum number of requests per forward pass; None = no limit.
         Raises:
             ConfigError: the requests differ, or have options that need all logits in one process.
         """
@@ -230,10 +232,10 @@ class ParallelLM(CachedLM):
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Return name, dtype, shape and checksum of every parameter and buffer.
 
-    Equal models have equal checksums on all devices. A checksum adds the bit patterns as integers
-    modulo 2**64, each times an odd number that depends on its index. So the order of summation
-    does not matter, and one changed element or an exchange of two changes the checksum. Quantised
-    weights without plain tensors have the checksum 0.
+    Equal models have equal checksums on all devices. A checksum is the sum, modulo 2**64, of the
+    bit patterns as integers, each multiplied by an odd number that depends on its index. The order
+    of summation therefore does not matter. Changing one element or swapping two elements changes
+    the checksum. Quantised weights without plain tensors have the checksum 0.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [

@@ -1,6 +1,6 @@
-"""Connect the processes of a lookahead-parallel run.
+"""Connect the processes in a lookahead-parallel run.
 
-They meet through torch.distributed, exchange small integer tensors, and end together.
+The processes connect through torch.distributed, exchange small integer tensors, and exit together.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch import Tensor
 from paceline.core.drafter import Drafter
 from paceline.errors import ConfigError, ParallelError
 
-_MINIMUM = torch.iinfo(torch.int64).min  # loses against every value
+_MINIMUM = torch.iinfo(torch.int64).min  # smaller than every value
 _ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """The processes of a run; all of them make the same calls in the same order.
+    """The processes in a run; all of them make the same calls in the same order.
 
     Args:
-        timeout: Seconds after which a silent process counts as lost; None = the timeout of an
-            existing process group.
-        store: Key-value store of the rendezvous, if `join` created the group.
+        timeout: Number of seconds after which an unresponsive process is considered lost; None =
+            the timeout of an existing process group.
+        store: Key-value store used for the rendezvous, if `join` created the group.
     Attributes:
         rank: Index of this process.
         size: Number of processes.
@@ -47,13 +47,14 @@ class Ranks:
 
     @staticmethod
     def join(device: str = "auto", timeout: float = 60.0) -> Ranks:
-        """Return the existing process group, or create the one that torchrun has prepared.
+        """Return the existing process group, or create the group prepared by torchrun.
 
         Args:
-            device: Device of the model, as in `LLM`. The group uses NCCL on GPUs, else gloo.
-            timeout: Seconds to wait for the other processes.
+            device: Device of the model, as in `LLM`. The group uses NCCL on GPUs and gloo
+                otherwise.
+            timeout: Number of seconds to wait for the other processes.
         Raises:
-            ConfigError: this process was started alone, or there is no GPU for it.
+            ConfigError: this process was started on its own, or no GPU is available for it.
             ParallelError: the other processes did not connect in time.
         """
         if not dist.is_available():
@@ -70,12 +71,12 @@ class Ranks:
                 f" started alone ({missing[0]} is not set). Start all of them with: torchrun"
                 " --nproc-per-node K -m paceline ..., or initialise torch.distributed first."
             )
-        from torch.distributed.rendezvous import rendezvous  # missing in some builds
+        from torch.distributed.rendezvous import rendezvous  # missing in some torch builds
 
         options: dict[str, Any] = {"backend": "gloo", "timeout": timedelta(seconds=timeout)}
         target = torch.device(local_device(device))
         if target.type == "cuda":
-            # NCCL then raises an error if a process is lost, and does not abort.
+            # With this setting, NCCL raises an error if a process is lost, instead of aborting.
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             torch.cuda.set_device(target)
             options |= {"backend": "nccl", "device_id": target}
@@ -89,15 +90,16 @@ class Ranks:
             ) from error
         atexit.register(_leave)
         ranks = Ranks(timeout, store)
-        # Without torchrun, the store ends with rank 0, so rank 0 waits until all have arrived.
+        # Without torchrun, the store closes when rank 0 exits, so rank 0 waits until all ranks have
+        # arrived.
         ranks.first(0)
         return ranks
 
     def merge(self, table: Tensor) -> Tensor:
-        """Return the element-wise maximum of the tables of all ranks.
+        """Return the element-wise maximum of the tables on all ranks.
 
         Args:
-            table: Table of this rank, int64; all ranks use the same shape.
+            table: This rank's table, int64; all ranks use the same shape.
         Raises:
             ParallelError: a process was lost.
             KeyboardInterrupt: a process was interrupted; raised in all of them.
@@ -122,14 +124,14 @@ class Ranks:
         return merged[1:].view(table.shape)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """Return the values of every rank; all ranks pass the same number of values."""
+        """Return the values from every rank; all ranks pass the same number of values."""
         table = torch.full((self.size, len(values)), _MINIMUM, dtype=torch.int64)
         table[self.rank] = torch.tensor(values, dtype=torch.int64)
         rows: list[list[int]] = self.merge(table).tolist()
         return rows
 
     def first(self, value: int) -> int:
-        """Return the value of rank 0, after every rank has made this call."""
+        """Return the value from rank 0, after every rank has made this call."""
         return self.gather([value])[0][0]
 
     def agree(self, what: str, value: object, advice: str) -> None:
@@ -137,10 +139,10 @@ class Ranks:
 
         Args:
             what: Name of the value, for the message.
-            value: The value of this rank.
+            value: This rank's value.
             advice: Last sentence of the message.
         Raises:
-            ConfigError: raised on all ranks; names those that differ from rank 0.
+            ConfigError: raised on all ranks; names the ranks that differ from rank 0.
         """
         digests = [row[0] for row in self.gather([_digest(repr(value))])]
         others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -151,9 +153,9 @@ class Ranks:
             )
 
     def hold_interrupts(self) -> None:
-        """Let Ctrl-C end all ranks together, at their next exchange.
+        """Make Ctrl-C end all ranks together, at their next exchange.
 
-        A second Ctrl-C ends this process at once.
+        A second Ctrl-C ends this process immediately.
         """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
@@ -169,20 +171,20 @@ class Ranks:
             return True
         try:
             return int(self._store.add(f"paceline/said/{_digest(str(error))}", 1)) == 1
-        # Without torchrun, the store ended with rank 0. Rank 0 has reported common errors; only the
-        # loss of a process is left to report.
+        # Without torchrun, the store closed when rank 0 exited. Rank 0 has reported the common
+        # errors, so only the loss of a process remains to be reported.
         except RuntimeError:
             return isinstance(error, ParallelError)
 
 
 def join_ranks(ranks: object, device: str) -> Ranks:
-    """Return the processes of a lookahead-parallel run.
+    """Return the processes in a lookahead-parallel run.
 
     Args:
-        ranks: True to join them, or `Ranks` that were joined.
+        ranks: True to join the processes, or `Ranks` that were already joined.
         device: Device of the model, as in `LLM`.
     Raises:
-        ConfigError: the argument is something else, or the processes cannot be joined.
+        ConfigError: the argument is neither, or the processes cannot be joined.
     """
     if ranks is True:
         return Ranks.join(device)
@@ -224,10 +226,10 @@ def check_columns(drafter: Drafter, size: int) -> None:
 
 
 def local_device(device: str) -> str:
-    """Return the device of this process: one of several GPUs, by its local rank.
+    """Return this process's device: one of several GPUs, chosen by local rank.
 
     Args:
-        device: Device argument of `LLM`.
+        device: The `device` argument of `LLM`.
     Raises:
         ConfigError: this machine has more processes than GPUs.
     """

@@ -1,8 +1,8 @@
 """Divide the nodes of a draft tree among ranks.
 
-A rank must compute a node together with its ancestors. In depth-first order, a run of consecutive
-nodes needs only the ancestors of its first node. The runs are cut so that the largest share is as
-small as possible.
+A rank must compute each node together with its ancestors. In depth-first order, a run of
+consecutive nodes additionally needs only the ancestors of its first node. The runs are cut so that
+the largest share is as small as possible.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from paceline.core.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a draft tree that a rank computes, in the order of the tree.
+    """The part of a draft tree that a rank computes, in tree order.
 
     Attributes:
-        nodes: Nodes that the rank computes, ascending: its own and all their ancestors.
-        parents: Parent of each of them, as an index in `nodes`; -1 = the root.
-        owned: Indices in `nodes` of the rank's own nodes, ascending. Every node has one owner.
+        nodes: Nodes that the rank computes, in ascending order: its own nodes and all their
+            ancestors.
+        parents: Parent of each of these nodes, as an index into `nodes`; -1 = the root.
+        owned: Indices into `nodes` of the rank's own nodes, in ascending order. Every node has one
+            owner.
     """
 
     nodes: IntArray
@@ -32,18 +34,18 @@ class Share:
     owned: IntArray
 
     def part(self, tree: DraftTree) -> DraftTree:
-        """Return the tree of the nodes of this share.
+        """Return the tree formed by this share's nodes.
 
         Args:
-            tree: The whole tree; it holds guesses only.
+            tree: The whole tree, which contains only guesses.
         """
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
     def path_indices(self, path: Sequence[int]) -> list[int]:
-        """Return the indices in `nodes` of a path, up to the first node that is missing.
+        """Return a path's indices into `nodes`, up to the first missing node.
 
         Args:
-            path: Nodes of the whole tree, from a child of the root downwards.
+            path: Nodes in the whole tree, from a child of the root downwards.
         """
         positions = self.nodes.searchsorted(path) if len(path) else ()
         indices: list[int] = []
@@ -56,10 +58,10 @@ class Share:
 
 @lru_cache(maxsize=CACHED_TREE_SHAPES)
 def share(parents: tuple[int, ...], ranks: int, rank: int) -> Share:
-    """Return the share of one rank.
+    """Return one rank's share.
 
     Args:
-        parents: Parents of the nodes of the whole tree.
+        parents: Parents of the nodes in the whole tree.
         ranks: Number of ranks.
         rank: Index of the rank.
     """
@@ -79,7 +81,7 @@ def share(parents: tuple[int, ...], ranks: int, rank: int) -> Share:
 
 
 def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return all nodes in depth-first order, and the number of ancestors of each."""
+    """Return all nodes in depth-first order, and each node's number of ancestors."""
     num_ancestors = [0] * len(parents)
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
@@ -101,8 +103,9 @@ def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
         ranks: Number of runs.
     """
     count = len(num_ancestors)
-    # A later start never lets a run end earlier, since one more node adds at most one ancestor.
-    # So filling each run up to a cap is optimal, and bisection finds the smallest sufficient cap.
+    # Starting a run later never makes it end earlier, because each additional node adds at most one
+    # ancestor. Filling each run up to a cap is therefore optimal, and bisection finds the smallest
+    # sufficient cap.
     low, high = max(-(-count // ranks), max(num_ancestors, default=-1) + 1), count
     while low < high:
         cap = (low + high) // 2
