@@ -14,14 +14,16 @@ class LookaheadOptions:
 
     Attributes:
         window: W, number of columns of the lookahead window; at least 1, default 3.
-        ngram: N, tokens of an n-gram including its first token, the key; at least 2, default 3.
+        ngram: N, number of tokens in an n-gram, including its key (the first token);
+            at least 2, default 3.
         guesses: G, maximum number of n-grams verified per step; default 4. 0 verifies only the
-            nodes of the window.
+            window's nodes.
         ngrams_per_key: Maximum number of n-grams stored per key; at least 1. Default: `guesses`.
-        prompt_pool: Store the n-grams of the prompt and the answer, too ("prompt as reference");
+        prompt_pool: Also store n-grams from the prompt and the answer ("prompt as reference");
             default true.
-        budget: Skip drafting while it is slower than plain decoding; default true.
-        reference_mode: Take exactly the steps of the public code, for comparison; default false.
+        budget: Skip drafting as long as it is slower than plain decoding; default true.
+        reference_mode: Take exactly the same steps as the public code, for comparison; default
+            false.
     """
 
     window: int = 3

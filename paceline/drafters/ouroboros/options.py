@@ -17,16 +17,17 @@ class OuroborosOptions:
 
     Attributes:
         gamma: Minimum number of tokens drafted per step; at least 1, default 5. The last phrase is
-            not cut, so a draft may be longer.
+            not truncated, so a draft can be longer.
         window: W, number of columns of the draft model's lookahead window; at least 1, default 2.
-        ngram: N, tokens of a phrase including its key; at least 2, default 6.
-        suffixes: K, maximum number of phrases verified after the draft; as many after the newest
-            token; default 3.
-        max_branches: Maximum number of the draft model's alternatives verified next to the draft;
-            default 4. 0 gives the paper's tree.
-        inspiration: Rejected tokens whose continuations enter the phrase pool: of "every" node, by
-            the rule of the "paper", by the rule of the public "code", or "off". Default "every".
-        refinement: Replace suffixes in the pool by the target's predictions; default true.
+        ngram: N, number of tokens in a phrase, including its key; at least 2, default 6.
+        suffixes: K, maximum number of phrases verified after the draft; the same number is verified
+            after the newest token; default 3.
+        max_branches: Maximum number of the draft model's alternatives to verify alongside the
+            draft; default 4. With 0, the tree is the paper's.
+        inspiration: Rejected tokens whose continuations enter the phrase pool: those of "every"
+            node, those chosen by the rule in the "paper" or in the public "code", or none ("off").
+            Default "every".
+        refinement: Replace suffixes in the pool with the target's predictions; default true.
         budget: The engine processes only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
         pool_file: File that keeps the shared pool between runs. It is loaded if it exists. Implies

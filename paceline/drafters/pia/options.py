@@ -17,7 +17,7 @@ class PiaOptions:
         max_draft_tokens: Maximum number of tokens in a branch, the paper's "branch length"; at
             least 1, default 12. Stored phrases are one token longer.
         query_ngram: Number of newest tokens that are looked up; default 2. The drafter uses fewer
-            if they yield less than a branch. At most `max_draft_tokens` + 1.
+            tokens if they do not produce a full branch. At most `max_draft_tokens` + 1.
     """
 
     max_nodes: int = 64

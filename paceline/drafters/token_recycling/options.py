@@ -19,16 +19,17 @@ class TokenRecyclingOptions:
     Attributes:
         max_context_ngram: Longest context, in tokens, under which a next-token distribution is
             cached. At least 1; default 3. The paper uses 1.
-        tree: Shape of the draft tree: "best" takes the most likely nodes, "paper" the paper's
-            fixed tree. Default "best".
+        tree: Shape of the draft tree: "best" takes the most likely nodes, "paper" the paper's fixed
+            tree. Default "best".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
-            budget; without it 16, and in larger batches 48 for the whole batch. With tree=paper 80.
+            budget; without it 16, and in larger batches 48 for the whole batch. With tree=paper,
+            80.
         budget: The engine processes only the nodes that are expected to save time. It always
             processes the paper's tree as a whole. Default true.
-        min_path_probability: Path probability below which a node is not proposed, with tree=best.
+        min_path_probability: Path probability below which a node is not proposed, for tree=best.
             From 0 to 1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
-            takes about 110 bytes.
+            distribution takes about 110 bytes.
         pool_file: File that keeps the cached distributions between runs. It is loaded if it exists.
             By default they are not saved.
     """
