@@ -64,15 +64,16 @@ class BenchConfig:
             batching). Default: "transformers".
         selection: The prompts, see `load_prompts`.
         sampling: Sampling parameters of every prompt. Stop strings are not allowed.
-        batch: Prompts answered together; at least 1.
-        max_nodes: Maximum draft nodes verified per prompt and step; at least 0.
-        cost_scale: Size "WIDTHxLAYERS" to enlarge the target to. The enlarged target computes the
-            same function at a higher cost. Default: not enlarged.
-        draft_cost_scale: Size "WIDTHxLAYERS" to enlarge the draft model to. Default: not enlarged.
-        repeats: Passes over all prompts, each with fresh drafters; at least 1.
-        warmup: Untimed short answers per method before the run; at least 0.
-        max_seconds: Seconds after which the run ends, once all methods have answered the current
-            prompt; at least 0; 0 sets no limit.
+        batch: Number of prompts answered together; at least 1.
+        max_nodes: Maximum number of draft nodes verified per prompt and step; at least 0.
+        cost_scale: Size "WIDTHxLAYERS" to which the target is enlarged. The enlarged target
+            computes the same function at a higher cost. Default: not enlarged.
+        draft_cost_scale: Size "WIDTHxLAYERS" to which the draft model is enlarged. Default: not
+            enlarged.
+        repeats: Number of passes over all prompts, each with new drafters; at least 1.
+        warmup: Number of short, untimed answers per method before the run; at least 0.
+        max_seconds: Time limit in seconds, at least 0. The run ends once all methods have answered
+            the current prompt; 0 sets no limit.
         lookahead_parallel: Ranks that share the draft trees of drafters with a lookahead window; 0
             runs one process. Other methods run on every rank. Times are those of rank 0, and query
             tokens those of the busiest rank.

@@ -44,8 +44,8 @@ class Quantity:
     """Set what a benchmark measures. Default: the speed of single runs.
 
     Attributes:
-        memory: Measure peak memory instead of time, each method in its own process.
-        serve: Measure a server under load instead; answers are compared with those of plain
+        memory: Measure peak memory instead of time, running each method in its own process.
+        serve: Measure a server under load instead; answers are compared with those from plain
             decoding.
     """
 
@@ -68,8 +68,8 @@ def bench(
 ) -> int:
     """Measure the speed of drafters and check their answers.
 
-    Answers and times are compared with those of transformers' generate. The methods take turns
-    prompt by prompt, so that changes of the machine's speed affect all alike.
+    Answers and times are compared with transformers' generate. For each prompt, all methods run in
+    turn, so that changes in the machine's speed affect them equally.
 
     Example: paceline bench smollm2 --drafters none,auto --limit 4 -n 32
     """

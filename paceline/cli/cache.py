@@ -14,9 +14,9 @@ cache = command_group("cache")
 
 @cache.command(name="list")
 def list_entries() -> None:
-    """List the cache entries with their size and age, oldest first.
+    """List the cache entries with their sizes and ages, oldest first.
 
-    The cache is the folder in PACELINE_CACHE, by default ~/.cache/paceline.
+    The cache folder is set by PACELINE_CACHE; the default is ~/.cache/paceline.
     """
     from paceline.util import cache as store
 

@@ -163,13 +163,13 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    Accepted draft tokens are green. Ctrl-C stops an answer. Ctrl-D or /quit leaves. /help lists the
-    commands.
+    Accepted draft tokens are shown in green. Ctrl-C stops an answer. Ctrl-D or /quit ends the chat.
+    /help lists the commands.
 
     Example: paceline chat smollm2 --system "Answer in one sentence."
 
     Args:
-        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
+        drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`.
         system: System message. Default: none.
     """
     require_standard_input()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 COMMANDS = {
-    "generate": "Answer prompts, one as a stream or several as a batch.",
+    "generate": "Answer one prompt as a stream, or several as a batch.",
     "chat": "Chat with a model in the terminal.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "bench": "Measure the speed of drafters and check their answers.",
@@ -12,14 +12,14 @@ COMMANDS = {
     "record": "Record a model's answers to prompts as JSON lines.",
     "replay": "Simulate drafters on recorded answers, without a model.",
     "datastore": "Build and check datastores for retrieval drafters.",
-    "head": "Train acceptance heads for the drafter specdec_pp.",
-    "draft": "Train a draft model for a target, and evaluate it.",
-    "draft-head": "Train a hidden-state draft head for the drafter auto.",
+    "head": "Train acceptance heads for the specdec_pp drafter.",
+    "draft": "Train a draft model for a target model, and evaluate it.",
+    "draft-head": "Train a hidden-state draft head for the auto drafter.",
     "drafters": "List the drafters with their options and defaults.",
     "cache": "List or clear cached conversions and measurements.",
-    "verify": "Check that drafters return the answers of plain decoding.",
-    "doctor": "Report the installation, the machine and a model's features.",
-    "plan": "Estimate the best draft tree size on a device.",
+    "verify": "Check that drafters return the same answers as plain decoding.",
+    "doctor": "Report details of the installation, the machine and a model.",
+    "plan": "Estimate the best draft tree size for a device.",
     "demo": "Compare drafters with transformers on a small model.",
 }
 

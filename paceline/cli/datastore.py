@@ -26,7 +26,9 @@ datastore = command_group("datastore")
 
 Store = Annotated[
     str,
-    Parameter(name="PATH", help="Folder of the datastore; 'demo' is the built-in one, to read."),
+    Parameter(
+        name="PATH", help="Folder of the datastore; 'demo' is the built-in, read-only datastore."
+    ),
 ]
 Inputs = Annotated[
     str,
@@ -52,9 +54,10 @@ class WriteOptions:
     """Set how shards are written.
 
     Attributes:
-        shard_tokens: Maximum tokens per shard; at least 0; 0 is as many as --memory allows.
-        memory: Memory for sorting one shard in GiB; at least 0.001.
-        workers: Threads that sort; at least 0; 0 is one per core.
+        shard_tokens: Maximum number of tokens per shard; at least 0; with 0, as many as --memory
+            allows.
+        memory: Memory for sorting a shard, in GiB; at least 0.001.
+        workers: Number of threads for sorting; at least 0; 0 uses one per core.
 
     Raises:
         ConfigError: A value is out of range.
@@ -82,15 +85,15 @@ def build(
 ) -> None:
     """Build a datastore from text files.
 
-    It replaces an existing datastore once it is complete.
+    An existing datastore is replaced once the new one is complete.
 
     Example: paceline datastore build store texts.jsonl --tokenizer smollm2
 
     Args:
-        vocab_size: Vocabulary size, at least 0; token ids must be below it; 0 is the tokenizer's
-            size.
-        answers_only: Keep only what the assistant wrote.
-        skip_invalid: Skip invalid records. Otherwise an invalid record ends the command.
+        vocab_size: Vocabulary size, at least 0; token ids must be smaller. 0 uses the tokenizer's
+            vocabulary size.
+        answers_only: Keep only the assistant's messages.
+        skip_invalid: Skip invalid records. Otherwise, an invalid record stops the command.
     """
     from paceline.datastore import build as build_store
     from paceline.datastore.inputs import documents
@@ -130,8 +133,8 @@ def add(
     Example: paceline datastore add store more.jsonl --tokenizer smollm2
 
     Args:
-        answers_only: Keep only what the assistant wrote.
-        skip_invalid: Skip invalid records. Otherwise an invalid record ends the command.
+        answers_only: Keep only the assistant's messages.
+        skip_invalid: Skip invalid records. Otherwise, an invalid record stops the command.
     """
     from paceline.datastore import add as add_documents
     from paceline.datastore.inputs import documents

@@ -45,12 +45,12 @@ def doctor(
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
     measure: bool = False,
 ) -> None:
-    """Report the installation, the machine and a model's features.
+    """Report details of the installation, the machine and a model.
 
     Example: paceline doctor smollm2 --dtype bfloat16
 
     Args:
-        measure: Measure and store the cost of a forward pass again. Needs a model and a quiet
+        measure: Measure and store the cost of a forward pass again. Requires a model and an idle
             machine.
     """
     if measure and model is None:

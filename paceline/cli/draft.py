@@ -21,7 +21,9 @@ draft = command_group("draft")
 
 Recordings = Annotated[
     list[Path],
-    Parameter(name=("--recording", "--recordings"), help="Files of `paceline record`; repeatable."),
+    Parameter(
+        name=("--recording", "--recordings"), help="File from `paceline record`; repeatable."
+    ),
 ]
 flattened("Training")(DraftTraining)
 switchable(DraftTraining, "uses_target_states")
@@ -38,15 +40,15 @@ def train(
     config: DraftTraining = DraftTraining(),
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
 ) -> None:
-    """Train a draft model on the target's recorded answers and on texts.
+    """Train a draft model on the target's recorded answers and on text.
 
-    Training can be interrupted at any time; the same command resumes it.
+    Training can be interrupted at any time; run the same command again to resume it.
 
     Example: paceline draft train smollm2 --recording answers.jsonl --out draft
 
     Args:
-        out: Folder of the draft model: the best so far, and at the end the learning curve.
-        texts: Text or chat files to pre-train on (.jsonl, .txt, .npy, .parquet), as for `paceline
+        out: Folder for the best draft model so far and, at the end, the learning curve.
+        texts: Text or chat file to pre-train on (.jsonl, .txt, .npy, .parquet), as for `paceline
             datastore`; repeatable. Default: none.
     """
     use_threads(models.threads)
@@ -101,7 +103,7 @@ def evaluate(
     Example: paceline draft evaluate smollm2 draft --recording answers.jsonl
 
     Args:
-        length: Draft tokens per chain; at least 1.
+        length: Number of draft tokens per chain; at least 1.
     """
     require_range("draft evaluate", "length", length, 1)
     use_threads(models.threads)

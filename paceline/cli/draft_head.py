@@ -18,7 +18,9 @@ draft_head = command_group("draft-head")
 
 Recordings = Annotated[
     list[Path],
-    Parameter(name=("--recording", "--recordings"), help="Files of `paceline record`; repeatable."),
+    Parameter(
+        name=("--recording", "--recordings"), help="File from `paceline record`; repeatable."
+    ),
 ]
 flattened("Training")(DraftHeadTraining)
 
@@ -34,15 +36,16 @@ def train(
     config: DraftHeadTraining = DraftHeadTraining(),
     models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
 ) -> None:
-    """Train a hidden-state draft head on recorded answers and texts.
+    """Train a hidden-state draft head on recorded answers and text.
 
-    If training is interrupted, the file holds the best epoch so far.
+    If training is interrupted, the file holds the draft head from the best epoch so far.
 
     Example: paceline draft-head train smollm2 --recording answers.jsonl --out head
 
     Args:
-        out: File of the draft head (safetensors), for the option `draft_head` of the drafter auto.
-        texts: Further text or chat files to train on (.jsonl, .txt, .npy, .parquet), as for
+        out: File for the draft head (safetensors), to be passed to the auto drafter's `draft_head`
+            option.
+        texts: Additional text or chat file to train on (.jsonl, .txt, .npy, .parquet), as for
             `paceline datastore`; repeatable. Default: none.
     """
     require_writable(out)

@@ -21,8 +21,8 @@ class ResultFiles:
     """Set where results are written; the files are checked before the run.
 
     Attributes:
-        json: File for the results as JSON; '-' writes to standard output instead of the table.
-            Default: none.
+        json: File for the results as JSON; '-' writes the results to standard output instead of
+            the table. Default: none.
         png: File for the results as a picture. Default: none.
         markdown: File to which a section about the results is appended. Default: none.
 

@@ -42,10 +42,10 @@ class PromptInput:
     Attributes:
         chat: Apply the chat template to each prompt.
         system: System message; implies --chat. Default: none.
-        file: File of more prompts: JSON lines with prompt, text, turns or messages (and id), or one
-            prompt per text line. Default: none.
+        file: File with additional prompts: JSON lines with prompt, text, turns or messages (and
+            id), or text with one prompt per line. Default: none.
         output: File for the answers as JSON lines, one per prompt; '-' is standard output. Default:
-            the texts are printed.
+            only the text is printed.
     """
 
     chat: bool = False
@@ -69,13 +69,13 @@ def generate(
     sampling: SamplingParams = SamplingParams(),
     parallel: ParallelOptions = ParallelOptions(),
 ) -> int:
-    """Answer prompts, one as a stream or several as a batch.
+    """Answer one prompt as a stream, or several as a batch.
 
     Example: paceline generate demo "Count to three." --chat -n 32
 
     Args:
-        prompts: Prompt to answer; repeatable. '-' reads one from standard input. Put '--' before a
-            prompt that looks like an option.
+        prompts: Prompt to answer; repeatable. '-' reads a prompt from standard input. Put '--'
+            before a prompt that looks like an option.
     """
     if source.output is not None:
         require_writable(source.output)

@@ -38,7 +38,7 @@ head = command_group("head")
 Recordings = Annotated[
     Path,
     Parameter(
-        name="RECORDING", required=True, help="Folder of `paceline head record`; repeatable."
+        name="RECORDING", required=True, help="Folder from `paceline head record`; repeatable."
     ),
 ]
 HeadFolder = Annotated[Path, Parameter(name="HEAD", help="Folder of the acceptance head.")]
@@ -59,8 +59,8 @@ def record(
     """Record data for training an acceptance head.
 
     The recording holds the target's answers and the acceptance probability of each draft token. Use
-    the sampling settings that decoding will use. Recording can be interrupted at any time; the same
-    command resumes it.
+    the same sampling settings as for decoding. Recording can be interrupted at any time; run the
+    same command again to resume it.
 
     Example: paceline head record demo --prompts prompts.jsonl --out recording
     """
@@ -88,7 +88,7 @@ def train(
 ) -> None:
     """Train an acceptance head and report its quality.
 
-    The head is calibrated; the quality is that on held-out prompts.
+    The head is calibrated, and its quality is measured on held-out prompts.
 
     Example: paceline head train recording --out head
 
@@ -123,7 +123,8 @@ def evaluate(
     Example: paceline head evaluate head recording
 
     Args:
-        draft_model: Draft model: directory, hub id or GGUF file. Default: that of the recording.
+        draft_model: Draft model: directory, hub id or GGUF file. Default: the draft model used for
+            the recording.
     """
     use_threads(models.threads)
     from paceline.drafters.specdec_pp.head import AcceptanceHead
@@ -153,12 +154,12 @@ def calibrate(
 ) -> None:
     """Store the measured cost of each threshold in the head's card.
 
-    The measurement decodes prompts. The drafter uses it for threshold=auto.
+    The command decodes prompts to measure the cost. The drafter uses the result for threshold=auto.
 
     Example: paceline head calibrate demo head recording --limit 20
 
     Args:
-        limit: Maximum prompts per recording; at least 0; 0 uses all.
+        limit: Maximum number of prompts per recording; at least 0; 0 uses all.
     """
     require_range("head calibrate", "limit", limit, 0)
     models = replace(models, model=model)

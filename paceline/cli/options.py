@@ -123,10 +123,10 @@ class EngineOptions:
     """Set how the engine decodes.
 
     Attributes:
-        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`.
+        drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`.
         tokenizer: Tokenizer: directory or hub id. Default: the model's own.
-        max_length: Maximum tokens of prompt and answer; at least 2. Default: the model's context
-            length.
+        max_length: Maximum number of tokens in the prompt and answer together; at least 2. Default:
+            the model's context length.
     """
 
     drafter: str = DEFAULT_DRAFTER
@@ -141,10 +141,10 @@ class MethodOptions:
 
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
-            given models allow.
+            given models support.
         baselines: transformers, transformers:prompt_lookup, transformers:assistant or
-            transformers:generate_batch; repeatable, or separated by spaces or commas; 'none'
-            disables them. Default: the first two, and the third if there is a draft model.
+            transformers:generate_batch; repeatable, or separated by spaces or commas; 'none' runs
+            no baselines. Default: the first two, and the third if there is a draft model.
     """
 
     drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()
@@ -164,7 +164,7 @@ class ParallelOptions:
 
     Attributes:
         lookahead_parallel: Split each draft tree among the processes started by torchrun.
-        process_timeout: Seconds after which a silent process counts as lost; at least 1.
+        process_timeout: Seconds without a message after which a process counts as lost; at least 1.
 
     Raises:
         ConfigError: A value is out of range.

@@ -25,13 +25,14 @@ def run_paper(
 ) -> int:
     """Reproduce the tables and figures of a paper on your models.
 
-    The command needs a clone of the repository.
+    The command requires a clone of the repository.
 
     Example: paceline paper lookahead --png figures.png
 
     Args:
-        name: Paper: lookahead, ouroboros, specdec_pp or sssd. Default: the help of all papers.
-        options: Target model and options; `paceline paper NAME --help` lists them.
+        name: Paper: lookahead, ouroboros, specdec_pp or sssd. Default: show the help for all
+            papers.
+        options: Target model and options; `paceline paper NAME --help` lists the options.
     """
     return run([name, *options] if name else [], _papers_app())
 

@@ -27,18 +27,18 @@ class DeviceOptions:
     """Set the device of a plan and the number formats that it computes with.
 
     Attributes:
-        dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto is the
-            config's.
-        weight_bits: Bits per weight of the layers if they are quantised, at least 1; the arithmetic
-            keeps the dtype. Default: not quantised.
+        dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto uses the
+            config's data type.
+        weight_bits: Number of bits per weight in quantised layers, at least 1; the arithmetic uses
+            the dtype. Default: not quantised.
         tensor_parallel: Number of devices that share every matrix; at least 1.
-        threads: CPU threads of torch, for the device 'measured'; from 1 to 1024. Default: torch's
-            own choice.
+        threads: Number of CPU threads for torch, for the device 'measured'; from 1 to 1024.
+            Default: chosen by torch.
     """
 
     hardware: Annotated[
         str,
-        Parameter(help=f"Device: {', '.join(HARDWARE)}; or '{MEASURED}': this machine, timed."),
+        Parameter(help=f"Device: {', '.join(HARDWARE)}; or '{MEASURED}' to time this machine."),
     ]
     dtype: str = "auto"
     weight_bits: int | None = None
@@ -52,10 +52,11 @@ class Workload:
     """Set the requests of a plan.
 
     Attributes:
-        batch: Requests per forward pass; at least 1.
-        context: Cached tokens per request; at least 0.
-        tokens_per_forward: 'chat', 'maths' or 'code' (measured with sssd), or a file: {"nodes":
-            tokens, ...} or the output of `paceline replay --json` with one drafter.
+        batch: Number of requests per forward pass; at least 1.
+        context: Number of cached tokens per request; at least 0.
+        tokens_per_forward: 'chat', 'maths' or 'code' (measured with sssd), or a file. The file
+            holds {"nodes": tokens, ...}, or the output from `paceline replay --json` with one
+            drafter.
     """
 
     batch: int = 1
@@ -77,10 +78,10 @@ def plan(
     workload: Workload = Workload(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Estimate the best draft tree size on a device.
+    """Estimate the best draft tree size for a device.
 
-    The table shows the cost and the gain of draft trees of every size. Costs follow the roofline
-    model, or are measured on this machine.
+    The table shows the cost and gain for each draft tree size. Costs come from the roofline model
+    or are measured on this machine.
 
     Example: paceline plan smollm2 --hardware h100 --batch 8
     """

@@ -26,9 +26,10 @@ class PromptSampling:
     """Set how prompts are sampled.
 
     Attributes:
-        max_new_tokens: Maximum tokens per prompt; at least 1; longer ones are discarded.
+        max_new_tokens: Maximum number of tokens per prompt; at least 1; longer prompts are
+            discarded.
         temperature: Sampling temperature; above 0.
-        top_p: Nucleus sampling; above 0 and at most 1; 1 disables it.
+        top_p: Probability mass for nucleus sampling; above 0 and at most 1; 1 disables it.
         seed: Random seed; text number n uses seed + n.
     """
 
@@ -53,12 +54,12 @@ def prompts(
     """Generate user prompts with a chat model, for `paceline record`.
 
     The model continues its chat template where the user's turn begins (Magpie, Xu et al. 2024). If
-    interrupted, the command writes the prompts so far.
+    interrupted, the command saves the prompts generated so far.
 
     Example: paceline prompts smollm2 --count 1000 --out prompts.jsonl
 
     Args:
-        out: File for the prompts, JSON lines.
+        out: File for the prompts as JSON lines.
         count: Number of different prompts to generate; at least 1.
         batch: Number of texts generated together; at least 1.
     """

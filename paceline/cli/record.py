@@ -32,18 +32,18 @@ def record(
 ) -> None:
     """Record a model's answers to prompts as JSON lines.
 
-    Replays, datastores and trainings read the file. Prompt number n uses seed + n. Recording can be
-    interrupted at any time; the same command resumes it.
+    Use the file for replays, datastores and training. Prompt number n uses seed + n. Recording can
+    be interrupted at any time; run the same command again to resume it.
 
     Example: paceline record smollm2 --prompts prompts.jsonl --out answers.jsonl
 
     Args:
-        out: File for the answers, JSON lines; an unfinished file is continued.
-        drafter: Drafter spec, name:key=value,key=value; see `paceline drafters`. It changes only
-            the speed.
+        out: File for the answers as JSON lines; an unfinished file is resumed.
+        drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`. It
+            affects only the speed.
         batch: Number of prompts answered and written together; at least 1.
         top: Number of top-k tokens to record per position, in a second file; from 0 to 64; 0
-            records none; replays of auto and token_recycling use 8.
+            records none. To replay auto and token_recycling, record 8.
     """
     require_range("record", "batch", batch, 1)
     from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers

@@ -31,14 +31,14 @@ Traces = Annotated[
     Parameter(
         name="TRACE",
         required=True,
-        help="File of `paceline record`, or JSON lines with prompt and output (text or ids);"
+        help="File from `paceline record`, or JSON lines with prompt and output (text or ids);"
         " repeatable.",
     ),
 ]
 TraceTokenizer = Annotated[
     str | None,
     Parameter(
-        help="Tokenizer of texts: directory or hub id; 'demo' or 'mistral-common'. Default: none;"
+        help="Tokenizer for text: directory or hub id; 'demo' or 'mistral-common'. Default: none;"
         " token ids need none."
     ),
 ]
@@ -52,8 +52,8 @@ class SimulationOptions:
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default:
             prompt_lookup and sssd.
-        nodes: Draft tokens per tree; numbers separated by commas; at least 1.
-        batch: Requests per step; numbers separated by commas; at least 1.
+        nodes: Number of draft tokens per tree; at least 1. Separate several numbers by commas.
+        batch: Number of requests per step; at least 1. Separate several numbers by commas.
     """
 
     drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()
@@ -71,14 +71,14 @@ def replay(
 ) -> int:
     """Simulate drafters on recorded answers, without a model.
 
-    The table shows accepted tokens, draft tokens and microseconds per step.
+    The table shows the accepted tokens, draft tokens and microseconds per step.
 
     Example: paceline replay answers.jsonl --drafters prompt_lookup,sssd
 
     Args:
-        datastore: Folder of a datastore, for drafters that name none; 'demo' is the built-in one.
-            Default: none.
-        limit: Maximum answers per file; at least 1. Default: all.
+        datastore: Folder of a datastore for drafters whose specs name none; 'demo' is the built-in
+            datastore. Default: none.
+        limit: Maximum number of answers per file; at least 1. Default: all.
     """
     if limit is not None and limit < 1:
         raise ConfigError(

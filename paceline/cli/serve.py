@@ -47,11 +47,11 @@ class ListenOptions:
     """Set the address of the server and the API keys of its clients.
 
     Attributes:
-        host: Address to listen on; 0.0.0.0 is every address of this machine.
-        port: Port to listen on; from 0 to 65535; 0 chooses a free one.
-        api_key: API key that clients must send; repeatable; also read from PACELINE_API_KEYS,
-            separated by commas. Default: no key is needed.
-        api_key_file: File of API keys, one per line. Default: none.
+        host: Address to listen on; 0.0.0.0 stands for all addresses of this machine.
+        port: Port to listen on; from 0 to 65535; 0 chooses a free port.
+        api_key: API key that clients must send; repeatable. Keys are also read from
+            PACELINE_API_KEYS, separated by commas. Default: no key is required.
+        api_key_file: File with API keys, one per line. Default: none.
 
     Raises:
         ConfigError: A value is out of range.
@@ -73,10 +73,10 @@ class ServerEngine(EngineOptions):
     """Set how the server's engine decodes and how much memory its cache takes.
 
     Attributes:
-        cache_gib: Maximum size of the KV cache in GiB, above 0; requests wait for free space.
-            Default: most of the available memory.
-        keep_prefixes: Number of finished requests whose KV cache is reused by prompts with the same
-            prefix; at least 0; 0 disables it.
+        cache_gib: Maximum size of the KV cache in GiB, above 0; requests wait until there is free
+            space. Default: most of the available memory.
+        keep_prefixes: Number of finished requests whose KV cache can be reused by prompts with the
+            same prefix; at least 0; 0 disables prefix caching.
     """
 
     cache_gib: float | None = None
@@ -94,7 +94,8 @@ def serve(
 ) -> int:
     """Serve a model over an OpenAI-compatible HTTP API.
 
-    Ctrl-C or SIGTERM stops the server after the open requests; a second signal stops it at once.
+    After Ctrl-C or SIGTERM, the server finishes open requests and stops. A second signal stops it
+    at once.
 
     Example: paceline serve smollm2 --port 8080
     """

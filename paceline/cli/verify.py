@@ -52,22 +52,22 @@ def verify(
     files: Annotated[ResultFiles, without("png", "markdown")] = ResultFiles(),
     config: Annotated[BenchConfig, without(*_UNUSED_OPTIONS)] = BenchConfig(),
 ) -> int:
-    """Check that drafters return the answers of plain decoding.
+    """Check that drafters return the same answers as plain decoding.
 
     The exit status is 1 if any answer differs.
 
-    Each prompt is decoded alone without drafts, then in batches with each drafter. For the first
-    difference of each drafter, the report shows the logits of both tokens on both sides. All draft
+    Each prompt is decoded individually without drafts, then in batches with each drafter. For each
+    drafter's first difference, the report shows the logits of both tokens on both sides. All draft
     tokens are verified, whatever they cost, unless a spec says `budget=true`. Prompt number n uses
-    seed + n. If interrupted, the command reports what is finished.
+    seed + n. If interrupted, the command reports the results so far.
 
     Example: paceline verify demo --drafter auto --batch 1,8 --limit 4
 
     Args:
-        batch: Maximum prompts answered together; at least 1; repeatable, or separated by spaces or
-            commas. Default: 1.
-        prefill_chunk: Maximum prompt tokens per forward pass; at least 1; repeatable, or separated
-            by spaces or commas. Default: 512.
+        batch: Maximum number of prompts answered together; at least 1; repeatable, or separated by
+            spaces or commas. Default: 1.
+        prefill_chunk: Maximum number of prompt tokens per forward pass; at least 1; repeatable, or
+            separated by spaces or commas. Default: 512.
     """
     batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
     config = changed(config, model=model)

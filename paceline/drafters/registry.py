@@ -142,18 +142,18 @@ def _own(name: str, target: str, options: str, summary: str, needs: str = "") ->
 
 
 _OWN = (
-    _own(PLAIN, ":NoDrafter", ":NoOptions", "plain decoding: empty trees"),
+    _own(PLAIN, ":NoDrafter", ":NoOptions", "plain decoding, with empty trees"),
     _own(
         "prompt_lookup",
         ":PromptLookup",
         ":PromptLookupOptions",
-        "continuations of earlier matches of the newest n-gram, and frequent tokens",
+        "continuations of earlier matches for the newest n-gram, and frequent tokens",
     ),
     _own(
         "draft_model",
         ".drafter:DraftModel",
         ".options:DraftModelOptions",
-        "a small model drafts a tree, or a chain of fixed length",
+        "a small model drafts a tree, or a chain of a fixed length",
         "draft_model",
     ),
     _own(
@@ -167,39 +167,38 @@ _OWN = (
         "ouroboros",
         ".drafter:Ouroboros",
         ".options:OuroborosOptions",
-        "a small model drafts phrase by phrase; the target teaches the phrases",
+        "a small model drafts phrase by phrase; the target updates the phrases",
         "draft_model",
     ),
     _own(
         "sssd",
         ".drafter:Sssd",
         ".options:SssdOptions",
-        "what followed the newest tokens in the request, earlier answers and a datastore, by its"
-        " chance",
+        "continuations of the newest tokens in the request, earlier answers and a datastore",
     ),
     _own(
         "jacobi",
         ":Jacobi",
         ":JacobiOptions",
-        "guesses the whole rest of the answer, or a block of it, and repeats until it agrees",
+        "a guess at the rest of the answer, or a block of it, that the target refines",
     ),
     _own(
         "lookahead",
         ".drafter:Lookahead",
         ".options:LookaheadOptions",
-        "the target fills a window with n-grams and verifies those that fit",
+        "the target generates n-grams in a window and verifies those that match",
     ),
     _own(
         "token_recycling",
         ".drafter:TokenRecycling",
         ".options:TokenRecyclingOptions",
-        "what the target said followed the newest tokens, the last time it saw them",
+        "tokens that the target last predicted after the newest tokens",
     ),
     _own(
         "auto",
         ".drafter:Auto",
         ".options:AutoOptions",
-        "one tree of retrieved text, the target's earlier predictions, its hidden state and a"
+        "one tree from retrieved text, the target's earlier predictions and hidden state, and a"
         " draft model, if there is one",
         "draft_model_if_given",
     ),
@@ -214,7 +213,7 @@ _OWN = (
         "pia",
         ".drafter:Pia",
         ".options:PiaOptions",
-        "phrases of the prompt and of all outputs so far, from tries",
+        "phrases from the prompt and all outputs so far, stored in tries",
     ),
 )
 REGISTRY: dict[str, DrafterEntry] = {registered.name: registered for registered in _OWN}

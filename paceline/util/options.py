@@ -25,14 +25,14 @@ class ModelOptions:
 
     Attributes:
         model: Directory, hub id or GGUF file of the target. "demo" is the built-in pair of toy
-            models, "smollm2" a real model that a pip package holds.
+            models; "smollm2" is a real model from a pip package.
         draft_model: Draft model: directory, hub id or GGUF file. Default: none, or the built-in
-            draft if the target is "demo".
-        dtype: Data type: auto, float32, bfloat16 or float16; auto is the type of the checkpoint.
-        device: Torch device, such as cpu, cuda or cuda:1; auto is a GPU if there is one.
-        threads: CPU threads of torch; from 1 to 1024. Default: torch's own choice.
+            draft model if the target is "demo".
+        dtype: Data type: auto, float32, bfloat16 or float16; auto uses the checkpoint's data type.
+        device: Torch device, such as cpu, cuda or cuda:1; auto uses a GPU if there is one.
+        threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
         batch_invariant: Make answers independent of the other requests in a forward pass, bit for
-            bit; auto does so if it costs less than 5 %.
+            bit; auto does so if this costs less than 5 %.
 
     Raises:
         ConfigError: A value is out of range.
@@ -60,10 +60,11 @@ class PromptOptions:
     """Select prompts from files.
 
     Attributes:
-        prompts: JSONL file of prompts (id, category, turns); repeatable. Default: the built-in
+        prompts: JSONL file with prompts (id, category, turns); repeatable. Default: the built-in
             prompts.
-        limit: Maximum prompts per file; at least 0; 0 uses all.
-        every: Use only every n-th prompt of a file, counted before the limit; at least 1.
+        limit: Maximum number of prompts per file; at least 0; 0 uses all.
+        every: Use only every n-th prompt in a file; at least 1. The limit applies to the remaining
+            prompts.
 
     Raises:
         ConfigError: A value is out of range.

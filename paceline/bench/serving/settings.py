@@ -33,22 +33,23 @@ class LoadOptions:
     """The loads of a server.
 
     Attributes:
-        users: Numbers of users, separated by commas; at least 1. A user sends the next request when
-            it has an answer.
-        rates: Rates of random arrivals, as shares of the rate that the server reaches without
+        users: Numbers of users, separated by commas; at least 1. A user sends the next request
+            after receiving an answer.
+        rates: Rates of random arrivals, as fractions of the rate that the server reaches without
             speculation; separated by commas; above 0, at most 2. Default: none.
-        contexts: Contexts of the prompts, separated by commas: short (a prompt alone), medium and
-            long (a prompt after other text).
-        medium: Tokens of a medium prompt; at least 8.
-        long: Tokens of a long prompt; at least 8.
-        requests: Requests per load; at least 0; 0 sends two per user, and eight or more in all.
+        contexts: Context lengths of the prompts, separated by commas: short (only the prompt),
+            medium and long (the prompt after other text).
+        medium: Number of tokens in a medium prompt; at least 8.
+        long: Number of tokens in a long prompt; at least 8.
+        requests: Number of requests per load; at least 0. 0 sends two per user, but at least eight
+            in total.
         transport: http starts a server in this process; direct uses the engine's asyncio calls.
-        turn: Tokens before the second turn of a chat, at least 0. The time to its first token is
-            measured with and without prefix reuse; 0 skips this.
-        intruders: Tokens of the prompts that arrive during a stream, at least 0. The gaps of the
-            stream are measured; 0 skips this.
-        soak: Minutes of mixed load with aborted answers, at least 0. The memory is recorded; 0
-            skips this.
+        turn: Number of tokens before the second turn of a chat, at least 0. The time to the turn's
+            first token is measured with and without prefix reuse; 0 skips this measurement.
+        intruders: Number of tokens in prompts that arrive during a stream, at least 0. The gaps in
+            the stream are measured; 0 skips this measurement.
+        soak: Minutes of mixed load that includes aborted answers, at least 0. The memory use is
+            recorded; 0 skips this measurement.
 
     Raises:
         ConfigError: A value is out of range.

@@ -1,4 +1,4 @@
-"""Options for the `auto` drafter."""
+"""Options of the `auto` drafter."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ class AutoOptions:
     """Options for `auto`.
 
     Attributes:
-        datastore: Folder of a datastore; "demo" is the built-in target's datastore. By default, the
-            drafter retrieves only from the request and from earlier answers.
-        max_context_ngram: Maximum context length of a cached next-token distribution (Token
-            Recycling), in tokens. At least 1; default 3.
+        datastore: Folder of a datastore; "demo" is the one for the built-in target. By default the
+            drafter searches only the request and earlier answers.
+        max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
+            (Token Recycling). At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
-            budget. Without the budget, 16, or in larger batches 48 for the whole batch.
-        budget: The engine processes only nodes that are expected to save time; default true.
-        min_path_probability: Minimum path probability; less likely nodes are not proposed. From 0
-            to 1; default 0.001.
-        answer_cache_tokens: Number of tokens from recent answers to keep in memory and search; 0
+            budget. Without the budget, it is 16, or 48 for the whole batch in larger batches.
+        budget: The engine verifies only the nodes that are expected to save time; default true.
+        min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
+            default 0.001.
+        answer_cache_tokens: Number of tokens from recent answers that are searched in memory; 0
             disables the cache. Default 262144, or 0 with `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.
-        use_draft_model: Use the draft model, if one is given, as an additional source. With the
+        use_draft_model: Use the draft model, if there is one, as an additional source. With the
             budget, the drafter runs the draft model only while it saves time. Default true.
-        draft_head: Predict the next tokens from the target's hidden state; false disables the draft
-            head. A path selects a head written by `paceline draft-head train`. Default true.
-        pool_file: File that keeps the cached distributions between runs. It is loaded if it exists.
-            By default, the distributions are not saved.
+        draft_head: Predict the next tokens from the target's hidden state; false disables the head.
+            Pass a path to use a head that was trained with `paceline draft-head train`. Default
+            true.
+        pool_file: File in which the cached distributions are saved between runs. An existing file
+            is loaded. By default they are not saved.
     """
 
     datastore: str | None = None

@@ -19,15 +19,15 @@ class PromptLookupOptions:
     """Options of `prompt_lookup`.
 
     Attributes:
-        max_ngram: Longest n-gram that is looked up, in tokens; default 4. The drafter tries the
-            longest n-gram first.
-        min_ngram: Shortest n-gram that is looked up, in tokens; at least 1, default 1.
+        max_ngram: Maximum length of the n-gram that is looked up, in tokens; default 4. The drafter
+            tries the longest n-gram first.
+        min_ngram: Minimum length of the n-gram that is looked up, in tokens; at least 1, default 1.
         max_draft_tokens: Maximum number of tokens in a branch; at least 1, default 16.
-        max_matches: Maximum number of different continuations, the branches of the draft tree; at
-            least 1, default 8. 1 drafts a chain.
-        max_frequent_tokens: Maximum number of the text's most frequent tokens added to the tree; 0
-            adds none. Default 16 with the budget, else 0.
-        budget: The engine processes only the nodes that are expected to save time; default true.
+        max_matches: Maximum number of different continuations, each a branch of the draft tree; at
+            least 1, default 8. With 1, the draft is a chain.
+        max_frequent_tokens: Maximum number of the text's most frequent tokens in the tree; 0 adds
+            none. Default 16 with the budget, otherwise 0.
+        budget: The engine verifies only the nodes that are expected to save time; default true.
     """
 
     max_ngram: int = 4
@@ -62,7 +62,7 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, number of tokens that are solved together; at least 1. By default the whole rest
+        block: B, number of tokens that are solved together; at least 1. By default the entire rest
             of the answer.
     """
 
