@@ -1,4 +1,4 @@
-"""Answer many prompts in a batch and write the answers as text or JSON lines."""
+"""Answer many prompts in a batch and write the answers as text or JSON Lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CliPrompt:
     Attributes:
         text: Prompt as shown to the user.
         name: Id of the prompt in its file, if it has one.
-        prompt: Input of the model: text, messages or token ids.
+        prompt: Input for the model: text, messages or token ids.
     """
 
     text: str
@@ -40,12 +40,12 @@ class CliPrompt:
 def answered(
     llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
 ) -> Generator[tuple[int, Completion], None, None]:
-    """Answer prompts in shared batches; yield index and completion as each finishes.
+    """Answer prompts in shared batches; yield an index and completion as each ends.
 
     Closing the generator frees all slots that it holds.
 
     Raises:
-        ConfigError, CapacityError: A prompt cannot be used. No request has started then.
+        ConfigError, CapacityError: A prompt cannot be used. In this case, no request has started.
     """
     waiting: deque[tuple[int, Generator[Chunk, None, None]]] = deque(
         enumerate([llm.stream(prompt, sampling) for prompt in prompts])
@@ -56,7 +56,7 @@ def answered(
             while waiting and len(active) < MAX_BATCH:
                 active.append(waiting.popleft())
             index, stream = active[0]
-            # Runs a step for all streams, or returns a chunk that another stream's step left here.
+            # Runs a step for all streams, or returns a chunk left here by another stream's step.
             chunk = next(stream)
             active.popleft()
             if chunk.completion is None:
@@ -73,11 +73,11 @@ def answer_all(
 ) -> int:
     """Answer prompts, write the answers in order and return the exit status.
 
-    Ctrl-C ends the run. Answers that are finished by then are still written.
+    Ctrl-C ends the run. Answers that have finished by then are still written.
 
     Args:
         prompts: Prompts to answer.
-        output: File for JSON lines; "-" is standard output. None (default) prints texts under
+        output: File for JSON Lines; "-" is standard output. None (default) prints the texts under
             headings.
     """
     write_answer = _heading_and_text if output is None else _line_to(output)

@@ -41,7 +41,7 @@ flattened("With --serve")(LoadOptions)
 @flattened("Quantity")
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Set what a benchmark measures. Default: the speed of single runs.
+    """Set what a benchmark measures. Default: the speed of individual runs.
 
     Attributes:
         memory: Measure peak memory instead of time, running each method in its own process.
@@ -155,7 +155,7 @@ def run_and_report(
 
 
 def chosen_drafters(requested: Sequence[str], models: ModelOptions) -> tuple[str, ...]:
-    """Return the requested drafter specs, or by default all that the models allow."""
+    """Return the requested drafter specs; by default, all that the models support."""
     if requested:
         return tuple(split_specs(requested, available()))
     embedded = _embedded(models)

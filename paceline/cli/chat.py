@@ -35,12 +35,14 @@ _NAMES = [line.partition(" ")[0] for line in _HELP]
 
 @dataclass(frozen=True, slots=True)
 class _AdviceSettings:
-    """Settings of the advice at the end of a chat.
+    """Settings for the advice at the end of a chat.
 
     Attributes:
-        min_tokens: Tokens of answers needed before the drafter is compared with plain decoding.
-        num_plain_tokens: Tokens decoded without drafts for the comparison.
-        min_speedup: Required speed-up of plain decoding; above 1, as short contexts decode faster.
+        min_tokens: Number of answer tokens required before the drafter is compared with plain
+            decoding.
+        num_plain_tokens: Number of tokens decoded without drafting for the comparison.
+        min_speedup: Required speed-up of plain decoding over the drafter; above 1, because short
+            contexts decode faster.
     """
 
     min_tokens: int = 32
@@ -65,7 +67,7 @@ class Conversation:
     Attributes:
         opening: Messages before the first question, such as the system message; /reset keeps them.
         messages: All messages so far.
-        tokens, seconds: Totals over the answers that were not interrupted.
+        tokens, seconds: Totals over all answers that were not interrupted.
     """
 
     llm: LLM
@@ -119,7 +121,8 @@ class Conversation:
     def advice(self) -> str | None:
         """Return a hint if plain decoding was faster, measured on a few tokens.
 
-        Drafters with a draft budget get no hint, since they pause by themselves.
+        There is no hint for drafters with a draft budget, because the budget pauses drafting
+        automatically.
         """
         if (
             self.tokens < _ADVICE.min_tokens

@@ -23,7 +23,7 @@ COMMANDS = {
     "demo": "Compare drafters with transformers on a small model.",
 }
 
-# Headings of `paceline --help` and the commands below each.
+# Headings in `paceline --help`, with the commands under each heading.
 GROUPS = {
     "Use": ("generate", "chat", "serve"),
     "Measure": ("bench", "verify", "plan", "doctor"),

@@ -177,7 +177,7 @@ def show_info(path: Store, /) -> None:
 def verify(path: Store, /) -> int:
     """Read every byte of a datastore and list all damage.
 
-    The exit status is 1 if there is any damage.
+    The exit status is 1 if any damage is found.
 
     Example: paceline datastore verify store
     """

@@ -38,7 +38,7 @@ def demo(
     SmolLM2 if that model is installed, and the built-in toy models otherwise.
 
     Args:
-        output: Folder for the results (JSON) and the picture, if matplotlib is installed.
+        output: Folder for the results (JSON) and, if matplotlib is installed, the plot.
         small: Use the built-in toy models even if SmolLM2 is installed.
     """
     make_folder(output)
@@ -71,7 +71,7 @@ def demo(
 
 
 def _check(show: DemoSettings, models: ModelOptions, console: Console) -> bool:
-    """Compare float32 answers with those of transformers; return False if interrupted."""
+    """Compare float32 answers with transformers'; return False if interrupted."""
     from paceline.bench import run_bench
 
     console.rule(
@@ -100,7 +100,7 @@ def _check(show: DemoSettings, models: ModelOptions, console: Console) -> bool:
 
 
 def model_free() -> tuple[str, ...]:
-    """Return the drafters that need nothing but the target."""
+    """Return the drafters that need only the target model."""
     return tuple(
         name
         for name, entry in REGISTRY.items()

@@ -130,7 +130,7 @@ def _half_precision(flags: list[str]) -> str:
 
 
 def _extras() -> dict[str, str]:
-    """Return for each optional part whether its packages are installed."""
+    """Return, for each optional part, whether its packages are installed."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:
@@ -149,7 +149,7 @@ def _extras() -> dict[str, str]:
 
 
 def _facts(model: str, llm: LLM) -> dict[str, str]:
-    """Return facts about a model and the features in use for it."""
+    """Return facts about a model and the features used with it."""
     facts, loaded = llm.model.architecture, llm.model.model
     drafts = (
         "trees and chains"
@@ -177,7 +177,7 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(llm: LLM) -> str:
-    """Return which library computes matrix products, and the time of both."""
+    """Return which library computes matrix products, and the times of both libraries."""
     from paceline.backend.settings import TIMED_ROWS
     from paceline.cpu.product_choice import trial
 
@@ -199,7 +199,7 @@ def _products(llm: LLM) -> str:
 
 
 def _costs(llm: LLM) -> str:
-    """Return the stored cost curve and the conditions of its measurement."""
+    """Return the stored cost curve and the conditions under which it was measured."""
     assert llm.costs is not None, "no ranks"
     if llm.costs.given:
         return f"given by ${_COST_CURVE}"
@@ -217,7 +217,7 @@ def _costs(llm: LLM) -> str:
 
 
 def _conditions(timed: Conditions) -> str:
-    """Return the age, spread and machine load of a timing."""
+    """Return the age, spread and machine load of a timing measurement."""
     hours = max(0.0, time.time() - timed.made) / 3600
     age = (
         f"{hours * 60:.0f} minutes"
@@ -241,7 +241,7 @@ def _print(facts: dict[str, str]) -> None:
 
 
 def _print_findings(proof: ProbeReport) -> None:
-    """Print the sets of row counts with equal rounding, module by module."""
+    """Print the sets of row counts that round identically, module by module."""
     table = Table(box=None, pad_edge=False)
     for heading in ("module", "in -> out", "count", "rows tested", "bit-identical rows"):
         table.add_column(heading, overflow="fold")

@@ -25,7 +25,7 @@ def drafters() -> None:
         try:
             drafter = entry(name)
             options = dataclasses.fields(drafter.options())
-        except ConfigError as error:  # a broken drafter of another package
+        except ConfigError as error:  # a broken drafter from another package
             table.add_row(name, "", Text(str(error)))
             continue
         needs = (

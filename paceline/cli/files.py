@@ -1,4 +1,4 @@
-"""Write the result files of commands that measure."""
+"""Write the result files of measurement commands."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from paceline.util.files import STANDARD_OUTPUT, append, require_writable
 @flattened("Files")
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Set where results are written; the files are checked before the run.
+    """Set where results are written; paceline checks the files before the run.
 
     Attributes:
         json: File for the results as JSON; '-' writes the results to standard output instead of
             the table. Default: none.
-        png: File for the results as a picture. Default: none.
+        png: File for a plot of the results. Default: none.
         markdown: File to which a section about the results is appended. Default: none.
 
     Raises:
@@ -43,7 +43,7 @@ class ResultFiles:
             )
 
     def console(self) -> Console | None:
-        """Return the console for tables: standard error if results use standard output."""
+        """Return the console for tables: standard error if results go to standard output."""
         return table_console(stderr=STANDARD_OUTPUT in self._paths())
 
     def write(
@@ -52,9 +52,9 @@ class ResultFiles:
         png: Callable[[Path], None],
         section: Callable[[str | None], str],
     ) -> None:
-        """Write the requested files and name them on standard error.
+        """Write the requested files and list them on standard error.
 
-        If one file fails, the others are still written.
+        If one file cannot be written, the others still are.
 
         Args:
             json, png: Function that writes the file.

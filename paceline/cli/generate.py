@@ -40,7 +40,7 @@ class PromptInput:
     """Set where prompts come from and where answers go.
 
     Attributes:
-        chat: Apply the chat template to each prompt.
+        chat: Apply the model's chat template to each prompt.
         system: System message; implies --chat. Default: none.
         file: File with additional prompts: JSON lines with prompt, text, turns or messages (and
             id), or text with one prompt per line. Default: none.
@@ -55,7 +55,7 @@ class PromptInput:
 
     @property
     def uses_template(self) -> bool:
-        """Return whether plain prompts get the chat template."""
+        """Return whether the chat template is applied to plain prompts."""
         return self.chat or self.system is not None
 
 
@@ -107,15 +107,15 @@ def generate(
 
 
 def read_prompts(path: Path) -> list[CliPrompt]:
-    """Read the prompts of a file.
+    """Read the prompts in a file.
 
     Args:
         path: A .jsonl file has one prompt per line, in the field prompt, text, turns (the first
             turn is used) or messages, optionally with an id. Any other file has one prompt per
             line. Empty lines are skipped.
     Raises:
-        ConfigError: The file cannot be read, or a line is no prompt; the message names file and
-            line.
+        ConfigError: The file cannot be read, or a line is not a prompt; the message names the file
+            and line.
     """
     try:
         lines = read_text(path, "surrogateescape").split("\n")
@@ -160,7 +160,7 @@ def _record(line: str, where: str) -> CliPrompt:
 
 
 def _prompt(llm: LLM, entry: CliPrompt, source: PromptInput) -> str | list[int]:
-    """Return the input of the model: text or token ids with the chat template applied."""
+    """Return the model's input: text or token ids, with the chat template applied."""
     if isinstance(entry.prompt, str) and not source.uses_template:
         return entry.prompt
     messages = (

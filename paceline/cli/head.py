@@ -93,7 +93,7 @@ def train(
     Example: paceline head train recording --out head
 
     Args:
-        out: Folder of the acceptance head.
+        out: Folder for the acceptance head.
     """
     make_folder(out)
     use_threads(models.threads)
@@ -189,7 +189,7 @@ def calibrate(
 def _recordings(
     folders: Sequence[Path], draft_model: str | None
 ) -> tuple[list[Recording], PreTrainedModel]:
-    """Return the recordings and their draft model, by default the recorded one."""
+    """Return the recordings and the draft model; by default, the recorded draft."""
     from paceline.model.loading import load_draft
     from paceline.training.acceptance_head.recording import read_recording
 

@@ -1,4 +1,4 @@
-"""Format the help of commands: complete usage, and texts that wrap at any width."""
+"""Format command help: complete usage, and text that wraps at any width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUIRED_OPTION = re.compile(r"--[\w-]+ [A-Z]+")
 
 
 class HelpFormatter:
-    """Formats help like cyclopts, with a complete usage line and rewrapped texts.
+    """Formats help like cyclopts, with a complete usage line and rewrapped text.
 
     Args:
         app: Application whose help is formatted.
@@ -35,7 +35,7 @@ class HelpFormatter:
         self._default(console, options, panel.copy(entries=entries))
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
-        """Print the usage line, with every positional argument by its name."""
+        """Print the usage line, naming every positional argument."""
         self._default.render_usage(console, options, Text(f"{self._usage(str(usage))}\n"))
 
     def render_description(self, console: Console, options: ConsoleOptions, text: Any) -> None:
@@ -45,10 +45,10 @@ class HelpFormatter:
             console.print(description, end="\n\n")
 
     def _usage(self, usage: str) -> str:
-        """Return usage as "paceline generate MODEL [PROMPT...] [OPTIONS]".
+        """Return usage such as "paceline generate MODEL [PROMPT...] [OPTIONS]".
 
         Args:
-            usage: Usage of cyclopts, in which optional arguments have no names.
+            usage: Usage line from cyclopts, in which optional arguments have no names.
         """
         program = self._app.name[0]
         words, command = [program], self._app
@@ -76,7 +76,7 @@ class HelpFormatter:
 
 
 def _in_paragraphs(text: Any) -> Text:
-    """Return a text whose only line breaks separate paragraphs."""
+    """Return a text in which line breaks only separate paragraphs."""
     content = getattr(text, "primary_renderable", text)  # of cyclopts' InlineText
     plain = content.plain if isinstance(content, Text) else str(content or "")
     return Text("\n\n".join(" ".join(part.split()) for part in plain.strip().split("\n\n")))

@@ -1,4 +1,4 @@
-"""Count the invalid records of a datastore's input, and name the first of them."""
+"""Count the invalid records in a datastore's input, and list the first few."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class InvalidRecords:
-    """Counts invalid records and names the first of them.
+    """Counts invalid records and lists the first few.
 
     Args:
-        skip: Skip invalid records. False raises before anything is written, naming up to ten
-            records.
+        skip: Whether to skip invalid records. If False, an error that lists up to ten records is
+            raised before anything is written.
     """
 
     def __init__(self, skip: bool) -> None:
@@ -30,7 +30,7 @@ class InvalidRecords:
         """Count an invalid record.
 
         Raises:
-            ConfigError: Records may not be skipped, and ten of them were invalid.
+            ConfigError: Records may not be skipped, and ten records were invalid.
         """
         self._count += 1
         if self._count <= MAX_NAMED_RECORDS:
@@ -42,7 +42,7 @@ class InvalidRecords:
         """Yield the documents; check afterwards that enough records were valid.
 
         Raises:
-            ConfigError: All records were invalid, or one was and may not be skipped.
+            ConfigError: All records were invalid, or a record was invalid and may not be skipped.
         """
         read = 0
         for document in documents:

@@ -1,6 +1,6 @@
-"""Load models, tokenizers and the engine of a command.
+"""Load models, tokenizers and the engine for a command.
 
-The module imports torch on demand, so that the help of a command appears at once.
+The module imports torch on demand, so that a command's help appears immediately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def use_threads(count: int | None) -> None:
-    """Set the number of CPU threads of torch; None keeps torch's own choice."""
+    """Set torch's number of CPU threads; None keeps torch's own choice."""
     if count:
         import torch
 
@@ -28,13 +28,13 @@ def use_threads(count: int | None) -> None:
 def build_llm(
     models: ModelOptions, drafter: str, ranks: Ranks | None = None, **options: Any
 ) -> LLM:
-    """Build the `LLM` of a command.
+    """Build the `LLM` for a command.
 
     Args:
         models: Model options; the model "demo" selects the built-in models.
         drafter: Drafter spec.
-        ranks: Processes of a parallel run.
-        options: Other arguments of `LLM`.
+        ranks: Processes in a parallel run.
+        options: Other arguments for `LLM`.
     """
     from paceline.llm import LLM
 
@@ -59,11 +59,11 @@ def build_llm(
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a command.
+    """Load the tokenizer for a command.
 
     Args:
         name: Directory or hub id; "demo" is the tokenizer of the built-in models, "mistral-common"
-            the 32k tokenizer of that package.
+            is that package's 32k tokenizer.
     Raises:
         ConfigError: The tokenizer cannot be loaded.
     """

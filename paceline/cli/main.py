@@ -39,11 +39,11 @@ def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def new_app(name: str, help_text: str) -> App:
-    """Return an application without commands that reads options as `paceline` does.
+    """Return an application without commands that parses options as `paceline` does.
 
     Args:
-        name: Name of the program in its help.
-        help_text: First line of its help.
+        name: Name of the program, for its help.
+        help_text: First line of the program's help.
     """
     app = App(
         name=name,
@@ -64,7 +64,7 @@ def _build_app(listed: bool) -> App:
     """Return the application.
 
     Args:
-        listed: Take the help of the commands from `COMMANDS`, so that no command is imported.
+        listed: Whether to take the commands' help from `COMMANDS`, so that no command is imported.
     """
     app = new_app(
         "paceline", "Lossless speculative decoding: the same answers from the same weights, sooner."
@@ -106,10 +106,10 @@ def run(words: Sequence[str], program: App | None = None) -> int:
     """Run a command line and return its exit status.
 
     Args:
-        words: The words of the command line after the program's name.
+        words: Command-line words after the program's name.
         program: Application of `new_app`. Default: `paceline`.
     Raises:
-        SystemExit: The command line is invalid. The error has been printed.
+        SystemExit: The command line is invalid. The error has already been printed.
         PacelineError: The command failed.
     """
     selected = program
@@ -133,10 +133,10 @@ def run(words: Sequence[str], program: App | None = None) -> int:
 
 
 def main() -> None:
-    """Run the command line of this process and exit.
+    """Run this process's command line and exit.
 
-    An error prints one line and exits with status 2. Ctrl-C exits with 130. A closed pipe is
-    silent.
+    On an error, the process prints one line and exits with status 2. On Ctrl-C, the process exits
+    with status 130. If a pipe is closed, the process exits silently.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -145,7 +145,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # reported before; Python would flush again at exit
+        except OSError:  # already reported; Python would flush again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)
 
@@ -167,7 +167,7 @@ def _status(words: Sequence[str]) -> int:
         return _BROKEN_PIPE
     except PacelineError as error:
         print_error(error)
-    except OSError as error:  # for example a full disk or missing permissions
+    except OSError as error:  # for example, a full disk or missing permissions
         where = "" if error.filename is None else f"{error.filename}: "
         print_error(f"{where}{error.strerror or error}")
     except MemoryError:

@@ -1,7 +1,7 @@
-"""Accept the target model as the option `--model` or `-m` too.
+"""Also accept the target model as the `--model` or `-m` option.
 
-Commands declare the model as their first positional argument. `with_model_first` moves the value of
-the option to that position.
+Commands declare the model as their first positional argument. `with_model_first` moves the option's
+value to that position.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SHOWN_INSTEAD = {"--help", "-h", "--version"}  # these run no command
 def with_model_first(app: App, words: Sequence[str]) -> list[str]:
     """Return a command line whose model is the first positional argument.
 
-    A command line without the option, or of a command without a target model, stays as it is.
+    The command line is unchanged if it lacks the option or the command has no target model.
 
     Args:
         app: Application of the command line.
         words: The words of the command line after the program's name.
     Raises:
-        ConfigError: The option has no value, or is given twice.
+        ConfigError: The option has no value, or is passed twice.
     """
     end = words.index(_END_OF_OPTIONS) if _END_OF_OPTIONS in words else len(words)
     has_option = any(_OPTION.fullmatch(word) for word in words[:end])
@@ -54,7 +54,7 @@ def takes_model(command: App) -> bool:
 
 
 def _taken_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the values of the option, and the other words."""
+    """Return the option's values and the other words."""
     models: list[str] = []
     others: list[str] = []
     remaining = iter(words)

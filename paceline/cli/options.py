@@ -1,4 +1,4 @@
-"""Define groups of command-line options as dataclasses; docstrings are the help.
+"""Define groups of command-line options as dataclasses, with docstrings as help.
 
 `@flattened` shows the fields of such a class as options of the command: `--threads` instead of
 `--models.threads`.
@@ -23,7 +23,7 @@ from paceline.util.options import ModelOptions, PromptOptions
 
 T = TypeVar("T")
 DEFAULT_DRAFTER = "auto"
-# Titles of option groups in the order of the help.
+# Titles of option groups, in the order in which the help shows them.
 _TITLES = (
     "Methods",
     "Quantity",
@@ -45,7 +45,7 @@ _TITLES = (
     "Files",
     "Parallel run",
 )
-UNGROUPED = Group("Options", sort_key=-1)  # options of the command itself
+UNGROUPED = Group("Options", sort_key=-1)  # the command's own options
 _SHORT = {"draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
 
 
@@ -95,7 +95,7 @@ def switchable(group: type, name: str) -> None:
 
 
 def _hide_per_request(group: type) -> None:
-    """Hide the options of single requests; a command's options hold for all requests."""
+    """Hide per-request options; a command's options apply to all requests."""
     hints = get_type_hints(group)
     for field in fields(group):
         if field.metadata.get("per_request"):
@@ -104,7 +104,7 @@ def _hide_per_request(group: type) -> None:
 
 
 def model_argument(help_text: str) -> Parameter:
-    """Return the parameter of a model that is the first argument of a command."""
+    """Return the parameter for a model that is a command's first argument."""
     return Parameter(name=MODEL, help=f"{help_text} Also --model, -m.")
 
 
@@ -124,7 +124,7 @@ class EngineOptions:
 
     Attributes:
         drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`.
-        tokenizer: Tokenizer: directory or hub id. Default: the model's own.
+        tokenizer: Tokenizer: directory or hub id. Default: the model's own tokenizer.
         max_length: Maximum number of tokens in the prompt and answer together; at least 2. Default:
             the model's context length.
     """
@@ -160,7 +160,7 @@ _hide_per_request(SamplingParams)
 @flattened("Parallel run")
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """Set how a command runs in several processes.
+    """Set how a command runs across several processes.
 
     Attributes:
         lookahead_parallel: Split each draft tree among the processes started by torchrun.
@@ -190,9 +190,9 @@ def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def with_store(spec: str, datastore: str | None) -> str:
-    """Return the spec with the datastore added if the drafter takes one.
+    """Return the spec, adding the datastore if the drafter accepts one.
 
-    A spec that names a datastore stays as it is.
+    A spec that already names a datastore is unchanged.
     """
     name, options = split_spec(spec)
     if (

@@ -13,7 +13,7 @@ import paceline
 from paceline.cli.main import run
 from paceline.errors import ConfigError
 
-# The application of the papers prints the help and the version.
+# The papers' application prints the help and the version.
 paper = App(name="paper", help_flags=(), version_flags=())
 
 
@@ -38,7 +38,7 @@ def run_paper(
 
 
 def _papers_app() -> App:
-    """Import the application of the package `papers`, which is not installed."""
+    """Import the application from the `papers` package, which is not installed."""
     root = Path(paceline.__file__).parents[1]
     if not (root / "papers" / "registry.py").is_file():
         raise ConfigError(

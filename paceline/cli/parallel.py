@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None]:
-    """Join the processes of a parallel run; yield None without one.
+    """Join the processes of a parallel run; yield None if the run is not parallel.
 
-    Only rank 0 prints. The first process that meets an error prints it.
+    Only rank 0 prints output. An error is printed by the first process that encounters it.
     """
     if not options.lookahead_parallel:
         yield None
@@ -49,12 +49,12 @@ def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None
 
 
 def prints_for_all(words: Sequence[str]) -> bool:
-    """Return whether this process prints errors of the command line for all processes."""
+    """Return whether this process prints command-line errors for all processes."""
     return "--lookahead-parallel" not in words or os.environ.get("RANK", "0") == "0"
 
 
 def refuse_standard_input(parallel: bool, prompts: Sequence[str]) -> None:
-    """Refuse a prompt from standard input in a parallel run.
+    """Reject a prompt from standard input in a parallel run.
 
     Raises:
         ConfigError: A prompt is "-"; only one process could read it.

@@ -1,4 +1,4 @@
-"""Word the errors of a command line: what is wrong, then what to do."""
+"""Word command-line errors: what is wrong, then how to fix it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KINDS = {int: "an integer", float: "a number", bool: "true or false"}
 
 
 def parse_error_text(error: CycloptsError, program: str, *, has_model_option: bool = False) -> str:
-    """Return an error of a command line as one or two sentences.
+    """Return a command-line error as one or two sentences.
 
     Args:
-        error: Error of cyclopts.
+        error: Error raised by cyclopts.
         program: Name of the program, such as "paceline".
-        has_model_option: Whether the command line gives the model as an option. Default: False.
+        has_model_option: Whether the command line passes the model as an option. Default: False.
     """
     command = " ".join([program, *(error.command_chain or ())])
     see_help = f"See {command} --help."

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @flattened("Device")
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """Set the device of a plan and the number formats that it computes with.
+    """Set a plan's device and the number formats used on it.
 
     Attributes:
         dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto uses the
@@ -49,7 +49,7 @@ class DeviceOptions:
 @flattened("Workload")
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Set the requests of a plan.
+    """Set the requests that a plan assumes.
 
     Attributes:
         batch: Number of requests per forward pass; at least 1.

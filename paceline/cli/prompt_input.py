@@ -38,10 +38,10 @@ def read_prompt() -> str:
 
 
 def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
-    """Return a function that reads the next line of standard input; None is the end.
+    """Return a function that reads the next line of standard input; None at the end.
 
     On a terminal, lines can be edited. With prompt_toolkit, the history persists and several lines
-    can be pasted; without it, lines are read by Python's `input`.
+    can be pasted. Otherwise, Python's `input` reads the lines.
 
     Args:
         words: Words that Tab completes at the start of a line.
@@ -55,7 +55,7 @@ def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
         ask = _editor(words)
     except ImportError:
         with suppress(ImportError):
-            import_module("readline")  # it changes `input`
+            import_module("readline")  # it modifies `input`
         ask = lambda: input(_PROMPT)  # noqa: E731
     return lambda: _until_the_end(ask)
 
@@ -73,7 +73,7 @@ def _editor(words: Sequence[str]) -> Callable[[], str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
         history = FileHistory(str(path))
-    except (OSError, cache.CacheError):  # no writable home: the history ends with the process
+    except (OSError, cache.CacheError):  # no writable home: history is lost at exit
         history = InMemoryHistory()
     completer = WordCompleter(list(words), sentence=True)
     session: PromptSession[str] = PromptSession(

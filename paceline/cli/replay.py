@@ -47,7 +47,7 @@ TraceTokenizer = Annotated[
 @flattened("Simulation")
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """Set which drafters are simulated, and with which sizes.
+    """Set which drafters are simulated, and the sizes to use.
 
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default:
@@ -145,7 +145,7 @@ def _rows(
                 )
                 for (name, traces), (size, batch_size) in product(answers.items(), sizes):
                     status.update(f"{name}, {spec}, {size} nodes, batch {batch_size}")
-                    # pia and updated datastores keep what they saw
+                    # pia and updated datastores keep the text they have seen
                     fresh = _drafter(spec, tokenizer)
                     rows.append(
                         ReplayRow(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 _KEYS = "PACELINE_API_KEYS"
-_SIGNAL_STATUS = 128  # added to a signal's number, it is the exit status
+_SIGNAL_STATUS = 128  # added to a signal's number to form the exit status
 
 flattened("Limits")(Settings)
 
@@ -44,7 +44,7 @@ flattened("Limits")(Settings)
 @flattened("Address and keys")
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Set the address of the server and the API keys of its clients.
+    """Set the server's address and the API keys that clients must send.
 
     Attributes:
         host: Address to listen on; 0.0.0.0 stands for all addresses of this machine.
@@ -70,7 +70,7 @@ class ListenOptions:
 @with_known_types
 @dataclass(frozen=True, slots=True)
 class ServerEngine(EngineOptions):
-    """Set how the server's engine decodes and how much memory its cache takes.
+    """Set how the server's engine decodes and how much memory its cache uses.
 
     Attributes:
         cache_gib: Maximum size of the KV cache in GiB, above 0; requests wait until there is free
@@ -127,7 +127,7 @@ def serve(
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
-    """Build the server's engine and compile it with a short answer."""
+    """Build the server's engine, and generate a short answer to compile the kernels."""
     llm = build_llm(
         models,
         engine.drafter,
@@ -173,10 +173,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _keys(listen_on: ListenOptions) -> list[str]:
-    """Return the API keys of all sources.
+    """Return the API keys from all sources.
 
     Raises:
-        ConfigError: The key file cannot be read or has no key, or a key is empty.
+        ConfigError: The key file cannot be read or contains no key, or a key is empty.
     """
     keys = [
         *listen_on.api_key,

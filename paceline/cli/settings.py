@@ -1,4 +1,4 @@
-"""Define the constants of the commands and the settings of the demo."""
+"""Define the constants for the commands and the settings for the demo."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from dataclasses import dataclass
 from paceline import demo as embedded
 from paceline.bench.settings import ASSISTANT, LOOKUP, PLAIN
 
-MAX_BATCH = 8  # Prompts of `generate` answered together, the default of `LLM`.
-HEADING_CHARACTERS = 60  # Characters of a prompt in the heading of its answer.
-LOG_WIDTH = 150  # Columns of a table that goes to a file or a pipe.
-MAX_NAMED_RECORDS = 10  # Invalid records of a datastore's input that are listed.
+MAX_BATCH = 8  # Number of prompts that `generate` answers together, as in `LLM`.
+HEADING_CHARACTERS = 60  # Number of prompt characters in the heading of its answer.
+LOG_WIDTH = 150  # Width in columns of a table written to a file or a pipe.
+MAX_NAMED_RECORDS = 10  # Maximum number of invalid datastore records to list.
 WARM_UP_TOKENS = 4  # Tokens that a server generates before its first request.
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """Settings of the demo for one model.
+    """Settings for running the demo with one model.
 
     Attributes:
-        drafters: Drafter specs. An empty tuple means all that need no other model and no data.
-        tokens: Tokens per answer in the equality check and in the timing.
-        every: The check uses each n-th of the built-in prompts.
-        seconds: Time limits of the check and of the timing; the current prompt is finished.
+        drafters: Drafter specs. An empty tuple means all drafters that need no other model and no
+            data.
+        tokens: Number of tokens per answer in the equality check and the timing.
+        every: Interval between the built-in prompts that the check uses (every n-th prompt).
+        seconds: Time limits for the check and the timing; the current prompt is always completed.
         remark: Note printed above the timing.
-        streaming: Drafter of the streamed answer.
+        streaming: Drafter for the streamed answer.
         green: Meaning of green tokens.
-        answer: Maximum tokens of the streamed answer.
+        answer: Maximum number of tokens in the streamed answer.
     """
 
     model: str

@@ -21,10 +21,10 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 class _Stderr(Console):
-    """Standard error, whose write errors are ignored so that the command continues."""
+    """Standard error that ignores write errors, so that the command continues."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print the objects; ignore errors of writing."""
+        """Print the objects; ignore write errors."""
         with suppress(OSError):
             super().print(*objects, **options)
 
@@ -39,11 +39,11 @@ _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Hold the part of an answer that was shown.
+    """Hold the part of an answer that has been shown.
 
     Attributes:
         complete: False if Ctrl-C stopped the answer.
-        stats: Statistics of a complete answer.
+        stats: Statistics for a complete answer.
     """
 
     text: str

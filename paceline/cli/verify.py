@@ -118,7 +118,7 @@ def _numbers(name: str, words: list[str] | None, default: int) -> list[int]:
 
 
 def _write_json(result: VerifyResult, path: Path) -> None:
-    # modules of the model cannot be written as JSON
+    # model modules cannot be written as JSON
     plain = replace(result, invariance=replace(result.invariance, products=None))
     sums = {"differing": result.differing, "answers": result.answers, "complete": result.complete}
     text = to_json.dumps({**dataclasses.asdict(plain), **sums}, indent=1)

@@ -20,7 +20,7 @@ from paceline.model.refusals import refuse_unsupported
 from paceline.model.rotary import restart_length, switch_lengths
 from paceline.model.settings import UNBOUNDED_CONTEXT
 
-# The `attention_mask` argument of a model: one tensor, one per kind of layers, or none.
+# A model's `attention_mask` argument: one tensor, one tensor per layer kind, or None.
 Masks = Tensor | dict[str, Tensor] | None
 
 
@@ -35,22 +35,22 @@ class Architecture:
         context_length: Maximum number of positions.
         layer_kinds: Attention kinds that occur, sorted.
         mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
-        window: Positions that sliding attention looks back, its own included; None = no such
-            layers.
-        attention_chunk: Positions per chunk of chunked attention; None = no such layers.
+        window: Number of positions that sliding-window attention looks back, including the query's
+            own; None = no such layers.
+        attention_chunk: Number of positions per chunk in chunked attention; None = no such layers.
         takes_masks: Whether a 4-D mask and position ids decide what a token sees. Otherwise the
             cache slots do (ALiBi, or no position ids).
         takes_position_ids: Whether the forward method accepts `position_ids`.
         takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
-        float_masks: Whether masks are added to the scores (eager) instead of selecting (SDPA).
+        float_masks: Whether masks are added to the scores (eager) instead of selecting them (SDPA).
         tree_attention: Whether masked forward passes may use paceline's tree attention.
         by_position: Whether every forward pass uses batch-invariant attention by position.
         dtype: Data type of the weights.
-        position_bytes: Approximate bytes of the keys and values of one token in all layers; 0 = the
-            configuration does not say.
-        switch_lengths: Text lengths in tokens beyond which the rotary frequencies change,
-            ascending.
-        restart_length: Text length in tokens beyond which a growing text is recomputed from its
+        position_bytes: Approximate size of one token's keys and values in all layers, in bytes; 0 =
+            the configuration does not say.
+        switch_lengths: Text lengths, in tokens, beyond which the rotary frequencies change; in
+            ascending order.
+        restart_length: Text length, in tokens, beyond which a growing text is recomputed from its
             first token, as the model's `generate` does; None = never.
     """
 
@@ -86,13 +86,14 @@ class Architecture:
 
         Args:
             model: Loaded model.
-            by_position: Use batch-invariant attention by position. A model whose attention
-                implementation it is uses it anyway.
-            chains: Verify chains only, without masks, whatever the forward method accepts.
+            by_position: Whether to use batch-invariant attention by position. A model that is
+                configured with this attention implementation always uses it.
+            chains: Whether to verify only chains, without masks, regardless of what the forward
+                method accepts.
         Raises:
             UnsupportedModelError: The model is an encoder-decoder, recurrent or index-sparse, or it
-                cannot attend by position although it should.
-            ConfigError: The attention implementation takes no 4-D mask.
+                does not support the requested attention by position.
+            ConfigError: The attention implementation does not accept a 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)
         name = type(model).__name__
@@ -132,15 +133,15 @@ class Architecture:
     def ragged_masks(
         self, packing: RaggedBatch, visible: int, device: torch.device
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
-        """Return stand-in masks for a ragged batch, and what they stand for.
+        """Return placeholder masks for a ragged batch, and the ranges they represent.
 
         The model receives the masks as its `attention_mask`; they carry no numbers. The attention
         kernel looks up the visible ranges by the address of a mask (`AttentionMetadata`).
 
         Args:
-            packing: The ragged batch.
+            packing: Ragged batch.
             visible: Number of cache positions in use.
-            device: Device of the masks.
+            device: Device for the masks.
         """
         masks: dict[str, Tensor] = {}
         visible_ranges: dict[int, VisibleRanges] = {}
@@ -150,7 +151,7 @@ class Architecture:
         return masks if self.mask_per_kind else next(iter(masks.values())), visible_ranges
 
     def _reach(self, kind: str) -> Reach:
-        """Return how far back one kind of layers looks."""
+        """Return how far back one kind of layer looks."""
         return Reach(
             window=self.window if kind == "sliding_attention" else None,
             chunk=self.attention_chunk if kind == "chunked_attention" else None,
@@ -162,9 +163,9 @@ class Architecture:
         None means plain causal attention over the cache.
 
         Args:
-            layout: The padded batch.
+            layout: Padded batch.
             visible: Number of cache positions in use.
-            device: Device of the mask.
+            device: Device for the mask.
         """
         if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
             return None

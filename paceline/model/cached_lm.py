@@ -1,9 +1,9 @@
 """Run a transformers model over the pending tokens and draft trees of a batch.
 
-Targets and draft models are both a `CachedLM`. With attention by position, the requests of a batch
-are packed in one row (`RaggedBatch`). Otherwise each request has a row: padding, pending tokens
-(the newest is the root), tree nodes, padding. The pending tokens of all rows end at the same
-column, so that the LM head runs on one slice (`PaddedBatch`).
+Targets and draft models are both instances of `CachedLM`. With attention by position, the requests
+in a batch are packed into one row (`RaggedBatch`). Otherwise, each request has its own row:
+padding, pending tokens (the newest is the root), tree nodes, padding. The pending tokens of all
+rows end at the same column, so that the LM head runs on one slice (`PaddedBatch`).
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from paceline.model.vocabulary import SharedVocabulary
 
 
 class CachedLM:
-    """A transformers model with a KV cache in slots.
+    """A transformers model whose KV cache is divided into slots.
 
     Args:
         model: Decoder-only model in eval mode, on its device.
-        prefill_chunk: Most pending tokens of a request in one forward pass. It may be changed
-            between forward passes.
-        batch_invariant: True if the attention of a token depends on its own text alone, bit for
-            bit. Default False.
-        min_rows: Fewest rows of a forward pass, and of the LM head in it; padding fills them up.
-            Default 1.
-        products: Matrix products of its forward passes; None for the fastest on this machine.
-        view: Function that returns the view of a model with its products.
-        chains: True if the model verifies chains only, though its forward takes masks. Default
-            False.
+        prefill_chunk: Maximum number of a request's pending tokens in one forward pass. You may
+            change it between forward passes.
+        batch_invariant: Whether each token's attention must depend, bit for bit, only on its own
+            text. Default False.
+        min_rows: Minimum number of rows in a forward pass, and in its LM head; padding fills up
+            smaller batches. Default 1.
+        products: Matrix products for the forward passes; None selects the fastest on this machine.
+        view: Function that returns a model's view with the given products.
+        chains: Whether the model verifies only chains, although its forward method accepts masks.
+            Default False.
     Attributes:
         prefill_chunk, min_rows, products, chains: As above.
         architecture: Facts about the model.
-        mode: Context in which its forward passes run.
-        slots: Slots of the cache, and their requests.
-        uses_target_states: True for a draft model that reads hidden states of its target
+        mode: Context in which the forward passes run.
+        slots: Cache slots and their requests.
+        uses_target_states: True for a draft model that reads its target's hidden states
             (`Request.states`).
-        kept_ids: Token ids of its reduced vocabulary that the target has, too, ascending; None for
-            all.
+        kept_ids: Token ids in the reduced vocabulary that the target also has, in ascending order;
+            None for all.
     Raises:
         UnsupportedModelError: The architecture cannot be rolled back or masked, or it cannot be
             batch-invariant as requested.
@@ -108,7 +108,7 @@ class CachedLM:
 
     @property
     def forward_seconds(self) -> float:
-        """Return the seconds in the model so far, without waiting for the device."""
+        """Return the time spent in the model so far, without waiting for the device."""
         return self._runner.seconds
 
     @property
@@ -121,12 +121,12 @@ class CachedLM:
         )
 
     def share(self, vocabulary: SharedVocabulary) -> None:
-        """Return logits over a target's vocabulary from now on.
+        """Switch to returning logits over a target's vocabulary.
 
         Args:
             vocabulary: Tokens that this draft model and the target share.
         Raises:
-            ConfigError: The draft model serves a target with another vocabulary already.
+            ConfigError: The draft model already serves a target with a different vocabulary.
         """
         if self._vocabulary is not None and self._vocabulary.target_rows != vocabulary.target_rows:
             raise ConfigError(
@@ -145,7 +145,7 @@ class CachedLM:
 
     @property
     def stale(self) -> bool:
-        """Return True if modules were replaced since a request was opened last."""
+        """Return True if modules were replaced since a request was last opened."""
         return self._runner.view.stale
 
     @property
@@ -155,7 +155,7 @@ class CachedLM:
 
     @property
     def packs(self) -> bool:
-        """Return True if requests of different widths share a forward without padding."""
+        """Return True if requests of different widths can share a pass without padding."""
         return self.architecture.by_position and self.architecture.takes_masks
 
     @property
@@ -165,7 +165,7 @@ class CachedLM:
         return device
 
     def apart(self) -> CachedLM:
-        """Return the same model with another cache, for forward passes outside of answers."""
+        """Return the same model with a separate cache, for forward passes outside answers."""
         options = (
             self.prefill_chunk,
             self.architecture.by_position,
@@ -175,26 +175,26 @@ class CachedLM:
         return CachedLM(self._model, *options, self._view, self.chains)
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Allocate slots beforehand.
+        """Allocate slots in advance.
 
         Args:
             slots: Number of requests.
-            positions: Tokens and tree nodes per request.
+            positions: Number of tokens and tree nodes per request.
         """
         self._cache.reserve(slots, positions)
 
     @property
     def capacity(self) -> int:
-        """Return the cache positions allocated per slot."""
+        """Return the number of cache positions allocated per slot."""
         return self._cache.capacity
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes of one cache position, before the first forward an estimate."""
+        """Return the bytes per cache position (estimated until the first forward pass)."""
         return self._cache.position_bytes or self.architecture.position_bytes
 
     def check_length(self, request: Request) -> None:
-        """Refuse a request that is longer than the model's context.
+        """Raise if a request is longer than the model's context.
 
         Raises:
             CapacityError: The request is too long.
@@ -209,9 +209,9 @@ class CachedLM:
         """Give a request a slot.
 
         Args:
-            request: The request.
-            slot_of: Ended request that hands over its slot; None for an empty slot.
-            length: Number of first cache positions that `request` takes over from `slot_of`.
+            request: Request to process.
+            slot_of: Finished request that hands over its slot; None for an empty slot.
+            length: Number of leading cache positions that `request` takes over from `slot_of`.
         Raises:
             CapacityError: As in `check_length`.
         """
@@ -224,15 +224,15 @@ class CachedLM:
             self.slots.inherit(request, slot_of, length)
 
     def close(self, request: Request) -> None:
-        """Free the slot of a request."""
+        """Free a request's slot."""
         if request.tainted or request.failure is not None:
             self.rewind(request, 0)
             self.clear_after(request)
         self.slots.free(request)
 
     def clear_after(self, request: Request) -> None:
-        """Zero the slot of a request behind its cached tokens."""
-        # Attention multiplies masked values by 0, which leaves NaN as it is.
+        """Zero a request's slot after its cached tokens."""
+        # Attention multiplies masked values by 0, which does not remove NaNs.
         if request.slot >= 0:
             self._cache.clear(request.slot, request.cached)
 
@@ -242,10 +242,10 @@ class CachedLM:
         return self._cache.taken
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return the part of a draft tree that the model can verify behind the request.
+        """Return the part of a draft tree that the model can verify after the request.
 
-        A model that takes chains only gets the best chain. No node may lie beyond the length at
-        which all tokens get other rotary frequencies.
+        A model that supports only chains receives the best chain. No node may lie beyond the length
+        at which the rotary frequencies of all tokens change.
         """
         if (switch := self.architecture.restart_length) is not None:
             tree = cut_at_switch(tree, request, switch)
@@ -257,7 +257,7 @@ class CachedLM:
             restart_beyond_switch(request, switch)
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
-        """Return True if equal first tokens of two requests have equal keys and values."""
+        """Return True if two requests' equal prefixes have equal keys and values."""
         return same_rotary_frequencies(request, other, self.architecture.switch_lengths)
 
     def forward(
@@ -269,7 +269,7 @@ class CachedLM:
         """Run `forward_nodes`, and return padded logits.
 
         Args:
-            requests, trees, reduced_logits: As there.
+            requests, trees, reduced_logits: As in `forward_nodes`.
         Returns:
             Logits [batch, 1 + width, vocab] after the last pending token and after each node; rows
             beyond a tree are padding.
@@ -288,13 +288,15 @@ class CachedLM:
 
         Args:
             requests: Open requests with at least one pending token each.
-            trees: One per request; empty for a request with more pending tokens than the chunk.
-            prefill_chunk: Most pending tokens of a request; None = `prefill_chunk` of the model.
-            reduced_logits: True for logits of a reduced vocabulary alone, in the order of
-                `kept_ids`; without a reduced vocabulary, of all tokens. Default False.
+            trees: One draft tree per request; empty for a request with more pending tokens than the
+                chunk.
+            prefill_chunk: Maximum number of pending tokens per request; None = the model's
+                `prefill_chunk`.
+            reduced_logits: Whether to return logits only for the reduced vocabulary, in the order
+                of `kept_ids`; without a reduced vocabulary, for all tokens. Default False.
         Returns:
-            Logits after the last pending token of each request and after each node. Rows of scored
-            tokens come before them.
+            Logits after each request's last pending token and after each node, preceded by rows for
+            scored tokens.
         """
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
@@ -324,13 +326,13 @@ class CachedLM:
         trees: Sequence[DraftTree],
         reduced_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run `forward`, and return the inputs of the LM head, too.
+        """Run `forward`, and also return the inputs to the LM head.
 
         Args:
             requests, trees, reduced_logits: As in `forward_nodes`.
         Returns:
-            Logits [batch, 1 + width, vocab], and their hidden states after the final norm, [batch,
-            1 + width, hidden].
+            Logits [batch, 1 + width, vocab], and the hidden states after the final norm, [batch, 1
+            + width, hidden].
         Raises:
             UnsupportedModelError: As in `forward_with_states`.
         """
@@ -347,16 +349,16 @@ class CachedLM:
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """Run `forward_nodes`, and return its hidden states after the final norm, too.
+        """Run `forward_nodes`, and also return the hidden states after the final norm.
 
         Args:
             requests, trees, reduced_logits: As in `forward_nodes`.
-            layers: Indices of decoder layers whose inputs are returned, too.
-            pending: Whether to return the states of all pending tokens, too.
+            layers: Indices of decoder layers whose inputs are also returned.
+            pending: Whether to return the states of all pending tokens as well.
             prefill_chunk: As in `forward_nodes`.
         Raises:
-            UnsupportedModelError: The model computes its logits without an LM head, or hides its
-                layers.
+            UnsupportedModelError: The model computes its logits without an LM head, or does not
+                expose its layers.
         """
         with capture_states(self._model, layers, pending) as captured:
             logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits)
@@ -373,8 +375,8 @@ class CachedLM:
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
-        # In these models (ALiBi) a position is a column: rows of different lengths cannot share a
-        # forward pass.
+        # In these models (ALiBi), positions are columns, so rows of different lengths cannot share
+        # a forward pass.
         layouts = [
             lay_out([request], [tree], chunk)
             for request, tree in zip(self._requests, trees, strict=True)
@@ -413,7 +415,7 @@ class CachedLM:
         """Keep the pending tokens and the accepted nodes of the last forward pass.
 
         Args:
-            accepted: Per request of that pass, the accepted nodes in order.
+            accepted: Accepted nodes, in order, for each request in that pass.
         """
         pending = self._pending
         assert pending is not None, "commit without forward"
@@ -435,16 +437,16 @@ class CachedLM:
             request.cached += int(pending[row]) + len(path)
 
     def rewind(self, request: Request, length: int) -> None:
-        """Drop the cache of a request from position `length` on."""
+        """Drop a request's cache from position `length` onwards."""
         request.cached = min(request.cached, length)
 
     def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values that were computed elsewhere to the slot of a request.
+        """Write keys and values computed elsewhere to a request's slot.
 
-        The caller sets `request.cached` once every layer is written.
+        The caller sets `request.cached` once every layer has been written.
 
         Args:
-            request: The request.
+            request: Request to process.
             layer: Index of the layer.
             first: First cache position.
             keys: [heads, n, dim].
@@ -453,7 +455,7 @@ class CachedLM:
         self._cache.write(request.slot, layer, first, keys, values)
 
     def stored(self, request: Request) -> list[tuple[Tensor, Tensor] | None]:
-        """Return keys and values of a request, as views.
+        """Return a request's keys and values, as views.
 
         Returns:
             A pair [heads, cached tokens, dim] per layer; None for a layer that shares another's.

@@ -8,15 +8,15 @@ import inspect
 from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-# Names of the KV cache argument. transformers 5.24 renamed the second to the first.
+# Names of the KV cache argument. transformers 5.24 renamed the second name to the first.
 _CACHE_NAMES = ("cache", "past_key_values")
 
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     """Return the argument names that a model's forward method accepts.
 
-    The forward method of a wrapper passes its keyword arguments on, so it also accepts the names of
-    the decoder inside.
+    A wrapper's forward method forwards its keyword arguments, so it also accepts the argument names
+    of the inner decoder.
     """
     parameters = inspect.signature(model.forward).parameters
     passes_on = any(
@@ -35,9 +35,9 @@ def takes_cache(model: PreTrainedModel) -> bool:
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return the name under which a model's forward method takes the KV cache.
+    """Return the argument name for the KV cache in a model's forward method.
 
-    If it names none, this is the name in the installed transformers.
+    If the method does not name it, the result is the name in the installed transformers version.
     """
     names = forward_parameters(model)
     return next((name for name in _CACHE_NAMES if name in names), GENERATE_CACHE)

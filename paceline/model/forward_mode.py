@@ -1,4 +1,4 @@
-"""Run forward passes without gradients, and on CUDA without cuDNN's attention."""
+"""Run forward passes without gradients and, on CUDA, without cuDNN's attention."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _Owner = TypeVar("_Owner", bound=_HasMode)
 
 
 def mode_of(model: PreTrainedModel) -> Mode:
-    """Return the context in which the forward passes of a model run.
+    """Return the context in which a model's forward passes run.
 
-    Torch's inference mode refuses some classes of quantised weights. A model with such weights runs
-    without gradients, as in `generate`.
+    Torch's inference mode does not support some quantised weight classes. A model with such weights
+    runs without gradients instead, as in `generate`.
     """
     without_gradients: Mode = (
         torch.inference_mode if foreign_weights(model) is None else _as_generate

@@ -1,4 +1,4 @@
-"""State of one forward pass, which the modules of a model view read."""
+"""State of one forward pass, for the modules of a model view to read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TargetStates:
-    """Hidden states of the target for tokens of one forward pass of a draft model.
+    """Target hidden states for the tokens in one draft model forward pass.
 
     Attributes:
-        at: int64 [2, n], rows and columns of the tokens whose target state is known.
+        at: int64 [2, n], rows and columns of tokens whose target state is known.
         states: [n, 1 + layers, hidden size of the target].
     """
 
@@ -30,16 +30,17 @@ class TargetStates:
 
 @dataclass(slots=True)
 class ForwardState(AttentionState):
-    """Inputs of one forward pass that are no arguments of the model.
+    """Inputs to one forward pass that are not arguments of the model.
 
-    A view owns one object, which the model runner fills before each forward pass.
+    Each view owns one such object, which the model runner fills before each forward pass.
 
     Attributes:
-        linear: Matrix product for weights that belong to no `nn.Linear`; default torch's.
-        target_states: Target states that a draft model reads; None for none.
-        reduced_logits: True if an LM head with a reduced vocabulary returns logits of this
-            vocabulary, [..., kept]; False for logits of the whole vocabulary. Default False.
-        text_lengths: Text lengths that rotary frequencies follow; None if they follow none.
+        linear: Matrix product for weights outside `nn.Linear`; default torch's.
+        target_states: Target states that a draft model reads; None if there are none.
+        reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
+            vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
+        text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do not
+            depend on text length.
     """
 
     linear: Linear = functional.linear
@@ -53,7 +54,7 @@ class StateReader(nn.Module):
 
     @property
     def state(self) -> ForwardState:
-        """State of the view; the default if the module is in no view."""
+        """State of the module's view, or the default state if it belongs to no view."""
         state: ForwardState = vars(self).get(STATE, _NO_STATE)
         return state
 

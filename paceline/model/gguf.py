@@ -1,4 +1,4 @@
-"""Convert GGUF models once to bfloat16 checkpoints in the cache, with tokenizer."""
+"""Convert GGUF models, with tokenizers, to cached bfloat16 checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.util import cache
 
 SUFFIX = ".gguf"
-_KIND = "gguf-v1"  # raise the number when the written files change
+_KIND = "gguf-v1"  # increase the number when the written files change
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -36,8 +36,8 @@ def unpacked(file: str | Path) -> Path:
     Conversion prints its progress to standard error.
 
     Raises:
-        ConfigError: There is no such file, transformers cannot unpack it, a package is missing, or
-            the cache cannot be written.
+        ConfigError: The file does not exist, transformers cannot unpack it, a package is missing,
+            or the cache cannot be written.
     """
     path = Path(file)
     if not path.is_file():
@@ -56,7 +56,7 @@ def unpacked(file: str | Path) -> Path:
 
 
 def _convert(path: Path, folder: Path) -> dict[str, Any]:
-    """Write model and tokenizer into `folder`; return the card for the cache."""
+    """Write the model and tokenizer into `folder`; return the card for the cache."""
     packages = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if packages:
         raise ConfigError(
@@ -73,7 +73,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
         with _quiet():
             model = _model(path, metadata)
             tokenizer = _tokenizer(path, metadata)
-    except Exception as error:  # the readers raise many types on a file they cannot read
+    except Exception as error:  # the readers raise many types for a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _refused(
             path, f"one that transformers {transformers.__version__} cannot unpack ({reason})"
@@ -96,7 +96,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata of the header; check that the file is complete."""
+    """Return the metadata from the header, after checking that the file is complete."""
     from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
     try:
@@ -120,7 +120,7 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
-    """Return the model in bfloat16, with the end-of-sequence ids of the file."""
+    """Return the model in bfloat16, with the end-of-sequence ids from the file."""
     model: PreTrainedModel
     model, loading = AutoModelForCausalLM.from_pretrained(
         str(path.parent),
@@ -134,7 +134,7 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
         raise ValueError(f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}")
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
-    if isinstance(known, list):  # transformers knows more ids of some architectures than the file
+    if isinstance(known, list):  # for some architectures, transformers knows more ids than the file
         ids += known
     unique = list(dict.fromkeys(int(token_id) for token_id in ids if token_id is not None))
     first = unique[0] if len(unique) == 1 else unique or None
@@ -144,7 +144,7 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
 
 
 def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
-    """Return the tokenizer with its chat template; None if the file has none."""
+    """Return the tokenizer with its chat template, or None if the file has none."""
     if "tokenizer.ggml.tokens" not in metadata:
         return None
     tokenizer = AutoTokenizer.from_pretrained(

@@ -1,7 +1,7 @@
 """Identify a model by a fingerprint of its weights or a sketch of its embedding.
 
-The fingerprint survives copies, renames and a change of dtype. The sketch also recognises quantised
-and fine-tuned copies.
+The fingerprint is unaffected by copying, renaming and changes of dtype. The sketch also recognises
+quantised and fine-tuned copies.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_a
 def model_identity(model: PreTrainedModel) -> tuple[str, int]:
     """Return the fingerprint and the hidden size of a model.
 
-    An enlarged model (`paceline.bench.cost_scale`) has those of its original. The fingerprint is a
-    SHA-256 over the sizes of the architecture and a sample of every weight tensor, rounded to
-    bfloat16. So a checkpoint loaded in float32 or bfloat16 has the same fingerprint.
+    For an enlarged model (`paceline.bench.cost_scale`), the values are those of the original. The
+    fingerprint is a SHA-256 hash of the architecture's sizes and a sample of every weight tensor,
+    rounded to bfloat16. A checkpoint therefore has the same fingerprint in float32 and bfloat16.
     """
     config = model.config.get_text_config(decoder=True)
     origin = getattr(config, "enlarged_from", None)
@@ -40,7 +40,7 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
     digest = hashlib.sha256(json.dumps([value_of(config, name) for name in _SIZES]).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        if not is_plain(parameter):  # a quantised class may not give access to single numbers
+        if not is_plain(parameter):  # a quantised class may not give access to individual values
             digest.update(type(parameter).__qualname__.encode())
             continue
         flat = parameter.detach().reshape(-1)
@@ -55,16 +55,17 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
 class Sketch:
     """Sample of a model's embedding, which recognises quantised and fine-tuned copies.
 
-    A head trained on a model's hidden states suits every model with nearly the same weights.
-    Embeddings of another training run have nothing in common, whatever their shape.
+    A head trained on a model's hidden states works with every model that has nearly the same
+    weights. Embeddings from different training runs have nothing in common, even if their shapes
+    match.
 
     Attributes:
         vocab_size: Rows of the model's embedding.
-        hidden_size: Hidden size of the model; of the original if it was enlarged
+        hidden_size: Hidden size of the model, or of the original if it was enlarged
             (`paceline.bench.cost_scale`).
-        layers: Decoder layers of the model; of the original if it was enlarged.
+        layers: Number of decoder layers in the model, or in the original if it was enlarged.
         sample: Evenly spaced entries of the embedding, int8 [rows, columns], centred per column and
-            divided by the largest.
+            scaled by the largest entry.
     """
 
     vocab_size: int
@@ -74,10 +75,10 @@ class Sketch:
 
     @staticmethod
     def from_model(model: PreTrainedModel) -> Sketch:
-        """Return the sketch of a model.
+        """Return a model's sketch.
 
         Raises:
-            UnsupportedModelError: The embedding is no matrix of floating-point numbers.
+            UnsupportedModelError: The embedding is not a matrix of floating-point numbers.
         """
         config = model.config.get_text_config(decoder=True)
         origin = getattr(config, "enlarged_from", None) or {}
@@ -91,9 +92,9 @@ class Sketch:
         return Sketch(rows, int(hidden), int(layers), np.round(scale * sampled).astype(np.int8))
 
     def closeness(self, model: PreTrainedModel) -> float:
-        """Return the cosine between this sketch and the same sample of a model.
+        """Return the cosine similarity of this sketch and the same sample of a model.
 
-        Different shapes give 0. Rows that only pad an embedding make no difference.
+        If the shapes differ, the result is 0. Rows that only pad an embedding make no difference.
         """
         try:
             other = Sketch.from_model(model)
@@ -115,7 +116,7 @@ class Sketch:
         )
 
     def resembles(self, model: PreTrainedModel) -> bool:
-        """Return whether a model is the same, or a quantised, fine-tuned or padded copy."""
+        """Return whether a model is the same or a quantised, fine-tuned or padded copy."""
         return self.closeness(model) >= MIN_SKETCH_COSINE
 
     def encode(self) -> str:
@@ -129,7 +130,7 @@ class Sketch:
         """Read a sketch that `encode` wrote.
 
         Raises:
-            ValueError: The text is no sketch.
+            ValueError: The text is not a sketch.
         """
         *sizes, numbers = text.split(" ")
         vocab_size, hidden_size, layers, rows, columns = map(int, sizes)
@@ -142,7 +143,7 @@ class Sketch:
 def _embedding(model: PreTrainedModel) -> Tensor:
     """Return the embedding matrix.
 
-    For an EAGLE-style draft model, this is its layer after the target's embedding.
+    For an EAGLE-style draft model, this is the layer after the target's embedding.
     """
     module = model.get_input_embeddings()
     weight = module.weight if isinstance(module, nn.Embedding) else next(module.parameters(), None)
@@ -154,9 +155,9 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 
 
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
-    """Return evenly spaced entries of an embedding as if it had the given size.
+    """Return evenly spaced entries from an embedding as if it had the given size.
 
-    Rows that the model does not have are left out.
+    Rows that the model lacks are left out.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])
@@ -165,7 +166,7 @@ def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.floa
     column_ids = torch.arange(SKETCH_SIZE) * columns // SKETCH_SIZE
     try:
         entries = weight[row_ids.to(weight.device)][:, column_ids.to(weight.device)].float().cpu()
-        entries.nan_to_num_(0.0, 0.0, 0.0)  # rows of a damaged checkpoint
+        entries.nan_to_num_(0.0, 0.0, 0.0)  # for rows in a damaged checkpoint
     except Exception as error:  # a quantised embedding whose library cannot select rows
         raise UnsupportedModelError(
             f"{type(model).__name__}: got an embedding whose rows cannot be read."

@@ -1,6 +1,6 @@
-"""Load models from a directory, hub id, GGUF file, built-in name or loaded object.
+"""Load models from a directory, hub id, GGUF file, built-in name or loaded model.
 
-Only safetensors and GGUF files are read, no pickles.
+Only safetensors and GGUF files are read, never pickles.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def load_model(
         model: Directory, hub id, GGUF file or loaded model.
         dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the dtype of the
             checkpoint.
-        device: Torch device, or "auto" for a GPU if there is one.
+        device: Torch device; "auto" selects a GPU if one is available.
     Raises:
-        ConfigError: There is nothing to load, the checkpoint is damaged or does not fit its
-            configuration, or dtype or device are unknown.
+        ConfigError: There is nothing to load, the checkpoint is damaged or does not match its
+            configuration, or the dtype or device is unknown.
     """
     if isinstance(model, PreTrainedModel):
         return model.eval()
@@ -80,7 +80,7 @@ def load_model(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except Exception as error:  # a damaged checkpoint fails wherever it is first read
+    except Exception as error:  # a damaged checkpoint fails at the point where it is first read
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: {error}"
             f" ({type(error).__name__})"
@@ -93,11 +93,11 @@ def load_model(
 def _auto_class(source: str) -> Any:
     """Return the transformers class that loads a checkpoint.
 
-    Models that also read images or sound answer text prompts, too.
+    Models that also accept images or audio can answer text prompts as well.
     """
     try:
         config = AutoConfig.from_pretrained(source)
-    except Exception:  # an adapter has no config; other faults are reported when the model loads
+    except Exception:  # an adapter has no config; other errors are reported when the model loads
         return AutoModelForCausalLM
     return next(
         (auto for mapping, auto in _LOADERS if type(config) in mapping), AutoModelForCausalLM
@@ -105,10 +105,10 @@ def _auto_class(source: str) -> Any:
 
 
 def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
-    """Return the dtype of a name; None for "auto".
+    """Return the dtype with this name, or None for "auto".
 
     Raises:
-        ConfigError: The name is no dtype.
+        ConfigError: The name is not a dtype.
     """
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return None if isinstance(dtype, str) else dtype
@@ -132,10 +132,10 @@ def load_draft(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
 ) -> PreTrainedModel:
-    """Load a draft model, with its reduced vocabulary if its folder has one.
+    """Load a draft model, with its reduced vocabulary if its folder contains one.
 
-    The name "demo" selects the draft model of the built-in pair. An EAGLE-style draft model is
-    usable once a drafter attaches it to its target.
+    The name "demo" selects the draft model of the built-in pair. An EAGLE-style draft model can be
+    used once a drafter has attached it to its target.
 
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
@@ -159,10 +159,10 @@ def load_draft(
 
 
 def _usable(device: str | torch.device) -> str | torch.device:
-    """Return a device that torch can use; "auto" selects a GPU if there is one.
+    """Return a device that torch can use; "auto" selects a GPU if one is available.
 
     Raises:
-        ConfigError: There is no such device here.
+        ConfigError: This machine has no such device.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -188,7 +188,7 @@ def _usable(device: str | torch.device) -> str | torch.device:
 def _require_all_weights(
     model: object, loaded: PreTrainedModel, loading_info: Mapping[str, Any]
 ) -> None:
-    """Raise if the files of a model lack weights, which would then be random."""
+    """Raise if a model's files lack weights, which would then be random."""
     if getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 1) < 1:
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: its config names no layers."
@@ -211,14 +211,14 @@ def _require_all_weights(
 
 
 def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
-    """Return the `CachedLM` of a draft model in its fastest form.
+    """Return a draft model's `CachedLM` in its fastest form.
 
-    The form does not change the target's answers. On a CPU, a small half-precision draft model runs
+    The form does not affect the target's answers. On a CPU, a small half-precision draft model runs
     as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has fast
     bfloat16 or integer kernels for it.
 
     Args:
-        model: Anything that `load_draft` accepts, or a `CachedLM`, which is returned as it is.
+        model: Anything that `load_draft` accepts, or a `CachedLM`, which is returned unchanged.
     Raises:
         ConfigError: As in `load_draft`.
     """
@@ -228,7 +228,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     if loaded.device.type != "cpu" or foreign_weights(loaded) is not None:
         return CachedLM(loaded)
     # An EAGLE-style draft model includes the target's LM head, so bfloat16 or int8 kernels save
-    # most of its time. `DirectLlama` also skips transformers' overhead around the layers.
+    # most of the time it takes. `DirectLlama` also skips transformers' overhead around the layers.
     if uses_target_states(loaded) and loaded.dtype == torch.bfloat16 and has_bfloat16_kernels():
         from paceline.model.eagle.direct import DirectLlama, suits  # imports the kernels
 
@@ -242,9 +242,10 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:
-    """Return the end-of-sequence ids of a model.
+    """Return a model's end-of-sequence ids.
 
-    They come from the generation config, else the model config, else the tokenizer.
+    The ids come from the generation config; failing that, from the model config; failing that, from
+    the tokenizer.
     """
     for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
         ids = getattr(source, "eos_token_id", None)

@@ -28,18 +28,20 @@ class ModelRunner:
 
     Args:
         view: View of the model.
-        device: Device of its inputs.
+        device: Device for the inputs.
         architecture: Facts about the model.
-        cache: Cache that keys and values are written to.
-        products: Products of its forward passes.
+        cache: Cache to which keys and values are written.
+        products: Matrix products for the forward passes.
     Attributes:
-        view: As above; replaced once it is stale.
-        seconds: Wall-clock seconds in the model so far, without waiting for the device.
-        picks: Per call of a forward pass, a function that selects the wanted rows from inputs or
-            outputs of the LM head: [rows, columns, n] to [wanted, n].
-        column_picks: Per call, the same for tensors of all columns.
-        pending: Per call and request, the row and the first and last column of its pending tokens.
-        vocabulary: Vocabulary that a draft model shares with its target; None if it may get any
+        view: View of the model; replaced once it is stale.
+        seconds: Wall-clock time spent in the model so far, in seconds, without waiting for the
+            device.
+        picks: For each call in a forward pass, a function that selects the wanted rows from the LM
+            head's inputs or outputs: [rows, columns, n] to [wanted, n].
+        column_picks: For each call, a similar function for tensors with all columns.
+        pending: For each call and request, the row and the first and last columns of the pending
+            tokens.
+        vocabulary: Vocabulary that a draft model shares with its target; None if it may receive any
             token id.
     """
 
@@ -59,16 +61,16 @@ class ModelRunner:
         self.vocabulary: SharedVocabulary | None = None
         self._architecture, self._cache, self._products = architecture, cache, products
         self._device = device
-        self._implementation = view.config._attn_implementation  # of forwards without a mask
+        self._implementation = view.config._attn_implementation  # for forward passes without a mask
 
     def begin(self) -> None:
-        """Clear the picks and columns of the last forward pass."""
+        """Clear the picks and columns from the last forward pass."""
         self.picks.clear()
         self.column_picks.clear()
         self.pending.clear()
 
     def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [rows * num_logit_columns, vocab] of a padded batch."""
+        """Return logits [rows * num_logit_columns, vocab] for a padded batch."""
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, layout.positions)
@@ -97,7 +99,7 @@ class ModelRunner:
         )
 
     def ragged(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [logit queries, vocab] of a ragged batch."""
+        """Return logits [logit queries, vocab] for a ragged batch."""
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
@@ -143,8 +145,8 @@ class ModelRunner:
             positions = np.minimum(positions, arch.context_length - 1)
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
-            # With indices the head gets all rows in one product; with their number it would get a
-            # slice per request.
+            # If given indices, the head receives all rows in one product; if given a count, it
+            # would receive one slice per request.
             inputs["logits_to_keep"] = torch.from_numpy(logit_columns).to(device, non_blocking=True)
         start = time.perf_counter()
         with self._products.thread_team(token_ids.size) if arch.by_position else nullcontext():
@@ -153,11 +155,11 @@ class ModelRunner:
         return self.picks[-1](logits)
 
     def _set_attention(self, layout: PaddedBatch, masked: bool) -> None:
-        """Choose the attention function of a forward over rows, and fill its state.
+        """Choose the attention function for a padded forward pass, and fill its state.
 
         Args:
-            layout: The rows.
-            masked: True if the forward gets a mask.
+            layout: Padded batch.
+            masked: Whether the forward pass receives a mask.
         """
         arch, state = self._architecture, self.view.state
         state.num_causal, state.metadata = 0, None

@@ -1,9 +1,9 @@
-"""Build a view of a model: copies of its modules that our forward passes call.
+"""Build a view of a model: copies of its modules for paceline's forward passes.
 
-transformers' models look up their attention function in `config` at every call. We choose ours per
-forward pass, and others may run the same model meanwhile: in other threads or engines. So every
-`CachedLM` has a view with a configuration, products and a forward state that nobody else uses.
-Copies share weights and hooks with the user's model, which stays as it is.
+transformers' models look up their attention function in `config` at every call. The engine chooses
+the function for each forward pass, and other threads or engines may run the same model at the same
+time. Every `CachedLM` therefore has a view with its own configuration, products and forward state.
+The copies share weights and hooks with the user's model, which is not modified.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from paceline.model.forward_state import ForwardState, StateReader
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
 
 _Children = dict[str, nn.Module | None]
-# Packages whose modules keep their attributes once they are built. Modules of other packages, such
-# as adapters, may be switched at any time, and our state readers are attached to a target.
+# Packages whose modules keep their attributes once they are built. Modules from other packages,
+# such as adapters, may be switched at any time, and paceline's state readers are attached to a
+# target.
 _STEADY = ("torch", "transformers")
 
 
@@ -33,7 +34,7 @@ class View(Protocol):
 
     @property
     def module(self) -> Any:
-        """Callable that takes the arguments of the model's forward."""
+        """Callable that takes the arguments of the model's forward method."""
 
     @property
     def config(self) -> PretrainedConfig:
@@ -41,11 +42,11 @@ class View(Protocol):
 
     @property
     def state(self) -> ForwardState:
-        """Forward state that the modules of the view read."""
+        """Forward state that the view's modules read."""
 
     @property
     def cache_argument(self) -> str:
-        """Name under which `module` takes the KV cache."""
+        """Name of the KV cache argument of `module`."""
 
     @property
     def stale(self) -> bool:
@@ -55,19 +56,20 @@ class View(Protocol):
 class ModelView:
     """View of a transformers model with copies of some of its modules.
 
-    Copied are modules with a configuration, modules that read the forward state, modules whose
-    products are not torch's, and the modules around them. A copied module shares its parameters,
-    buffers and hooks with the original. Compiled forwards are not copied: their graphs are recorded
-    for the caller's inputs, and ours have another shape at every step.
+    The view copies modules with a configuration, modules that read the forward state, modules that
+    do not use torch's products, and the modules that contain any of these. A copied module shares
+    its parameters, buffers and hooks with the original. Compiled forward methods are not copied:
+        their graphs were recorded for the caller's inputs, and paceline's inputs have a different
+        shape at every step.
 
     Args:
-        model: The model to view.
-        products: Products of its forwards; default torch's.
+        model: Model to view.
+        products: Matrix products for the forward passes; default torch's.
     Attributes:
         module: Copy of the model.
-        config: Its (text) configuration; changes to it are seen by nobody else.
+        config: The copy's (text) configuration; changes to it affect only this view.
         state: Forward state of the copies.
-        cache_argument: Name under which `module` takes the KV cache.
+        cache_argument: Name of the KV cache argument of `module`.
     """
 
     def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
@@ -87,7 +89,7 @@ class ModuleCopier:
     """Copies modules for one view.
 
     Args:
-        products: Products of the view's forwards.
+        products: Matrix products for the view's forward passes.
     Attributes:
         state: Forward state of the copies.
     """
@@ -95,22 +97,22 @@ class ModuleCopier:
     def __init__(self, products: Products) -> None:
         self._products = products
         self.state = ForwardState(linear=products.linear)
-        # By the id of the original: what is one object in the model is one in the view.
+        # By id of the original: one object in the model corresponds to one object in the view.
         self._copies: dict[int, Any] = {}
         self._configs: dict[int, Any] = {}
         self._configured: set[int] = set()  # ids of originals with a configuration inside
         self._watched: list[tuple[_Children, list[nn.Module | None]]] = []
-        self._overridden: list[dict[str, Any]] = []  # attributes of originals
+        self._overridden: list[dict[str, Any]] = []  # attributes that the originals override
 
     @property
     def stale(self) -> bool:
-        """True if a child or the `forward` of a copied module was replaced."""
+        """True if a child or the `forward` method of a copied module was replaced."""
         return any([*children.values()] != then for children, then in self._watched) or any(
             "forward" in attributes for attributes in self._overridden
         )
 
     def copy_of(self, module: Any) -> Any:
-        """Return a copy of a module; the module itself if nothing in it has to be copied."""
+        """Return a copy of a module, or the module itself if nothing needs copying."""
         if id(module) in self._copies:
             return self._copies[id(module)]
         children: _Children = module._modules
@@ -135,16 +137,15 @@ class ModuleCopier:
         if isinstance(config, PretrainedConfig):
             attributes["config"] = copy.deepcopy(config, self._configs)
         if isinstance(twin, PreTrainedModel):
-            # What records outputs sits in the hooks, which are shared: installed twice, it would
-            # record twice.
+            # Output recorders are among the shared hooks: installed twice, they would record twice.
             attributes["_output_capturing_hooks_installed"] = True
-        # accelerate replaces the `forward` of modules, and keeps the first as `_old_forward`.
+        # accelerate replaces modules' `forward`, and keeps the original as `_old_forward`.
         for name in ("forward", "_old_forward"):
             if name in vars(module):
                 attributes[name] = _rebound(vars(module)[name], module, twin)
         if override is not None:
             attributes["forward"] = override
-        elif "_orig_mod" in children:  # of a module that torch.compile returned
+        elif "_orig_mod" in children:  # a module that torch.compile returned
             attributes["forward"] = attributes["_modules"]["_orig_mod"]
         if is_length_dependent(twin):
             self.state.text_lengths = self.state.text_lengths or TextLengths()
@@ -153,7 +154,7 @@ class ModuleCopier:
 
 
 def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
-    """Return the `forward` of a module for its copy, not compiled."""
+    """Return a module's uncompiled `forward`, bound to its copy."""
     function = getattr(function, "_torchdynamo_orig_callable", function)
     if isinstance(function, types.MethodType) and _is(function.__self__, module):
         return types.MethodType(function.__func__, twin)
@@ -163,7 +164,7 @@ def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
 
 
 def _is(candidate: Any, module: nn.Module) -> bool:
-    # the model itself may come as a weak reference
+    # the model itself may be passed as a weak reference
     return isinstance(candidate, nn.Module) and vars(candidate) is vars(module)
 
 
@@ -177,14 +178,16 @@ def _copy(module: nn.Module) -> nn.Module:
     return twin
 
 
-# Attributes that torch itself reads at every call; all but the flag are objects that never change.
+# Attributes that torch itself reads at every call; all except the flag are objects that never
+# change.
 _SHARED = tuple(name for name in vars(nn.Module()) if name != "training")
 
 
 def _live_copy(module: nn.Module) -> nn.Module:
-    """Return a copy whose attributes are those of the original at any time.
+    """Return a copy whose attributes always match those of the original.
 
-    Reads fall back to the original and writes go to it, so that an adapter can be switched.
+    Reads fall back to the original, and writes go to the original, so that an adapter can be
+    switched.
     """
     kind, attributes = type(module), vars(module)
 

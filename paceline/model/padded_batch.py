@@ -1,4 +1,4 @@
-"""Lay out a batch in padded rows: tokens, positions, and which token sees which."""
+"""Lay out a batch in padded rows: tokens, positions and visibility."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.tree import BoolArray, DraftTree, IntArray, tree_shape
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """Arrays of one forward pass over a batch, with one row per request.
+    """Arrays for one forward pass over a batch, with one row per request.
 
     Each row is laid out in columns: padding, pending tokens (the newest last), tree nodes, padding.
 
@@ -22,16 +22,16 @@ class PaddedBatch:
         token_ids: Token ids, [rows, columns].
         positions: Position of each token in its text, [rows, columns].
         cache_positions: Position of each token in its KV cache slot, [rows, columns].
-        block: Which column sees which, [rows, columns, columns]. Padding sees the root only, so
-            that its numbers stay finite.
+        block: Whether one column sees another, [rows, columns, columns]. Padding sees only the
+            root, so that its values stay finite.
         padding: True for columns without a token, [rows, columns].
-        cached: Tokens in the cache before this forward pass, [rows].
-        pending: Pending tokens processed in this forward pass, [rows].
-        nodes: Tree nodes processed in this forward pass, [rows].
-        width: Columns after the pending tokens: the nodes of the largest tree, or more if rows are
-            padded.
-        num_logit_columns: Number of last columns whose logits are computed: 1 + width, or all
-            columns if the prompt of a request is scored.
+        cached: Number of tokens in the cache before this forward pass, [rows].
+        pending: Number of pending tokens processed in this forward pass, [rows].
+        nodes: Number of tree nodes processed in this forward pass, [rows].
+        width: Number of columns after the pending tokens: the size of the largest tree, or more if
+            rows are padded.
+        num_logit_columns: Number of columns, from the end, whose logits are computed: 1 + width, or
+            all columns if a request's prompt is scored.
         first_slot: KV cache slot of row 0; row i uses slot first_slot + i.
         in_order: Whether every row has consecutive cache positions, so that no padding comes first.
     """
@@ -56,14 +56,14 @@ class PaddedBatch:
 
     @property
     def trivial(self) -> bool:
-        """True if every row is one token after equally long prefixes: no mask needed."""
+        """True if no mask is needed: one token per row, after prefixes of equal length."""
         return self.token_ids.shape[1] == 1 and bool((self.cached == self.cached[0]).all())
 
     @property
     def causal(self) -> int:
-        """Number of first columns with plain causal attention: prompts from their start.
+        """Number of leading columns with plain causal attention: prompts from the start.
 
-        It is used only if all layers have full attention.
+        This number is used only if all layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not self.cached.any() else 0
@@ -73,7 +73,7 @@ class PaddedBatch:
 
         Args:
             positions_seen: Number of cache positions in the mask.
-            reach: How far back the layers look.
+            reach: Limit on how far back the layers look.
         """
         rows, columns = self.token_ids.shape
         mask = np.zeros((rows, columns, positions_seen), dtype=np.bool_)
@@ -95,7 +95,7 @@ def _is_near(query: IntArray, key: IntArray, reach: Reach) -> BoolArray:
 
     Args:
         query: Text positions of the queries.
-        key: Text positions of the keys; broadcast against `query`.
+        key: Text positions of the keys, broadcast against `query`.
         reach: A window or a chunk.
     """
     near: BoolArray
@@ -113,10 +113,10 @@ def lay_out(
     """Lay out the pending tokens and the draft trees of a batch in padded rows.
 
     Args:
-        requests: Requests of the batch, in consecutive slots.
+        requests: Requests in the batch, in consecutive slots.
         trees: One draft tree per request.
-        prefill_chunk: Maximum pending tokens per request.
-        min_rows: Minimum of requests x (1 + width). Padding columns fill up smaller batches.
+        prefill_chunk: Maximum number of pending tokens per request.
+        min_rows: Minimum value of requests x (1 + width). Padding columns fill up smaller batches.
     """
     rows = len(requests)
     cached = np.array([request.cached for request in requests], dtype=np.int64)
@@ -128,8 +128,8 @@ def lay_out(
     if front == 1 and width == 0:
         return _single_tokens(requests, cached, pending, nodes)
     columns = front + width
-    # Padding repeats the newest token of its row. The states of another token, such as 0, may be
-    # NaN, which attention cannot mask.
+    # Padding repeats the row's newest token. The states of another token, such as 0, may be NaN,
+    # which attention cannot mask.
     token_ids = np.tile(
         np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns)
     )
@@ -168,13 +168,13 @@ def _fill_row(
     num_pending: int,
     front: int,
 ) -> None:
-    """Write the pending tokens and the tree of one request into its row of a batch.
+    """Write one request's pending tokens and tree into its row of a batch.
 
     Args:
         arrays: Token ids [columns], positions relative to the cache [columns], and `block`.
         request: Request of the row.
-        tree: Its draft tree.
-        num_pending: Pending tokens to write; they end before column `front`.
+        tree: Draft tree of the request.
+        num_pending: Number of pending tokens to write; they end before column `front`.
         front: First column of the tree.
     """
     token_ids, depths, block = arrays
@@ -197,7 +197,7 @@ def _fill_row(
 def _single_tokens(
     requests: Sequence[Request], cached: IntArray, pending: IntArray, nodes: IntArray
 ) -> PaddedBatch:
-    """Lay out one pending token per row without trees: plain decoding and drafting."""
+    """Lay out one pending token per row, without trees, for decoding and drafting."""
     token_ids = np.array(
         [[request.token_ids[request.cached]] for request in requests], dtype=np.int64
     )

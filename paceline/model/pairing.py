@@ -1,4 +1,4 @@
-"""Prepare a draft model for its target: shared vocabulary, borrowed LM head."""
+"""Prepare a draft model for its target: shared vocabulary and borrowed LM head."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def pair(draft: CachedLM, target: PreTrainedModel, tokenizer: Any = None) -> Non
     """Prepare a draft model for a target.
 
     Args:
-        draft: Draft model. An EAGLE-style one receives the target's embedding and LM head.
+        draft: Draft model. An EAGLE-style draft model receives the target's embedding and LM head.
         target: Target model.
-        tokenizer: Tokenizer of the target; None = the one in the folder that the target was loaded
-            from, if any.
+        tokenizer: Tokenizer of the target; None = the tokenizer in the folder from which the target
+            was loaded, if any.
     Raises:
         ConfigError: The vocabularies do not match (`shared_vocabulary`), the draft model was
-            trained on another target's hidden states, or it serves a target with another
-            vocabulary.
+            trained on another target's hidden states, or it already serves a target with a
+            different vocabulary.
         UnsupportedModelError: The draft model is EAGLE-style, and the target's embedding or LM head
             cannot be read.
     """
@@ -41,13 +41,14 @@ def shared_vocabulary(
     """Return the token ids that a draft model and its target share.
 
     Args:
-        draft: Draft model. Its tokenizer is the one in the folder that it was loaded from, if any.
+        draft: Draft model. Its tokenizer is the one in the folder from which the model was loaded,
+            if any.
         target: Target model.
-        tokenizer: Tokenizer of the target; None = the one in the folder that the target was loaded
-            from, if any.
+        tokenizer: Tokenizer of the target; None = the tokenizer in the folder from which the target
+            was loaded, if any.
     Raises:
-        ConfigError: The tokenizers differ, or a tokenizer is not known and the sizes differ by more
-            than padding.
+        ConfigError: The tokenizers differ, or a tokenizer is unknown and the vocabulary sizes
+            differ by more than padding.
     """
     target_rows, draft_rows = vocabulary_size(target), vocabulary_size(draft)
     target_ids = _tokenizer_ids(target) if tokenizer is None else token_ids_of(tokenizer)
@@ -81,12 +82,12 @@ def shared_vocabulary(
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """Return the number of rows of a model's LM head, from its configuration."""
+    """Return the number of rows in a model's LM head, from its configuration."""
     return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 def _tokenizer_ids(model: PreTrainedModel) -> TokenIds | None:
-    """Return the ids of the tokenizer in the folder or cached repository of a model.
+    """Return the ids of the tokenizer in a model's folder or cached repository.
 
     None means that there is no tokenizer.
     """

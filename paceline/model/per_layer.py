@@ -20,7 +20,7 @@ def layer_values(config: PretrainedConfig, name: str) -> list[Any]:
 
 
 def value_of(config: PretrainedConfig, name: str) -> Any:
-    """Return the value that all layers have, or a list per layer if they differ."""
+    """Return the value that all layers share, or a list with one value per layer."""
     values = layer_values(config, name)
     return values if any(value != values[0] for value in values) else values[0]
 
@@ -28,9 +28,9 @@ def value_of(config: PretrainedConfig, name: str) -> Any:
 def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
     """Return the number and size of key heads for each layer with its own keys.
 
-    The list is empty if the configuration does not say.
+    The list is empty if the configuration does not specify them.
     """
-    # The last layers share the keys of earlier ones.
+    # The last layers share the keys of earlier layers.
     count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
     shapes = []
@@ -47,14 +47,14 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
 
 
 def common_value(config: PretrainedConfig, name: str, model: str) -> int | None:
-    """Return the value that all layers with an attribute share; None without it.
+    """Return the value of an attribute that all its layers share; None if none has it.
 
     Args:
         config: Configuration of the text model.
-        name: Name of the attribute, a window or chunk size in tokens.
+        name: Name of the attribute: a window or chunk size in tokens.
         model: Name of the model, for errors.
     Raises:
-        UnsupportedModelError: Layers of one kind differ, so that one mask per kind is not enough.
+        UnsupportedModelError: Layers of one kind differ, so one mask per kind is not enough.
     """
     sizes = set(layer_values(config, name))
     if getattr(config, "layer_types", None) is not None:

@@ -1,9 +1,9 @@
-"""Detect quantised weights, and activations that are quantised while a model runs.
+"""Detect quantised weights, and activations that are quantised at run time.
 
-Names and classes of configuration, modules and weights show it, so the packages that quantise need
-not be installed. A model with quantised weights alone computes with the same numbers in every
-forward pass, so it is decoded as it is. Only kernels and probes that read or replace weights must
-leave it alone.
+The names and classes of the configuration, modules and weights reveal quantisation, so the
+quantising packages need not be installed. A model in which only the weights are quantised uses the
+same values in every forward pass, so paceline decodes it unchanged. Only kernels and probes that
+read or replace weights must skip such a model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from transformers.pytorch_utils import Conv1D
 from paceline.backend.plain_tensors import is_plain
 from paceline.backend.products import is_free
 
-# Methods of transformers that quantise activations, always or from some number of rows on.
+# Methods in transformers that quantise activations, always or above some number of rows.
 _METHODS = {"bitnet", "fbgemm_fp8", "fouroversix", "fp_quant", "mxfp8", "nvfp4"}
-# bitsandbytes' LLM.int8(), which searches outliers in all rows at once, and the modules of the
-# methods above.
+# bitsandbytes' LLM.int8(), which searches for outliers in all rows at once, and the modules used by
+# the methods above.
 _MODULES = {
     "Linear8bitLt",
     "BitLinear",
@@ -35,10 +35,10 @@ _MODULES = {
     "NVFP4Linear",
 }
 _BY_NAME = re.compile(r"\w*dynamic_?activation\w*", re.IGNORECASE)  # torchao's quantisation types
-# Tensor classes of torchao. Its newer ones have one of the attributes below.
+# torchao's tensor classes. Newer classes have one of the attributes below.
 _TENSORS = {"LinearActivationQuantizedTensor"}
 _TENSOR_ATTRIBUTES = ("act_quant_kwargs", "activation_quantization")
-# Settings of compressed-tensors and quark for tensors that exist only while the model runs.
+# compressed-tensors and quark settings for tensors that exist only while the model runs.
 _RUNNING = {
     **{name: name for name in ("input_activations", "output_activations", "kv_cache_scheme")},
     "input_tensors": "input_activations",
@@ -49,9 +49,9 @@ _NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
 
 
 def dynamic_activations(model: PreTrainedModel) -> str | None:
-    """Return how a model quantises its activations while it runs, in a few words.
+    """Return a short description of how a model quantises activations at run time.
 
-    None means that no such quantisation is known.
+    None means that no such quantisation was found.
     """
     from_config = _by_config(getattr(model.config, "quantization_config", None))
     return from_config or next(
@@ -65,7 +65,7 @@ def _by_config(config: Any) -> str | None:
         return None
     settings: Mapping[str, Any] = config if isinstance(config, Mapping) else vars(config)
     method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
-    if settings.get("dequantize"):  # the weights were dequantised at load
+    if settings.get("dequantize"):  # the weights were dequantised when loaded
         return None
     if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
         return f"{method}, load_in_8bit"
@@ -85,9 +85,9 @@ def _dynamic_names(settings: Any, seen: set[int]) -> Iterator[str]:
     """Yield the tensors that compressed-tensors and quark quantise dynamically.
 
     Args:
-        settings: Mappings, lists and objects with attributes, such as those of pydantic, in any
-            nesting.
-        seen: Ids of the objects that were visited.
+        settings: Mappings, lists and objects with attributes, such as pydantic models, nested in
+            any way.
+        seen: Ids of the objects visited so far.
     """
     if isinstance(settings, list | tuple):
         for value in settings:
@@ -104,7 +104,7 @@ def _dynamic_names(settings: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _fields_of(settings: Any) -> Mapping[str, Any]:
-    """Return the names and values of a mapping or a settings object; else nothing."""
+    """Return the names and values in a mapping or a settings object, else nothing."""
     if isinstance(settings, Mapping):
         return settings
     plain_object = not isinstance(settings, type | Enum | Tensor | nn.Module)
@@ -131,9 +131,9 @@ def _by_module(module: nn.Module) -> str | None:
 
 
 def foreign_weights(model: PreTrainedModel) -> str | None:
-    """Return which weights are no plain tensors in torch's own modules, as a clause.
+    """Return a clause naming weights that are not plain tensors in torch's modules.
 
-    Such a model is decoded by its own code, in the mode in which `generate` runs it. None means
+    The model's own code decodes such a model, in the mode in which `generate` runs it. None means
     that all weights are plain.
     """
     return next(
@@ -163,7 +163,7 @@ def _foreign(module: nn.Module) -> str:
 
 
 def _is_packed(dtype: torch.dtype) -> bool:
-    """Return whether numbers of a dtype need scales or hold several values."""
+    """Return whether a dtype's elements need scales or hold several values."""
     if dtype.is_floating_point:
         return dtype.itemsize < 2
     return not dtype.is_complex and dtype not in _NOT_PACKED

@@ -1,8 +1,8 @@
 """Pack a ragged batch into one row without padding, for one forward pass.
 
-The model sees a single text. Attention by position decides what each token sees, from the visible
-ranges of every query (`AttentionMetadata`). So a request costs only the tokens that it processes
-itself.
+To the model, the row looks like one text. Attention by position decides what each token sees, based
+on every query's visible ranges (`AttentionMetadata`). The cost of a request therefore depends only
+on its own tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.util.compiled import compiled, kernel
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Arrays of one forward pass over a batch, packed into a single row.
+    """Arrays for one forward pass over a batch, packed into one row.
 
     Each request contributes its pending tokens, the newest last, then its tree nodes. Padding comes
     at the end.
@@ -32,16 +32,16 @@ class RaggedBatch:
         cache_positions: Position of each token in its KV cache slot, [queries].
         slots: KV cache slot of each token, [queries].
         starts: First query of each request, [rows + 1]. Padding belongs to the last request.
-        cached: Tokens in the cache before this forward pass, [rows].
-        pending: Pending tokens processed in this forward pass, [rows].
-        nodes: Tree nodes processed in this forward pass, [rows].
-        scored: Pending tokens before the newest whose logits are also computed, [rows].
-        logit_queries: Queries whose logits are computed, [n]: of every request the `scored` tokens,
-            the newest token and the nodes; then padding.
-        parents: Parent of every node, see `PackedRows`.
-        depths: Depth of every node, see `PackedRows`.
-        ranks: Breadth-first rank of every node, see `PackedRows`.
-        tail: Cache positions in text order, see `AttentionMetadata`.
+        cached: Number of tokens in the cache before this forward pass, [rows].
+        pending: Number of pending tokens processed in this forward pass, [rows].
+        nodes: Number of tree nodes processed in this forward pass, [rows].
+        scored: Number of pending tokens before the newest whose logits are also computed, [rows].
+        logit_queries: Queries whose logits are computed, [n]: for every request, the `scored`
+            tokens, the newest token and the nodes; then padding.
+        parents: Parent of every node; see `PackedRows`.
+        depths: Depth of every node; see `PackedRows`.
+        ranks: Breadth-first rank of every node; see `PackedRows`.
+        tail: Cache positions in text order; see `AttentionMetadata`.
     """
 
     token_ids: IntArray
@@ -60,10 +60,10 @@ class RaggedBatch:
     tail: IntArray
 
     def visible(self, reach: Reach = UNLIMITED) -> VisibleRanges:
-        """Return the visible ranges of every query for one kind of layers.
+        """Return the visible ranges of every query for one kind of layer.
 
         Args:
-            reach: How far back these layers look.
+            reach: Limit on how far back these layers look.
         """
         first_nodes = np.concatenate([[0], np.cumsum(self.nodes)])
         rows = PackedRows(
@@ -78,10 +78,10 @@ class RaggedBatch:
         return visible_in_trees(rows, reach)
 
     def attention_metadata(self, visible_ranges: dict[int, VisibleRanges]) -> AttentionMetadata:
-        """Return the keys of every request by position.
+        """Return every request's keys, by position.
 
         Args:
-            visible_ranges: Visible ranges by mask address, see `AttentionMetadata`.
+            visible_ranges: Visible ranges by mask address; see `AttentionMetadata`.
         """
         return AttentionMetadata(
             self.cached,
@@ -97,9 +97,9 @@ def pack(
     """Pack the pending tokens and the draft trees of a batch into one row.
 
     Args:
-        requests: Requests of the batch, in consecutive slots.
+        requests: Requests in the batch, in consecutive slots.
         trees: One draft tree per request.
-        prefill_chunk: Maximum pending tokens per request.
+        prefill_chunk: Maximum number of pending tokens per request.
         min_rows: Minimum number of queries and of logits. Padding fills up smaller batches.
     """
     cached = np.array([request.cached for request in requests], dtype=np.int64)
@@ -151,7 +151,7 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return positions to tail as in `RaggedBatch`, with rows instead of slots."""
+    """Return `positions` to `tail` as in `RaggedBatch`, with rows instead of slots."""
     count = len(cached)
     num_queries = pending + nodes
     starts = np.zeros(count + 1, dtype=np.int64)
@@ -195,13 +195,14 @@ def _lay_out(
 
 @kernel
 def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntArray) -> None:
-    """Fill in the depth and the breadth-first rank of every node of a tree.
+    """Fill in the depth and the breadth-first rank of every node in a tree.
 
     Args:
         parents: Parent of each node; -1 = the root.
         depths: Receives the depth of each node.
         ranks: Receives the number of nodes that come before each node, by depth and then by index.
-        bfs_counts: Scratch space of at least nodes + 2: node counts per depth, then prefix sums.
+        bfs_counts: Scratch space for at least nodes + 2 entries: node counts per depth, then prefix
+            sums.
     """
     count = len(parents)
     bfs_counts[: count + 2] = 0

@@ -1,9 +1,10 @@
 """Reduce the vocabulary of a draft model's LM head (FR-Spec, Zhao et al. 2025).
 
-The LM head takes most of a small draft model's time, and most tokens of a large vocabulary are
-rare. A drafter may draft any tokens, so the answers stay the target's: tokens outside of the
-reduced vocabulary have probability 0 in its distribution, under rejection sampling, too. A file
-next to the checkpoint holds the reduced vocabulary; the checkpoint has the whole LM head.
+The LM head takes most of a small draft model's time, and most tokens in a large vocabulary are
+rare. Reducing the vocabulary does not change the target's answers, because a drafter may draft any
+tokens. In the draft distribution, tokens outside the reduced vocabulary have probability 0,
+including under rejection sampling. A file alongside the checkpoint holds the reduced vocabulary;
+the checkpoint holds the whole LM head.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KIND, _VERSION, _CHECK = "paceline kept tokens", 1, "check"
 
 
 def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
-    """Return the reduced vocabulary of a model, ascending; None if it has none."""
+    """Return a model's reduced vocabulary in ascending order, or None without one."""
     token_ids: Tensor | None = getattr(model.get_output_embeddings(), "token_ids", None)
     return None if token_ids is None else token_ids.cpu().numpy()
 
@@ -39,8 +40,8 @@ class ReducedLMHead(StateReader):
     """LM head over a reduced vocabulary; other tokens have probability 0.
 
     Args:
-        head: The whole LM head.
-        token_ids: [kept] token ids of the reduced vocabulary, ascending.
+        head: Whole LM head.
+        token_ids: [kept] token ids in the reduced vocabulary, in ascending order.
     """
 
     token_ids: Tensor
@@ -62,7 +63,7 @@ class ReducedLMHead(StateReader):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., vocab] of hidden states [..., hidden]."""
+        """Return logits [..., vocab] for hidden states [..., hidden]."""
         logits = torch.nn.functional.linear(hidden, self.rows, self.added)
         if self.state.reduced_logits:
             return logits
@@ -73,7 +74,7 @@ def spread(reduced: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
     """Return logits [..., vocab] in which other tokens have probability 0.
 
     Args:
-        reduced: [..., kept] logits of the reduced vocabulary.
+        reduced: [..., kept] logits for the reduced vocabulary.
         token_ids: [kept] token ids of the reduced vocabulary.
         vocab_size: Size of the whole vocabulary.
     """
@@ -87,7 +88,7 @@ def keep_tokens(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
     """Reduce the vocabulary of a model's LM head to these tokens.
 
     Raises:
-        ConfigError: The model has no plain LM head.
+        ConfigError: The model does not have a plain LM head.
     """
     head: Any = model.get_output_embeddings()
     if (
@@ -103,10 +104,10 @@ def keep_tokens(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
 
 
 def save_kept(folder: str | Path, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Write a reduced vocabulary to the folder of a draft model.
+    """Write a reduced vocabulary to a draft model's folder.
 
     Args:
-        folder: The folder.
+        folder: Folder of the draft model.
         token_ids: Token ids of the reduced vocabulary.
         vocab_size: Size of the whole vocabulary.
     Raises:
@@ -123,13 +124,13 @@ def save_kept(folder: str | Path, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
-    """Return the reduced vocabulary of a model's folder, ascending; None if absent.
+    """Return the reduced vocabulary in a model's folder, ascending; None if absent.
 
     Args:
-        folder: The folder.
+        folder: Folder of the draft model.
         vocab_size: Size of the whole vocabulary.
     Raises:
-        ConfigError: The file is damaged, or of another version or vocabulary.
+        ConfigError: The file is damaged or has a different version or vocabulary.
     """
     path = Path(folder) / FILE
     if not path.is_file():

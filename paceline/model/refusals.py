@@ -1,4 +1,4 @@
-"""Refuse models that cannot be verified losslessly, each with its reason."""
+"""Reject models that do not support lossless verification, giving the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PICKS_KEYS = ("sparse", "indexed", "compressed")
 
 
 def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    """Raise if the engine cannot verify drafts with a model.
+    """Raise if the engine cannot verify drafts with a given model.
 
     Args:
         model: Loaded model.
@@ -50,7 +50,7 @@ def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: s
 
 
 def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    """Raise if the layers keep state, or see tokens, in an unsupported way."""
+    """Raise if the layers keep state or see tokens in an unsupported way."""
     if getattr(config, "index_topk", None) is not None:
         raise UnsupportedModelError(
             f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back;"

@@ -1,8 +1,8 @@
 """Select rotary frequencies by text length: LongRoPE and dynamic NTK.
 
-transformers chooses the frequencies of a whole forward pass by its largest position. A batch here
-mixes draft tokens, several requests and prompt chunks. So each token brings the text length that
-decides its own frequencies.
+transformers chooses the frequencies for a whole forward pass by its largest position. Here, a batch
+may mix draft tokens, several requests and prompt chunks. Each token therefore has its own text
+length, which determines its frequencies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SWITCH = "original_max_position_embeddings"
 
 
 class TextLengths:
-    """Text lengths that decide the rotary frequencies of the current forward pass.
+    """Text lengths that determine the current forward pass's rotary frequencies.
 
     Attributes:
-        of_tokens: Text length for each token, [rows, columns]; None = the largest position decides
-            for all tokens, as in transformers.
+        of_tokens: Text length for each token, [rows, columns]; None = the largest position
+            determines the frequencies for all tokens, as in transformers.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class TextLengths:
     def set(
         self, requests: Sequence[Request], positions: IntArray, counts: IntArray | None = None
     ) -> None:
-        """Set the text lengths of the next forward pass.
+        """Set the text lengths for the next forward pass.
 
         Args:
-            requests: Requests of the batch.
+            requests: Requests in the batch.
             positions: Text position of each token, [rows, columns].
-            counts: Number of tokens of each request, [requests], if they share one row; None = one
-                row per request.
+            counts: Number of tokens in each request, [requests], if the requests share one row;
+                None = one row per request.
         """
         min_lengths = np.array([request.rotary_length for request in requests], dtype=np.int64)
         rows = min_lengths[:, None] if counts is None else np.repeat(min_lengths, counts)[None]
@@ -52,10 +52,10 @@ class TextLengths:
 
 
 def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
-    """Return the text lengths beyond which a model changes frequencies, ascending.
+    """Return the text lengths, ascending, beyond which a model changes frequencies.
 
-    Dynamic NTK has none: it changes beyond `max_position_embeddings`, the longest text that the
-    engine accepts.
+    Dynamic NTK has none: its frequencies change beyond `max_position_embeddings`, which is also the
+        longest text that the engine accepts.
     """
     return tuple(
         sorted(
@@ -69,7 +69,7 @@ def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def _parameters(config: PretrainedConfig) -> Iterable[dict[str, Any]]:
-    """Return the rotary parameters of a model: one set, or one per kind of layers."""
+    """Return a model's rotary parameters: one set, or one set per kind of layer."""
     known = getattr(config, "rope_parameters", None) or {}
     return [parameters for parameters in known.values() if isinstance(parameters, dict)] or [known]
 
@@ -81,10 +81,10 @@ def _switch(parameters: dict[str, Any]) -> int | None:
 def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
     """Return the length beyond which `model.generate` recomputes a growing text.
 
-    The text is recomputed from its first token with the other frequencies. None = never.
+    The text is recomputed from its first token with the new frequencies. None = never.
 
     Raises:
-        UnsupportedModelError: `generate` recomputes at another length than the one at which the
+        UnsupportedModelError: `generate` recomputes at a different length from the one at which the
             frequencies change, or the model's rotary embedding is not transformers' own.
     """
     switches = switch_lengths(config)
@@ -135,16 +135,16 @@ def _drops_cache(model: PreTrainedModel, length: int) -> bool:
 
 
 def same_rotary_frequencies(request: Request, other: Request, switches: tuple[int, ...]) -> bool:
-    """Return whether the first tokens of two requests can share their keys."""
+    """Return whether two requests can share the keys of their first tokens."""
     return all(
         (request.rotary_length > switch) == (other.rotary_length > switch) for switch in switches
     )
 
 
 def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
-    """Return a draft tree without the tokens beyond the switch.
+    """Return a draft tree without the tokens beyond a frequency switch.
 
-    Those tokens would need other keys for the earlier text.
+    Those tokens would need different keys for the earlier text.
     """
     if request.rotary_length > switch or len(request) + len(tree) <= switch:
         return tree
@@ -152,7 +152,7 @@ def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
 
 
 def restart_beyond_switch(request: Request, switch: int) -> None:
-    """Schedule a request that grew beyond the switch for recomputation from its start."""
+    """Schedule a request that grew beyond the switch to be recomputed from its start."""
     if request.finish_reason is None and request.rotary_length <= switch < len(request):
         request.rotary_length, request.cached = len(request), 0
 
@@ -167,7 +167,7 @@ def is_length_dependent(module: nn.Module) -> bool:
 
 
 def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
-    """Select the frequencies of a copied rotary embedding per token.
+    """Select the frequencies of a copied rotary embedding for each token.
 
     The copy gets its own buffers, which no other code changes.
 
@@ -207,7 +207,7 @@ class _TokenFrequencies:
         self._forward, self._lengths = forward, lengths
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Return cosines and sines, or the model's equivalent: [..., rows, columns, n]."""
+        """Return cosines and sines, or the model's equivalent; [..., rows, columns, n]."""
         kind = {} if layer_type is None else {"layer_type": layer_type}
         known = self._config.rope_parameters
         switch, lengths = (
@@ -235,7 +235,7 @@ class _TokenFrequencies:
         return self._forward(x, position_ids.clamp(max=switch - 1), **kind)
 
     def _long(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
-        """Run the original method with one more column beyond the switch, then drop it."""
+        """Run the original method with an extra column beyond the switch, then drop it."""
         extended = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
         result = self._forward(x, extended, **kind)
         if isinstance(result, Tensor):

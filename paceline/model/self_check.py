@@ -1,6 +1,6 @@
-"""Check at load that forward passes over cached draft trees equal plain ones.
+"""Check when loading that passes over cached draft trees equal plain passes.
 
-Architectures that the test suite covers are known to pass. Any other architecture is measured once,
+Architectures that the test suite covers are known to pass. Any other architecture is checked once,
 when the engine is built.
 """
 
@@ -41,13 +41,13 @@ _WINDOWS = (
 
 
 def checked_model(model: PreTrainedModel, options: Mapping[str, Any]) -> CachedLM:
-    """Return a model that verifies trees losslessly, or else chains.
+    """Return a model that verifies trees losslessly or, failing that, chains.
 
     Args:
         model: Loaded model.
-        options: Arguments of `CachedLM`.
+        options: Arguments for `CachedLM`.
     Raises:
-        UnsupportedModelError: Forward passes over chains differ from plain ones, too.
+        UnsupportedModelError: Forward passes over chains also differ from plain forward passes.
     """
     lm = CachedLM(model, **options)
     if model.config.model_type in VERIFIED:
@@ -74,23 +74,23 @@ def _passes_as_chain(model: CachedLM) -> bool:
 
 
 def check_tree_forward(model: CachedLM) -> None:
-    """Compare forward passes over a small draft tree with plain ones.
+    """Compare forward passes over a small draft tree with plain forward passes.
 
-    The tree follows a cached prompt, and then an accepted side branch.
+    The tree first follows a cached prompt, then an accepted side branch.
 
     Args:
         model: Model to check.
     Raises:
-        UnsupportedModelError: The logits differ by more than rounding, or the model cannot run the
-            tree at all.
+        UnsupportedModelError: The logits differ by more than rounding errors, or the model cannot
+            run the tree at all.
     """
     _check(model, "tree", _PARENTS, _SIDE_BRANCH)
 
 
 def check_chain_forward(model: CachedLM) -> None:
-    """Compare forward passes over a chain of draft tokens with plain ones.
+    """Compare forward passes over a chain of draft tokens with plain forward passes.
 
-    The chain follows a cached prompt, and then accepted draft tokens.
+    The chain first follows a cached prompt, then accepted draft tokens.
 
     Args:
         model: Model to check.
@@ -128,7 +128,7 @@ def _check(model: CachedLM, shape: str, parents: list[int], accepted: list[int])
     if plain.isnan().any():
         raise logits_error(model.architecture.dtype)
     scale = float(plain[plain.isfinite()].abs().max())
-    # Logits of padded vocabularies are -inf, whose difference would be NaN.
+    # Padded vocabularies have logits of -inf, whose differences would be NaN.
     difference = float(torch.where(tree_logits == plain, 0.0, tree_logits - plain).abs().max())
     if not difference <= allowed * max(scale, 1e-6):
         raise UnsupportedModelError(
@@ -139,7 +139,7 @@ def _check(model: CachedLM, shape: str, parents: list[int], accepted: list[int])
 
 
 def _text_length(model: CachedLM) -> int:
-    """Return a text length beyond the attention windows, if these are not too long."""
+    """Return a text length beyond the attention windows, unless these are too long."""
     config = model.model.config.get_text_config(decoder=True)
     sizes = [
         size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)
@@ -153,9 +153,9 @@ def _text_length(model: CachedLM) -> int:
 
 
 def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> torch.Tensor:
-    """Return logits [1 + nodes, vocab] after a text and each node of a tree after it.
+    """Return logits [1 + nodes, vocab] after a text and each node of a tree on it.
 
-    Every branch takes one plain forward pass.
+    Each branch takes one plain forward pass.
     """
     rows: dict[int, torch.Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
@@ -168,14 +168,14 @@ def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> tor
 
 
 def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch.Tensor:
-    """Return logits [count, vocab] after the last tokens by the model's own forward.
+    """Return logits [count, vocab] after the last tokens, from a plain forward pass.
 
     The forward pass uses neither cache nor mask.
 
     Args:
         model: Model to run.
         token_ids: Token ids of the text.
-        count: Number of last tokens.
+        count: Number of tokens, from the end.
     """
     tokens = torch.tensor([token_ids], device=model.device)
     options = {"logits_to_keep": count} if model.architecture.takes_logits_to_keep else {}
@@ -190,16 +190,17 @@ def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch
 def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
     """Compare, bit for bit, the logits of short texts alone and in a batch.
 
-    The batch contains a draft tree. This finds faults that single modules do not show: attention
-    code of the model, or sums over rows. If rotary frequencies depend on the text length, each of
-    the two requests is once a short text next to a long one.
+    The batch contains a draft tree. The comparison finds faults that individual modules do not
+    show, such as in the model's attention code or in sums over rows. If rotary frequencies depend
+    on the text length, each of the two requests is tested once as a short text alongside a long
+    one.
 
     Args:
         alone: Model that decodes one request at a time.
         batched: The same model with a prefill chunk below 20 tokens, so that it uses chunked
             prefill.
     Returns:
-        Number of differing rows of logits, and number of rows compared.
+        The number of differing rows of logits, and the number of rows compared.
     """
     lengths = [(0, 0), *((0, switch + 1) for switch in alone.architecture.switch_lengths)]
     results = [
@@ -212,13 +213,13 @@ def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
 def _compare_rows(
     alone: CachedLM, batched: CachedLM, length: int, other_length: int
 ) -> tuple[int, int]:
-    """Compare one request alone with the same request next to another one.
+    """Compare one request alone with the same request alongside another request.
 
     Args:
         alone: As in `count_differing_rows`.
         batched: As in `count_differing_rows`.
-        length: Text length of the request for its rotary frequencies.
-        other_length: Text length of the other request for its rotary frequencies.
+        length: Text length that determines the request's rotary frequencies.
+        other_length: Text length that determines the other request's rotary frequencies.
     """
     tokens = [(11 * index + 3) % alone.vocab_size for index in range(20)]
     tree = DraftTree(

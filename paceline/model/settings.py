@@ -1,43 +1,43 @@
-"""Numbers of the model room, each with its unit and the data it was chosen on."""
+"""Settings for running models, with units and the data used to choose them."""
 
 from __future__ import annotations
 
-# Tokens: context length of a model whose configuration names none.
+# Context length, in tokens, of a model whose configuration does not specify one.
 UNBOUNDED_CONTEXT = 1 << 30
 
-# Weights per tensor in a model fingerprint. Another number changes every fingerprint on disk.
+# Weights per tensor in a model fingerprint. A different number would invalidate stored ones.
 FINGERPRINT_SAMPLES = 64
 
-# Rows and columns of the embedding in a sketch. Another number changes every sketch on disk.
+# Rows and columns of the embedding in a sketch. Different numbers would invalidate stored ones.
 SKETCH_SIZE = 64
 
-# Cosines between the embedding sketches of two models. Below the first, they are different models;
-# from the second on, no warning is needed. Measured: rounding to 8, 4 and 3 bits in blocks of 32
-# leaves 1.00, 0.99 and 0.93; models trained separately have 0.0 +- 0.1.
+# Cosine similarities of two models' embedding sketches. Below the first value, the models are
+# different; from the second value upwards, no warning is needed. Measured: rounding to 8, 4 and 3
+# bits in blocks of 32 gives 1.00, 0.99 and 0.93; models trained separately have 0.0 +- 0.1.
 MIN_SKETCH_COSINE = 0.8
 WARN_SKETCH_COSINE = 0.97
 
-# Weights that an error about an incomplete checkpoint names.
+# Maximum number of weights that an error about an incomplete checkpoint lists.
 MAX_NAMED_WEIGHTS = 3
 
-# Parameters up to which a half-precision draft model runs as a float32 copy on a CPU. A bfloat16
-# product costs about 13 microseconds before it begins, and attention of one query several times
-# its float32 time. Measured with torch 2.13 on a draft of 0.9 M parameters: 1.7 against 1.3 ms per
-# forward pass, and 3.5 against 2.0 ms for a batch of 8.
+# Maximum number of parameters for which a half-precision draft model runs as a float32 copy on a
+# CPU. A bfloat16 product has about 13 microseconds of overhead, and attention for one query takes
+# several times as long as in float32. Measured with torch 2.13 on a draft with 0.9 M parameters:
+# 1.7 against 1.3 ms per forward pass, and 3.5 against 2.0 ms for a batch of 8.
 MAX_FLOAT32_DRAFT_PARAMETERS = 10_000_000
 
-# Tokens that the text of a self-check has after the longest attention window.
+# Number of tokens after the longest attention window in a self-check's text.
 CHECK_TEXT_TOKENS = 6
 
-# Tokens: the self-check covers attention windows up to this size; longer ones take too long.
+# Largest attention window, in tokens, that the self-check covers; longer windows take too long.
 MAX_CHECKED_WINDOW = 512
 
 # Largest difference between logits of a draft tree and plain logits, relative to the largest
-# plain logit: for float32, and for the half-precision types. Rounding stays below on the
-# architectures of the test suite.
+# plain logit: for float32, and for the half-precision types. Rounding stays below these values on
+# the architectures in the test suite.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1
 
-# Logit of a token outside of a reduced vocabulary, as a part of the dtype's lowest number. Its
-# exponential is 0, and yet a mask over all other tokens leaves a distribution.
+# Logit of a token outside a reduced vocabulary, as a fraction of the dtype's lowest number. Its
+# exponential is 0, yet a mask over all other tokens still leaves a valid distribution.
 OUT_OF_REACH = 0.25

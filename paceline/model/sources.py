@@ -1,4 +1,4 @@
-"""Resolve what names a model: a directory, hub id, GGUF file or built-in name."""
+"""Resolve the name of a model: a directory, hub id, GGUF file or built-in name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def missing_source(source: str | Path) -> str:
-    """Return why there is nothing at a path, as the end of an error; "" if there is.
+    """Return why a path has no model, as the end of an error; "" if it has one.
 
-    Nothing is missing if the name may be a hub id or a built-in name.
+    The result is also "" if the name may be a hub id or a built-in name.
     """
     is_file = str(source).endswith(".gguf")
     if (source != "" and Path(source).exists()) or (
@@ -27,7 +27,7 @@ def missing_source(source: str | Path) -> str:
 
 
 def checkpoint_source(source: str | Path | PreTrainedModel) -> str:
-    """Return the directory or hub id of a model; convert a GGUF file first if needed."""
+    """Return a model's directory or hub id, converting a GGUF file first if needed."""
     path = demo.target_of(source) if isinstance(source, str) else source
     return (
         str(gguf.unpacked(path))

@@ -1,4 +1,4 @@
-"""Load tokenizers from where models are loaded: a directory, hub id or GGUF file."""
+"""Load tokenizers from the same sources as models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.model.sources import checkpoint_source, missing_source
 
 
 def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
-    """Return the given tokenizer, or the one in the folder of the model.
+    """Return the given tokenizer, or the tokenizer in the model's folder.
 
     Args:
         tokenizer: Directory, hub id or tokenizer object; None = the tokenizer of the model.
         model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model has no
             tokenizer.
     Returns:
-        The tokenizer; None if the model has none that can be read.
+        The tokenizer, or None if the model has none that can be read.
     Raises:
-        ConfigError: The tokenizer that is named cannot be read.
+        ConfigError: The named tokenizer cannot be read.
     """
     if tokenizer is None:
         return None if isinstance(model, PreTrainedModel) else _read_tokenizer(model)[0]
@@ -41,7 +41,7 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
 def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
     """Return why the model's tokenizer cannot be read, as the end of an error.
 
-    The result is "" if the model has no tokenizer or a good one.
+    The result is "" if the model has no tokenizer or its tokenizer can be read.
     """
     if isinstance(model, PreTrainedModel) or (
         Path(model).is_dir() and not any(Path(model).glob("*[tv]o[kc]*"))
@@ -52,11 +52,11 @@ def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
 
 
 def _read_tokenizer(source: str | Path) -> tuple[Any, str]:
-    """Return a tokenizer or None, and why it cannot be read; "" = no error."""
+    """Return a tokenizer or None, and the reason it cannot be read ("" = no error)."""
     missing = missing_source(source)
     if missing:
         return None, missing
     try:
         return AutoTokenizer.from_pretrained(checkpoint_source(source)), ""
-    except Exception as error:  # the libraries raise many types for damaged files
+    except Exception as error:  # the libraries raise many error types for damaged files
         return None, " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Capture the hidden states that the LM head and some layers of a model read."""
+"""Capture the hidden states that a model's LM head and some layers read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Pick = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class CapturedStates:
-    """Hidden states of the calls of one forward pass.
+    """Hidden states from the calls in one forward pass.
 
     Attributes:
-        head: Inputs of the LM head, [rows, columns, hidden], of some of the columns.
-        below: Inputs of each captured layer, of all columns.
-        last: Outputs of the decoder, of all columns; empty unless they were captured.
+        head: Inputs to the LM head for some of the columns, [rows, columns, hidden].
+        below: Inputs to each captured layer, for all columns.
+        last: Outputs of the decoder, for all columns; empty if they were not captured.
     """
 
     head: list[Tensor]
@@ -40,7 +40,7 @@ class CapturedStates:
         column_picks: Sequence[_Pick],
         pending: Sequence[list[tuple[int, int, int]]],
     ) -> NodeLogits:
-        """Return logits with the hidden states that they are computed from.
+        """Return logits with the hidden states from which they were computed.
 
         Args:
             logits: Logits of the forward pass.
@@ -70,12 +70,12 @@ def capture_states(
 ) -> Iterator[CapturedStates]:
     """Capture the states of a forward pass in the `with` block.
 
-    Only the calls of this thread count: other threads may use the model meanwhile.
+    Only calls from this thread are captured; other threads may use the model in the meantime.
 
     Args:
-        model: The model.
-        layers: Indices of the decoder layers whose inputs are captured.
-        last: Whether to capture the decoder's output, too.
+        model: Model to run.
+        layers: Indices of the decoder layers whose inputs to capture.
+        last: Whether to capture the decoder's output as well.
     """
     outputs: list[Tensor] = []
     head = model.get_output_embeddings() or torch.nn.Identity()

@@ -1,9 +1,9 @@
 """Build and load EAGLE-style draft models.
 
-Their Llama layers lie between the embedding and the LM head of the target.
+These models have Llama layers between the target's embedding and LM head.
 
-In the folder of a draft model, `config.json` names the target, `model.safetensors` has the weights
-that are not the target's, and `kept_tokens.json` the reduced vocabulary.
+In the folder of a draft model, `config.json` names the target, `model.safetensors` holds the draft
+model's own weights, and `kept_tokens.json` holds the reduced vocabulary.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
     """Return a draft model in float32 with random weights.
 
     Args:
-        config: Configuration of its layers, with the vocabulary size of the target and the entry
-            `READS`.
-        token_ids: Token ids of the reduced vocabulary, ascending.
+        config: Configuration of the draft layers, including the target's vocabulary size and the
+            `READS` entry.
+        token_ids: Token ids in the reduced vocabulary, in ascending order.
     """
     vocab_size, target = config.vocab_size, getattr(config, READS)
     config.vocab_size = 1  # the embedding is replaced below
@@ -56,18 +56,18 @@ def is_reading(folder: str) -> bool:
     try:
         return path.is_file() and READS in parse_json(path.read_bytes())
     except (OSError, ValueError, TypeError):
-        return False  # loading it raises the error
+        return False  # loading the folder raises the error
 
 
 def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> PreTrainedModel:
     """Return the draft model in a folder, which must then be attached to its target.
 
     Args:
-        folder: The folder.
-        dtype: Dtype of the weights; None for the dtype of the file.
+        folder: Folder of the draft model.
+        dtype: Dtype of the weights; None uses the dtype in the file.
         device: Device of the weights.
     Raises:
-        ConfigError: The files are damaged or do not fit each other.
+        ConfigError: The files are damaged or do not match each other.
     """
     try:
         config = LlamaConfig.from_pretrained(folder)

@@ -1,8 +1,9 @@
 """Run a small Llama without transformers' modules, for draft models on the CPU.
 
-Around two layers, transformers' modules take longer than the operations. The numbers differ from
-transformers' by rounding alone. One product computes queries, keys and values, another gate and
-up, and a rotation is rounded once. transformers' forward is the reference for tests.
+With only two layers, transformers' modules add more time than the operations take. The results
+differ from transformers' only by rounding: one product computes queries, keys and values, another
+computes gate and up, and a rotation is rounded once. Tests use transformers' forward method as the
+reference.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class _Layer(NamedTuple):
 
     Attributes:
         before: Norm before attention.
-        queries_keys_values: Product of the attention's inputs.
-        out: Product of the attention's output.
+        queries_keys_values: Weights for the queries, keys and values.
+        out: Weights for the attention's output.
         between: Norm before the MLP.
-        gate_up: Product of the MLP's inputs.
-        down: Product of the MLP's output.
+        gate_up: Weights for the MLP's input.
+        down: Weights for the MLP's output.
     """
 
     before: Tensor
@@ -57,14 +58,14 @@ class _Layer(NamedTuple):
 
 
 class DirectLlama:
-    """View of a draft model in bfloat16; see `ModelView`.
+    """View of a bfloat16 draft model; see `ModelView`.
 
     Args:
         model: Draft model that `suits` accepts.
-        products: Products of its forward passes.
+        products: Matrix products for the forward passes.
     Attributes:
         config: Copy of the model's configuration.
-        state: Forward state that its modules read.
+        state: Forward state that the modules read.
     """
 
     stale = False  # the modules of a draft model are not replaced
@@ -102,10 +103,10 @@ class DirectLlama:
 
         Args:
             input_ids: Token ids of the batch.
-            attention_mask: Mask that stands for the keys that each query sees.
-            cache: Cache that keys and values are written to.
+            attention_mask: Mask that represents the keys visible to each query.
+            cache: Cache to which keys and values are written.
             position_ids: Positions of the tokens in their texts.
-            logits_to_keep: Columns that get logits.
+            logits_to_keep: Columns for which logits are computed.
             use_cache: Ignored; the cache is always used.
         """
         hidden = self._embedding(input_ids)
@@ -190,12 +191,12 @@ def _rotate(
     """Rotate the first heads of each row in memory (RoPE).
 
     Args:
-        rows: Address of bfloat16 [len(positions), size].
-        size: Numbers per row.
+        rows: Address of a bfloat16 array [len(positions), size].
+        size: Number of values per row.
         heads: Number of heads to rotate.
-        dim: Numbers per head.
+        dim: Number of values per head.
         positions: Position of each row in its text.
-        turns: As `_turns` returns.
+        turns: Cosines and sines returned by `_turns`.
     """
     half = dim // 2
     for row in range(len(positions)):

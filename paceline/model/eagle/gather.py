@@ -1,4 +1,4 @@
-"""Gather the target states that a draft model reads in a forward pass."""
+"""Gather the target states that a draft model reads in one forward pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paceline.model.ragged_batch import RaggedBatch
 def states_to_read(
     requests: Sequence[Request], batch: PaddedBatch | RaggedBatch
 ) -> TargetStates | None:
-    """Return the target states of the pending tokens that the target has chosen.
+    """Return the target states for the pending tokens that the target has chosen.
 
     Args:
         requests: Requests of the batch, with the logs of their target states.
-        batch: Rows and columns of their tokens.
+        batch: Rows and columns of the requests' tokens.
     Returns:
-        The known states; None if there are none.
+        The known states, or None if there are none.
     """
     if isinstance(batch, RaggedBatch):
         starts = [(0, start) for start in batch.starts.tolist()]

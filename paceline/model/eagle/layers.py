@@ -1,4 +1,4 @@
-"""Find the layers of a decoder, and capture the inputs of modules."""
+"""Find a decoder's layers, and capture the inputs to modules."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paceline.errors import UnsupportedModelError
 def inputs_of(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
     """Capture the hidden states that modules read in the `with` block.
 
-    Only the calls of this thread count: other threads may use the model meanwhile.
+    Only calls from this thread are captured; other threads may use the model in the meantime.
 
     Yields:
-        Per module, the hidden states [rows, columns, hidden] of every call.
+        For each module, the hidden states [rows, columns, hidden] from every call.
     """
     inputs: list[list[Tensor]] = [[] for _ in modules]
     thread = get_ident()
@@ -47,10 +47,10 @@ def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Mo
     """Return some layers of a decoder.
 
     Args:
-        model: The model.
+        model: Model that contains the decoder.
         numbers: Indices of the layers, from 0.
     Raises:
-        UnsupportedModelError: The decoder has no list with the configured number of layers.
+        UnsupportedModelError: The decoder has no list of layers with the configured length.
     """
     if not numbers:
         return []

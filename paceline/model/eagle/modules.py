@@ -1,11 +1,12 @@
 """Define the embedding and the LM head of a draft model that reads target states.
 
-A token that the target has chosen enters with the target states that it was chosen by. These are
-the input of the LM head and the inputs of some middle layers (EAGLE-3, Li et al. 2025, section
-3.1). A token that is only drafted enters alone. EAGLE gives it the draft model's state, which
-another forward pass must compute first; here any tree of drafted tokens takes one forward pass.
+For a token that the target has chosen, the draft model also reads the target states from which the
+token was chosen. These states are the input to the LM head and the inputs to some middle layers
+(EAGLE-3, Li et al. 2025, section 3.1). A drafted token has no states. EAGLE instead uses the draft
+model's state, which another forward pass must compute first. Here, a tree of drafted tokens of any
+shape takes only one forward pass.
 
-Embeddings and LM head are the target's; the draft model uses a part of the head (a reduced
+The embeddings and LM head belong to the target; the draft model uses part of the head (a reduced
 vocabulary).
 """
 
@@ -24,25 +25,25 @@ from paceline.model.identity import Sketch
 from paceline.model.reduced_vocabulary import spread
 from paceline.model.settings import MIN_SKETCH_COSINE
 
-# Of weights whose numbers mean themselves: those of 8 bits have scales, too.
+# Dtypes whose values are used directly: 8-bit weights also have scales.
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-# Entry of the draft model's configuration: sketch and sizes of its target, and the layers it reads.
+# Entry in the draft model's configuration: the target's sketch and sizes, and the layers to read.
 READS = "reads_states_of"
 
 
 class TargetStateEmbedding(StateReader):
-    """Computes the input of the first layer from token ids and target states.
+    """Computes the first layer's input from token ids and target states.
 
     Args:
         embedding: Size of the target's embeddings.
         states: Size of the target's hidden states.
         hidden: Hidden size of the draft model.
-        layers: Middle layers of the target whose inputs are read, too.
+        layers: Middle layers of the target whose inputs are also read.
     Attributes:
-        layers: Such layers as the attached target counts them.
+        layers: These layers, as numbered in the attached target.
         token_scale: [1], scales the target's embeddings to a size of about 1.
         state_scale: [states of all layers], scales the target's states to a size of about 1.
-        table: [vocab, embedding], the target's embedding; None until it is attached.
+        table: [vocab, embedding], the target's embedding; None until the target is attached.
     """
 
     token_scale: Tensor
@@ -61,11 +62,12 @@ class TargetStateEmbedding(StateReader):
         self.table: Tensor | None = None
 
     def forward(self, token_ids: Tensor, target_states: TargetStates | None = None) -> Tensor:
-        """Return the input of the first layer, [rows, columns, hidden].
+        """Return the first layer's input, [rows, columns, hidden].
 
         Args:
             token_ids: [rows, columns].
-            target_states: Target states of some of the tokens; default those of the view's forward.
+            target_states: Target states for some of the tokens; by default, those in the view's
+                forward state.
         """
         assert self.table is not None, "attached when an engine is built"
         dtype = self.read.weight.dtype
@@ -75,7 +77,7 @@ class TargetStateEmbedding(StateReader):
         if target_states is None or not target_states.at.shape[1]:
             return rows_in
         rows, columns = target_states.at
-        # The states of an enlarged target end with zeros.
+        # The states of an enlarged target end in zeros.
         states = target_states.states[..., : self._states].flatten(1)
         known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
         return rows_in.index_put((rows, columns), self.read(known))
@@ -90,8 +92,8 @@ class TargetStateHead(StateReader):
         vocab_size: Vocabulary size of both models.
         token_ids: Token ids of the reduced vocabulary, ascending.
     Attributes:
-        kept: [kept, states], rows of the target's head; None until it is attached.
-        added: [kept], part of the target's bias; None if it has none.
+        kept: [kept, states], rows of the target's head; None until the target is attached.
+        added: [kept], part of the target's bias; None if the target has no bias.
     """
 
     token_ids: Tensor
@@ -105,14 +107,14 @@ class TargetStateHead(StateReader):
         self.added: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., vocab] of hidden states [..., hidden]."""
+        """Return logits [..., vocab] for hidden states [..., hidden]."""
         logits = self._reduced_logits(self.out(hidden))
         if self.state.reduced_logits:
             return logits
         return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
-        """Return the likeliest token after each output of `out`, [...]."""
+        """Return the most likely token after each output of `out`, [...]."""
         return self.token_ids[self._reduced_logits(states).argmax(-1)]
 
     def _reduced_logits(self, states: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ def uses_target_states(model: PreTrainedModel) -> bool:
 
 
 def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
-    """Return the middle layers that a draft model reads, as its target counts them."""
+    """Return the middle layers that a draft model reads, as numbered in its target."""
     embedding: Any = draft.get_input_embeddings()
     layers: tuple[int, ...] = embedding.layers
     return layers
@@ -138,16 +140,16 @@ def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
 
 
 def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Attach an EAGLE-style draft model to the embedding and LM head of its target.
+    """Attach an EAGLE-style draft model to its target's embedding and LM head.
 
-    Other draft models stay as they are.
+    Other draft models are unchanged.
 
     Args:
-        draft: The draft model.
-        target: Its target.
+        draft: Draft model to attach.
+        target: Target of the draft model.
     Raises:
-        ConfigError: The draft model was trained for another target.
-        UnsupportedModelError: Embedding or LM head of the target cannot be read.
+        ConfigError: The draft model was trained for a different target.
+        UnsupportedModelError: The target's embedding or LM head cannot be read.
     """
     embedding: Any = draft.get_input_embeddings()
     if not isinstance(embedding, TargetStateEmbedding):
@@ -163,9 +165,9 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
             " Train one for this model (`paceline draft train`)."
         )
     target_embedding, target_head = embedding_and_lm_head(target)
-    like = embedding.read.weight  # of the right device and dtype
-    # A target that `paceline.bench.cost_scale` has enlarged has zeros at the end of its states, and
-    # layers between that change nothing.
+    like = embedding.read.weight  # with the right device and dtype
+    # If `paceline.bench.cost_scale` has enlarged a target, its states end in zeros, and it contains
+    # additional layers that change nothing.
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     layers = trained_for.get("layers", ())
     embedding.layers = tuple(layer * depth // trained_for["depth"] for layer in layers)
@@ -190,7 +192,7 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
 
 
 def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
-    """Return the embedding and the LM head of a target.
+    """Return a target's embedding and LM head.
 
     Raises:
         UnsupportedModelError: Their weights are not plain tensors.

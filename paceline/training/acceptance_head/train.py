@@ -2,7 +2,7 @@
 
 The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
 from the paper. The weight on rejections makes the raw head predict rejections too often, so its
-logit is scaled and shifted (Platt 1999); the scale and shift are fitted without weights on
+logit is scaled and shifted (Platt 1999). The scale and shift are fitted without weights on
 development prompts. The last layer starts as the logistic regression on scalars computed from the
 draft's distribution.
 """
