@@ -43,7 +43,7 @@ Tokenizer = Annotated[
     str,
     Parameter(
         help="Tokenizer of the target model: directory or hub id; 'demo' and 'smollm2' are built-in"
-        " models; 'mistral-common' is the 32k tokenizer of that package."
+        " models; 'mistral-common' is the 32k tokenizer from that package."
     ),
 ]
 

@@ -52,8 +52,8 @@ class SimulationOptions:
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default:
             prompt_lookup and sssd.
-        nodes: Number of draft tokens per tree; at least 1. Separate several numbers by commas.
-        batch: Number of requests per step; at least 1. Separate several numbers by commas.
+        nodes: Number of draft tokens per tree; at least 1. Separate numbers with commas.
+        batch: Number of requests per step; at least 1. Separate numbers with commas.
     """
 
     drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()

@@ -14,8 +14,8 @@ class AutoOptions:
     """Options for `auto`.
 
     Attributes:
-        datastore: Folder of a datastore; "demo" is the one for the built-in target. By default the
-            drafter searches only the request and earlier answers.
+        datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
+            default the drafter searches only the request and earlier answers.
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
             (Token Recycling). At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
@@ -29,8 +29,8 @@ class AutoOptions:
         use_draft_model: Use the draft model, if there is one, as an additional source. With the
             budget, the drafter runs the draft model only while it saves time. Default true.
         draft_head: Predict the next tokens from the target's hidden state; false disables the head.
-            Pass a path to use a head that was trained with `paceline draft-head train`. Default
-            true.
+            To use a trained head, pass the path of a file that `paceline draft-head train` wrote.
+            Default true.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default they are not saved.
     """

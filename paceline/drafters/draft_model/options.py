@@ -29,24 +29,25 @@ class DraftModelOptions:
     Attributes:
         max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default the
             draft grows while the draft model is confident, up to 24 tokens (3 in a batch of 8).
-            With stop_rule=heuristic, it is the limit for the first draft, by default 5.
+            With stop_rule=heuristic, this is the limit for the first draft, by default 5.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
-            probabilities, "confidence" the probability of the newest token, "entropy" the entropy
-            of its distribution. "heuristic" depends on whether the last draft was fully accepted.
-            Default "product".
-        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to 1,
-            0 never stops. By default 0 with a length and the product rule; otherwise 0.5 for trees,
-            0.1 for chains with the product rule, and 0.4 with the other rules.
-        branch_threshold: Minimum path probability of the draft model's alternatives; 1 drafts
-            chains only. From 0 to 1; default 0.06, or 1 with a length. Not for sampled drafts.
+            probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
+            the entropy of its distribution. "heuristic" depends on whether the last draft was fully
+            accepted. Default "product".
+        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to 1.
+            With 0, drafting never stops early. By default 0 with a length and the product rule;
+            otherwise 0.5 for trees, 0.1 for chains with the product rule, and 0.4 with the other
+            rules.
+        branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
+            With 1, drafts are chains. Default 0.06, or 1 with a length. Sampled drafts ignore this
+            option.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Default true, or
             false with a length or another rule.
-        budget: The engine processes only the nodes that are expected to save time. It skips
-            drafting as long as drafting is slower than plain decoding. Sampled drafts are never
-            shortened, because they affect the text. Default true, or false with a length or another
-            rule.
-        verification: Verification of sampled requests: "reject" (rejection sampling, as in the
-            papers) or "follow" (the draft model uses the same noise as the target). Default
+        budget: The engine verifies only the nodes that are expected to save time. It skips drafting
+            as long as drafting is slower than plain decoding. Sampled drafts are never shortened,
+            because they affect the text. Default true, or false with a length or another rule.
+        verification: Verification method for sampled requests: "reject" (rejection sampling, as in
+            the papers) or "follow" (the draft model uses the same noise as the target). Default
             "reject".
     """
 

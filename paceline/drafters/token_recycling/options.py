@@ -17,21 +17,21 @@ class TokenRecyclingOptions:
     """Options of `token_recycling`.
 
     Attributes:
-        max_context_ngram: Longest context, in tokens, under which a next-token distribution is
-            cached. At least 1; default 3. The paper uses 1.
-        tree: Shape of the draft tree: "best" takes the most likely nodes, "paper" the paper's fixed
-            tree. Default "best".
+        max_context_ngram: Maximum context length, in tokens, for cached next-token distributions.
+            At least 1; default 3. The paper uses 1.
+        tree: Shape of the draft tree: "best" uses the most likely nodes, "paper" uses the paper's
+            fixed tree. Default "best".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
-            budget; without it 16, and in larger batches 48 for the whole batch. With tree=paper,
-            80.
-        budget: The engine processes only the nodes that are expected to save time. It always
-            processes the paper's tree as a whole. Default true.
+            budget. Without the budget, it is 16, or 48 for the whole batch in larger batches. With
+            tree=paper, it is 80.
+        budget: The engine verifies only the nodes that are expected to save time. The paper's tree
+            is always verified as a whole. Default true.
         min_path_probability: Path probability below which a node is not proposed, for tree=best.
             From 0 to 1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             distribution takes about 110 bytes.
-        pool_file: File that keeps the cached distributions between runs. It is loaded if it exists.
-            By default they are not saved.
+        pool_file: File in which the cached distributions are saved between runs. An existing file
+            is loaded. By default they are not saved.
     """
 
     max_context_ngram: int = 3

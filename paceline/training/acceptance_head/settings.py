@@ -23,7 +23,7 @@ class RecordConfig:
     """Set how training data for an acceptance head is recorded.
 
     Attributes:
-        out: Folder for the recording; an interrupted recording is continued.
+        out: Folder for the recording; an interrupted recording is resumed.
         models: Target and draft model.
         selection: Prompts, selected as for a benchmark.
         answers: File written by `paceline record` to use instead of prompts, with the sampling
@@ -32,8 +32,8 @@ class RecordConfig:
             skips none.
         keep: Probability that a position keeps the target's token (the paper's r); from 0 to below
             1. With high values, the features resemble those in use.
-        mixtures: Number of mixed sequences per answer (1 in the paper); for drafts that read target
-            states, number of chain positions per token; at least 1.
+        mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. For draft
+            models that read target states, the number of chain positions per token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
             min_tokens are not supported.
         batch: Number of prompts answered together and stored per shard; at least 1.

@@ -53,7 +53,8 @@ class DraftTraining(TrainingSettings):
             works only with this target. Otherwise, the draft is an independent model.
         reads_at: Depth of an additional layer whose states the draft reads, as a share of the
             target's layers; from 0 to 1. 0 reads only the last layer.
-        hidden: Hidden size, a multiple of 32. 0 uses the target's, or 96 without target states.
+        hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 without target
+            states.
         layers: Number of decoder layers; at least 0. 0 uses 2 layers, or 3 without target states.
         neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size, or 4
             times the hidden size without target states.
@@ -64,7 +65,7 @@ class DraftTraining(TrainingSettings):
             most 1. 1 keeps the whole vocabulary.
         length: Number of draft tokens per chain in the evaluation; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
-        answers: Share of training steps that use recorded answers rather than texts, at the end of
+        answers: Share of training steps that use recorded answers rather than text, at the end of
             training; from 0 to 1.
         held_out: Interval between answers held out for validation (every n-th answer); at least 2.
         validations: Number of validations; at least 1. The best draft so far is saved.

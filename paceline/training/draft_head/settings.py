@@ -23,9 +23,10 @@ class DraftHeadTraining(TrainingSettings):
         batch: Number of token positions per training step; at least 1.
         lr: Peak learning rate of AdamW; above 0.
         neurons: Size of the hidden layer; at least 1. More neurons make every decoding step slower.
-        kept: Size of the reduced draft vocabulary, the most frequent tokens of the training text;
-            at least 1.
-        levels: Number of tokens to predict ahead in use; at least 1. Training covers two tokens.
+        kept: Size of the reduced draft vocabulary, which holds the most frequent tokens in the
+            training text; at least 1.
+        levels: Number of tokens to predict ahead when drafting; at least 1. Training covers two
+            tokens.
         epochs: Number of passes over the training text; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
         held_out: Interval between answers held out for validation (every n-th answer); at least 2.
