@@ -32,7 +32,7 @@ from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Draft from text matches; lossless, and same text for a seed at any temperature."""
+    """Draft from text matches; lossless and seed-identical at any temperature."""
 
     name = "prompt_lookup"
     Options = PromptLookupOptions

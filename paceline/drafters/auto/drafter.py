@@ -33,7 +33,7 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Draft from all sources; lossless, and same text for a seed at any temperature."""
+    """Draft from all sources; lossless and seed-identical at any temperature."""
 
     name = "auto"
     takes_draft_model = True

@@ -1,4 +1,4 @@
-"""Calibrate a draft model: the acceptance rate of its first choice by probability."""
+"""Calibrate a draft model: acceptance rate of its first choice by probability."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from paceline.drafters.shared.trees import tried
 
 
 def first_choice_prior(prob: float) -> float:
-    """Return the prior acceptance rate of a first choice with probability `prob`."""
+    """Return the prior acceptance rate for a first choice with probability `prob`."""
     return math.pow(prob, PRIOR_POWER)
 
 
 class DraftCalibration:
-    """Count how often the draft model's first choice was accepted, by its probability.
+    """Count how often the draft model's first choice was accepted, by probability.
 
-    A first choice is accepted more often than its probability suggests, above all with a greedy
-    target. With few counts the estimate is a power of the probability, which fits such pairs.
+    A first choice is accepted more often than its probability suggests, especially with a greedy
+    target. While there are few counts, the estimate is a power of the probability, which fits such
+    model pairs.
     """
 
     def __init__(self) -> None:
         self._counts = AcceptanceCounts(1, BUCKETS, PRIOR_TRIALS)
 
     def confidence(self, prob: float) -> float:
-        """Return the estimated acceptance rate of a first choice with probability `prob`."""
+        """Return the estimated acceptance rate for a first choice with probability `prob`."""
         return self._counts.rate(first_choice_prior(prob), prob)
 
     def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:
-        """Count the outcome of a draft tree.
+        """Count the outcome for a draft tree.
 
         Args:
-            outcome: Outcome of the tree.
-            first_choice_probs: Per node the draft model's probability; None if it was no first
-                choice.
+            outcome: Outcome for the tree.
+            first_choice_probs: The draft model's probability for each node; None if the node was
+                not a first choice.
         """
         for node, accepted in tried(outcome):
             prob = first_choice_probs[node]

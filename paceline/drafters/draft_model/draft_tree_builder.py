@@ -1,4 +1,4 @@
-"""Grow the tree that a draft model drafts in one step, likeliest nodes first.
+"""Grow the tree that a draft model drafts in one step, most likely nodes first.
 
 Each draft forward pass processes the whole tree so far. A small model's forward pass costs about
 the same for one token as for twenty, so every open node is extended at once. One round is `newest`,
@@ -9,7 +9,7 @@ the same for one token as for twenty, so every open node is extended at once. On
     the draft      after the root: 7, or 8     after 7: 1;  after 8: 3, or 4
     the tree       7, 8                        7 -> 1,  8 -> 3,  8 -> 4
 
-`finished` keeps the nodes that are likely enough to verify.
+`finished` keeps the nodes that are likely enough to be worth verifying.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GuessNode:
         depth: Depth; 1 is a child of the root.
         path_confidence: Estimated probability that the node and all its ancestors are accepted.
         on_main_path: Whether the node and all its ancestors are first choices.
-        first_choice_prob: Probability of a first choice by the draft model; None for other nodes.
+        first_choice_prob: The draft model's probability for a first choice; None for other nodes.
     """
 
     token: int
@@ -48,12 +48,12 @@ class GuessNode:
 
 @dataclass(frozen=True, slots=True)
 class DraftForwardInput:
-    """Hold the input of one draft forward pass: tree nodes, then looked-up text.
+    """Hold the input for one draft forward pass: tree nodes, then looked-up text.
 
     Attributes:
-        tree: Processed tokens as a tree.
-        nodes: Per processed position the node of the growing tree; -1 for the root in front, None
-            for a looked-up token.
+        tree: Tokens to process, as a tree.
+        nodes: For each processed position, the node in the growing tree; -1 for the root, which
+            comes first, and None for a looked-up token.
         predicted: Positions (0 is the root) whose predictions are needed.
     """
 
@@ -67,7 +67,7 @@ class NodePrediction(NamedTuple):
 
     Attributes:
         choice: Chosen token id.
-        likeliest: Likeliest token ids, in order.
+        likeliest: Most likely token ids, in descending order.
         probs: Their probabilities.
     """
 
@@ -83,7 +83,7 @@ class GuessTree:
         calibration: Acceptance rates of first choices.
         limit: Maximum number of nodes.
         max_depth: Maximum depth.
-        branch_threshold: Minimum path confidence of nodes that are not on the main path.
+        branch_threshold: Minimum path confidence for nodes that are not on the main path.
         stop_threshold: Summed path confidence of the newest nodes below which the tree is finished.
     """
 
@@ -101,7 +101,7 @@ class GuessTree:
         self._children: dict[int, dict[int, int]] = {}  # token -> node, per extended node
 
     def newest(self) -> list[int]:
-        """Return the nodes to extend, -1 being the root; none once the tree is finished."""
+        """Return the nodes to extend (-1 = the root); none once the tree is finished."""
         if self._limit <= 0 or self._max_depth <= 0:
             return []
         if -1 not in self._children:
@@ -130,8 +130,8 @@ class GuessTree:
             newest: Nodes to extend.
             look_up: Function (path, length) that returns up to `length` tokens that may follow a
                 path.
-            likely: Tree of the other sources. With it, the first forward pass predicts after all
-                its nodes.
+            likely: Tree from the other sources. If given, the first forward pass predicts the
+                tokens after all its nodes.
         """
         if -1 in newest and likely.token_ids:
             return DraftForwardInput(
@@ -172,7 +172,7 @@ class GuessTree:
                 self._branch(node, answer)
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
-        """Return the tree, likeliest paths first, and first-choice probabilities."""
+        """Return the tree, most likely paths first, and first-choice probabilities."""
         selected = self._selected()
         position_of = {-1: -1} | {node: position for position, node in enumerate(selected)}
         guesses = [self._guesses[node] for node in selected]
@@ -214,7 +214,7 @@ class GuessTree:
                 self._guesses.append(GuessNode(token, node, depth, above * prob, False, None))
 
     def _selected(self) -> list[int]:
-        """Return the nodes to verify, parents first: the main path, then the likeliest."""
+        """Return the nodes to verify, parents first: the main path, then the most likely."""
         ranked = sorted(filter(self._worth_keeping, range(len(self._guesses))), key=self._rank)
         return sorted(ranked[: self._limit])
 
@@ -233,7 +233,7 @@ class GuessTree:
         return 1.0 if node < 0 else self._guesses[node].path_confidence
 
     def _path(self, node: int) -> list[int]:
-        """Return the nodes from the first level down to `node`."""
+        """Return the path of nodes from the first level down to `node`."""
         path: list[int] = []
         while node >= 0:
             path.append(node)

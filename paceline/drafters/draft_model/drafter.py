@@ -1,9 +1,9 @@
 """Draft chains or trees with a small model (Leviathan, Chen et al. 2023).
 
-Sampled drafts are chains as in the papers (`shared/chains.py`). Deterministic drafts, those of
-greedy requests above all, are trees (`draft_tree_builder.py`), unless the options give a length or
-another rule. The confidence of the draft model decides the size of a tree. The engine then
-processes the nodes that are expected to save time.
+Sampled drafts are chains, as in the papers (`shared/chains.py`). Deterministic drafts, mainly for
+greedy requests, are trees (`draft_tree_builder.py`), unless the options set a length or another
+rule. The draft model's confidence determines the size of a tree. The engine then processes the
+nodes that are expected to save time.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["DraftModel", "DraftModelOptions"]
 
 @dataclass(slots=True)
 class _Record:
-    """Hold the calibration and the newest tree of one request.
+    """Hold the calibration and the newest tree for one request.
 
     Attributes:
         calibration: Acceptance rates of first choices in this request.
-        tree: Newest tree, likeliest paths first; empty for a chain.
-        first_choice_probs: Per node its probability if it was a first choice, else None.
-        likely: Tree of the other sources in this step.
+        tree: Newest tree, most likely paths first; empty for a chain.
+        first_choice_probs: Probability of each node if it was a first choice, otherwise None.
+        likely: Tree from the other sources in this step.
     """
 
     calibration: DraftCalibration = field(default_factory=DraftCalibration)
@@ -62,7 +62,7 @@ class DraftModel(ChainDrafter):
     Args:
         options: Options of the drafter.
         draft: The draft model.
-        rule: Length rule that replaces the one of the options; drafts are chains then.
+        rule: Length rule that replaces the rule from the options; drafts are then chains.
     """
 
     name = "draft_model"
@@ -94,9 +94,9 @@ class DraftModel(ChainDrafter):
         self._records[request.id] = _Record()
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Seed the next draft with the nodes of another tree of the same request.
+        """Seed the next draft with the nodes of another tree for the same request.
 
-        The first forward pass of the draft model then predicts the tokens after all of them.
+        The draft model's first forward pass then predicts the tokens after all these nodes.
         """
         self._records[request.id].likely = tree
 
@@ -142,8 +142,8 @@ class DraftModel(ChainDrafter):
     ) -> list[GuessTree]:
         """Grow one tree per request, all requests together in each forward pass.
 
-        Each forward pass processes the root and the whole tree again; the draft's KV cache keeps no
-        drafted token.
+        Each forward pass processes the root and the whole tree again; the draft model's KV cache
+        keeps no draft tokens.
         """
         options = self._options
         trees = [
@@ -219,7 +219,7 @@ def adjusted_answers(
     Args:
         logits: [batch, 1 + width, vocab], after the root and each processed node.
         copies: The draft model's copies of the requests.
-        inputs: Per request the processed tree.
+        inputs: The processed tree for each request.
         questions: Per request the nodes to predict after; None for none.
     """
     scores = sampler.target_scores(logits, copies, inputs)

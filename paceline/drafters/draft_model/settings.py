@@ -1,4 +1,4 @@
-"""Settings of the `draft_model` drafter."""
+"""Settings for the `draft_model` drafter."""
 
 from __future__ import annotations
 

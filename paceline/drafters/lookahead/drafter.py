@@ -1,21 +1,21 @@
 """Lookahead Decoding (Fu et al. 2024, algorithm 1): the target drafts.
 
 Every forward pass also processes a window of guesses for the next positions (section 3.1, the
-lookahead branch: `window.py`). It verifies up to G n-grams that started with the newest token
-before (section 3.2, the verification branch). Algorithms 3 and 4 of the paper are the verification
-that all drafters share. The target's predictions at the newest level of the window complete W
-n-grams per step. These enter a pool and become the guesses of later steps.
+lookahead branch: `window.py`). It verifies up to G earlier n-grams that start with the newest token
+(section 3.2, the verification branch). Algorithms 3 and 4 in the paper correspond to the
+verification that all drafters share. The target's predictions at the window's newest level complete
+W n-grams per step. These n-grams enter a pool and become the guesses in later steps.
 
-Differences from the public code, all switched off by `reference_mode=true`:
+Differences from the public code, all disabled by `reference_mode=true`:
 
 - The token after a fully matched n-gram is emitted, as in the paper's algorithm 3.
-- Guesses and window share common prefixes; the saved nodes extend the first guesses with n-grams of
-  the pool.
+- Guesses and the window share common prefixes. The nodes saved in this way extend the first guesses
+  with n-grams from the pool.
 - Window nodes can be accepted. The window is full and guesses are verified from the first step.
-- The pool is looked up by the two newest tokens before the newest one. If it has too few n-grams
-  for a key, the drafter uses n-grams that contain the key further inside.
+- The pool is searched for the two newest tokens before the newest token alone. If it has too few
+  n-grams for a key, the drafter also uses n-grams that contain the key in a later position.
 - Text that the target has confirmed becomes the newest entry. A guess whose first token was wrong
-  leaves the pool until it is generated again.
+  is removed from the pool until it is generated again.
 - The window is left out while long runs are accepted, and at the end of the answer.
 """
 
@@ -36,22 +36,26 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 __all__ = ["Lookahead", "LookaheadOptions"]
 
-WINDOW_LEFT_OUT = "window_left_out"  # note: steps whose max_nodes had no room for the window
+WINDOW_LEFT_OUT = "window_left_out"  # note: steps in which max_nodes left no room for the window
 
 
 @dataclass(slots=True)
 class _State:
-    """Hold the state of one request.
+    """Hold the state for one request.
 
     Attributes:
-        window: Lookahead window; None once only chains are verified, which return no predictions.
-        pool: N-grams by the one or two tokens before them.
-        inner_ngrams: The window's n-grams without their first tokens, for keys that the pool lacks.
-        drops_wrong_guesses: Whether wrong guesses leave the pool; false for a shared pool.
+        window: Lookahead window; None if only chains can be verified, because these return no
+            predictions.
+        pool: N-grams, keyed by the one or two tokens before them.
+        inner_ngrams: The window's n-grams without their first tokens, for keys missing from the
+            pool.
+        drops_wrong_guesses: Whether wrong guesses are removed from the pool; false for a shared
+            pool.
         pooled_tokens: Number of text tokens whose n-grams are in the pool.
-        accepted: Tokens accepted in the last step.
+        accepted: Number of tokens accepted in the last step.
         tree: Last proposal.
-        newest_level: Nodes of the window's newest level in `tree`; None if the window was left out.
+        newest_level: Nodes in `tree` for the window's newest level; None if the window was left
+            out.
         guesses: N-grams in `tree`.
     """
 
@@ -86,15 +90,15 @@ class Lookahead(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """Number of nodes of the largest tree."""
+        """Number of nodes in the largest tree."""
         return self._options.max_nodes
 
     def start(self, request: Request, pool: NgramPool | None = None) -> None:
-        """Fill the window with tokens of the prompt.
+        """Fill the window with tokens from the prompt.
 
         Args:
             request: The new request.
-            pool: Shared n-gram pool; by default the request gets an empty pool.
+            pool: Shared n-gram pool; by default, the request gets an empty pool.
         """
         options = self._options
         fill = (
@@ -109,11 +113,11 @@ class Lookahead(Drafter):
         )
 
     def stop(self, request: Request) -> None:
-        """Drop the state of a request."""
+        """Drop a request's state."""
         self._states.pop(request.id, None)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return window and guesses of every request, as one tree each."""
+        """Return each request's window and guesses as one tree."""
         return [
             self._propose(request, self._states[request.id], limit)
             for request, limit in zip(requests, max_nodes, strict=True)
@@ -127,8 +131,8 @@ class Lookahead(Drafter):
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
         """Return up to `count` n-grams that followed the newest tokens of `text`.
 
-        Longer keys come first, then newer entries. N-grams that contain the key further inside fill
-        up the rest.
+        N-grams with longer keys come first, then newer entries. N-grams that contain the key in a
+        later position fill the remaining slots.
         """
         state = self._states[request.id]
         ngrams: dict[Ngram, None] = {}
@@ -170,18 +174,16 @@ class Lookahead(Drafter):
         if not options.reference_mode and (
             request.remaining <= options.ngram or state.accepted > options.ngram
         ):
-            return (
-                None  # nobody would use its n-grams any more, or the pool knows what comes anyway
-            )
+            return None  # its n-grams would come too late, or the pool already predicts the text
         if window is not None and len(window) > limit:
             request.counters.note(WINDOW_LEFT_OUT)
             return None
         return window
 
     def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
-        """Add the guesses, then continue the first ones.
+        """Add the guesses, then extend the first guesses.
 
-        More accepted tokens in the last step mean longer continuations.
+        The more tokens the last step accepted, the longer the continuations.
         """
         for ngram in state.guesses:
             builder.add_path(ngram[:depth], origin=Origin.POOL)
@@ -199,7 +201,7 @@ class Lookahead(Drafter):
     def _add_as_published(
         self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
     ) -> None:
-        """Add every token of every guess as in the public code.
+        """Add every token of every guess, as in the public code.
 
         The last token of each guess and the window are scoring-only nodes.
         """
@@ -225,7 +227,7 @@ class Lookahead(Drafter):
         if state.drops_wrong_guesses and not self._options.reference_mode:
             self._judge_guesses(context, new, state)
         if outcome.tree is not state.tree:
-            state.window = None  # a branch of it was verified: this model takes chains only
+            state.window = None  # only one branch was verified: this model verifies only chains
         elif state.newest_level is not None and state.window is not None:
             answers = [outcome.target_argmax[node + 1] for node in state.newest_level]
             if state.window.full:
@@ -245,7 +247,7 @@ class Lookahead(Drafter):
     def _pool_window(
         self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
     ) -> None:
-        """Add the n-grams that the target's predictions for the window complete."""
+        """Add the n-grams completed by the target's predictions for the window."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
             if not self._options.reference_mode:

@@ -1,5 +1,5 @@
-"""Settings of the `lookahead` drafter."""
+"""Settings for the `lookahead` drafter."""
 
 from __future__ import annotations
 
-EXTENDED_GUESSES = 2  # First guesses that the n-grams of the pool extend.
+EXTENDED_GUESSES = 2  # Number of first guesses that are extended with n-grams from the pool.

@@ -1,9 +1,10 @@
 """Hold the lookahead window (Fu et al. 2024, 3.1): N - 1 levels of W guesses.
 
-Level 0 is the oldest iteration and holds W - 1 tokens, one per position after the newest token,
-which is its column 0. Every other level holds W tokens, each predicted by the target from the level
-before. As a draft tree, level 0 is a chain from the root, and the node at (level l, column i) is a
-child of (l - 1, i). This gives the paper's mask and positions without a second mask.
+Level 0 is the oldest iteration. Its column 0 is the newest token, so the level holds W - 1 tokens,
+one for each position after that. Every other level holds W tokens, each predicted by the target
+from the previous level. As a draft tree, level 0 is a chain from the root, and the node at (level
+l, column i) is a child of (l - 1, i). This gives the paper's mask and positions without a second
+mask.
 
 For W = 3 and N = 3, with newest token c (the root) and predictions x at the newest level:
 
@@ -25,10 +26,10 @@ AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 
 
 class LookaheadWindow:
-    """Hold the levels of one request.
+    """Hold the levels for one request.
 
     Args:
-        levels: Token ids per level, the oldest iteration first.
+        levels: Token ids for each level, oldest iteration first.
         ngram: N; a full window has N - 1 levels.
     """
 
@@ -40,7 +41,7 @@ class LookaheadWindow:
     def from_phrases(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return a full window of phrases from random positions of the prompt.
+        """Return a full window of phrases from random positions in the prompt.
 
         The window completes n-grams from the first step.
         """
@@ -55,12 +56,12 @@ class LookaheadWindow:
     def from_tokens(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return one level of random prompt tokens, as the warm-up of the public code."""
+        """Return one level of random prompt tokens, like the warm-up in the public code."""
         return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
 
     @property
     def full(self) -> bool:
-        """Tell whether all levels exist; n-grams are complete only then."""
+        """Return whether all levels exist; only then are n-grams complete."""
         return len(self.levels) == self._ngram - 1
 
     def __len__(self) -> int:
@@ -81,7 +82,7 @@ class LookaheadWindow:
         return nodes
 
     def ngrams(self, context: Ngram, answers: list[int]) -> Iterator[tuple[Ngram, Ngram]]:
-        """Yield the n-grams that this step completes, column by column, for a full window.
+        """For a full window, yield the n-grams completed in this step, column by column.
 
         Args:
             context: Newest token of the text (the root), preceded by the token before it, if any.

@@ -1,22 +1,22 @@
 """Ouroboros (Zhao et al. 2024, algorithm 1): draft phrase by phrase.
 
 The draft model runs Lookahead Decoding through `decode_step`, so it drafts several tokens per
-forward pass (section 2.4). The target verifies the drafted chain together with K phrases of the
-pool after its end (sections 2.2 and 2.3). One pool serves both models. The draft model fills it
-from its window. The target adds accepted text and its predictions at rejected nodes (section 2.5:
-`learning.py`). The pool may be kept for later requests (section 2.6).
+forward pass (section 2.4). The target verifies the drafted chain together with K phrases from the
+pool that could follow it (sections 2.2 and 2.3). Both models use the same pool. The draft model
+fills the pool from its window. The target adds accepted text and its predictions at rejected nodes
+(section 2.5: `learning.py`). The pool may be kept for later requests (section 2.6).
 
 Differences from the paper and its public code:
 
 - The draft is not cut to gamma tokens. The token after a fully matched suffix is emitted.
-- Prompt and answer enter the pool. Predictions at every node enter the pool, not only those after a
-  rejection.
+- The prompt and the answer are added to the pool. Predictions at every node are added too, not only
+  those after a rejection.
 - Phrases are also verified after the newest token. Where the draft model was unsure, its
-  alternatives are verified too, each with the phrase that follows it.
-- The engine processes the nodes that are expected to save time, likeliest paths first (`budget`).
-- Any temperature and batch size works. Drafts of sampled requests are drawn with the target's keyed
-  noise, so they agree with it more often than the arg-max would. All drafts are deterministic, so
-  the text is that of plain decoding.
+  alternatives are also verified, each with the phrase that follows it.
+- The engine processes the nodes that are expected to save time, most likely paths first (`budget`).
+- Any temperature and batch size works. Drafts for sampled requests use the target's keyed noise, so
+  they agree with the target more often than the arg-max would. All drafts are deterministic, so the
+  text is the same as with plain decoding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 
 class Ouroboros(Drafter):
-    """Draft chains with a draft model that a phrase drafter speeds up."""
+    """Draft chains with a draft model accelerated by a phrase drafter."""
 
     name = "ouroboros"
     needs_predictions = True
@@ -106,7 +106,7 @@ class Ouroboros(Drafter):
         return self._draft.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Refuse a pool file with ids that the target does not have."""
+        """Reject a pool file with ids that the target does not have."""
         if self._kept is not None:
             self._kept.check_ids(vocab_size)
 
@@ -144,7 +144,7 @@ class Ouroboros(Drafter):
         self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
 
     def stop(self, request: Request) -> None:
-        """Close the copy of the request; save a shared pool once no request is open."""
+        """Close the request's copy; save a shared pool once no request is open."""
         shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
             self._phrases.stop(shadow.request)
@@ -204,7 +204,7 @@ class Ouroboros(Drafter):
                 shadow.note_processed(sum(node < num_processed for node in proposal.chain))
             if not num_processed:
                 continue
-            # A target that takes chains only got the best branch instead.
+            # A target that verifies only chains got the best branch instead.
             known = proposal.begins_with(outcome.tree)
             if options.refinement and known and proposal.suffixes:
                 refine(shadow.pool, outcome, proposal, options.ngram)
@@ -217,7 +217,7 @@ class Ouroboros(Drafter):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
-        """Update copy and pool with the target's tokens; begin a draft."""
+        """Update the copy and the pool with the target's tokens; begin a draft."""
         shadow.sync_with_target(self._draft, request.token_ids)
         shadow.request.finish_reason = None
         shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)

@@ -1,6 +1,6 @@
 """Update the pool from the target's predictions (Zhao et al. 2024, section 2.5).
 
-Inspiration and refinement are pure functions of an outcome. The rule "every", which uses all nodes,
+Inspiration and refinement are pure functions of an outcome. The "every" rule, which uses all nodes,
 is not in the paper.
 """
 
@@ -15,7 +15,7 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the two tokens that end with `node` (-1 = root), or one at the start."""
+    """Return the two tokens ending at `node` (-1 = root), or one token at the start."""
     text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1
     if node < 0:
@@ -27,14 +27,14 @@ def context_of(outcome: Outcome, node: int) -> Ngram:
 def inspirations(
     outcome: Outcome, chain: Sequence[int], rule: str, ngram: int
 ) -> Iterator[tuple[Ngram, Ngram]]:
-    """Yield confirmed phrases at rejected nodes with their context (inspiration).
+    """Yield confirmed phrases at rejected nodes, with their context (inspiration).
 
     A phrase is the target's prediction after a node, then after the child that carries this token,
     and so on, up to N - 1 tokens.
 
     Args:
         outcome: Outcome of a tree.
-        chain: Nodes of the drafted chain that the engine processed.
+        chain: Nodes in the drafted chain that the engine processed.
         rule: Value of `OuroborosOptions.inspiration`.
         ngram: N.
     """
@@ -56,8 +56,8 @@ def inspirations(
     for index in range(wrong + (rule == "paper"), len(chain)):
         node = chain[index]
         if rule == "paper" and not right[index]:
-            # The paper requires that the key itself is confirmed. Its code does not, and begins at
-            # the wrong token.
+            # The paper requires that the key itself be confirmed. Its code does not check this and
+            # starts at the wrong token.
             continue
         phrase = _predicted_after(outcome, node, child, ngram - 1)
         if len(phrase) == ngram - 1:
@@ -67,7 +67,7 @@ def inspirations(
 def _predicted_after(
     outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int
 ) -> Ngram:
-    """Return up to `length` tokens that the target predicts from `node` on."""
+    """Return up to `length` tokens that the target predicts from `node` onwards."""
     phrase = [outcome.target_argmax[node + 1]]
     while len(phrase) < length:
         following = child.get((node, phrase[-1]))
@@ -79,7 +79,7 @@ def _predicted_after(
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """Replace every suffix in the pool by the target's predictions (refinement).
+    """Replace every suffix in the pool with the target's predictions (refinement).
 
     The replacement is by value, so no suffix appears twice.
     """
@@ -91,6 +91,6 @@ def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) ->
     for phrase, nodes in proposal.suffixes:
         processed = [node for node in (last, *nodes) if node < num_processed]
         predicted = tuple(outcome.target_argmax[node + 1] for node in processed)[: ngram - 1]
-        if len(predicted) >= len(phrase):  # else too little of the suffix was verified
+        if len(predicted) >= len(phrase):  # otherwise, too little of the suffix was verified
             for key in {context, context[-1:]}:
                 pool.replace(key, phrase, predicted)

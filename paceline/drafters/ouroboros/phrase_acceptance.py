@@ -1,4 +1,4 @@
-"""Calibrate the nodes of Ouroboros: acceptance rates by source and probability."""
+"""Calibrate Ouroboros nodes: acceptance rates by source and probability."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from paceline.drafters.shared.trees import tried
 
 
 class NodeSource(IntEnum):
-    """Name the source of a node.
+    """Name a node's source.
 
-    CHAIN is the drafted chain, ALTERNATIVE another choice of the draft model. SUFFIX is the first
-    token of a phrase after the chain, PHRASE that of any other phrase, WITHIN a later token of a
-    phrase.
+    CHAIN is the drafted chain, and ALTERNATIVE is another choice of the draft model. SUFFIX is the
+    first token of a phrase after the chain, and PHRASE the first token of any other phrase. WITHIN
+    is a later token in a phrase.
     """
 
     CHAIN = 0
@@ -43,11 +43,11 @@ _PRIORS = {
 
 
 class Evidence(NamedTuple):
-    """Describe the source of a node.
+    """Describe a node's source.
 
     Attributes:
         kind: Source of the node.
-        prob: Probability by the draft model; 0 if it gives none.
+        prob: Probability according to the draft model; 0 if it gives none.
     """
 
     kind: NodeSource
@@ -55,7 +55,7 @@ class Evidence(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Acceptance rate given the parent before any count."""
+        """Acceptance rate given the parent, before any counts."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)
@@ -64,23 +64,23 @@ class Evidence(NamedTuple):
 class PhraseAcceptance:
     """Count trials and hits by source and probability, for all requests.
 
-    A node is tried when the target has predicted a token after its parent, whether the node was
-    processed or not.
+    A node counts as a trial once the target has predicted a token after its parent, whether or not
+    the node was processed.
     """
 
     def __init__(self) -> None:
         self._counts = AcceptanceCounts(len(NodeSource), BUCKETS, PRIOR_TRIALS, FADING)
 
     def confidence(self, evidence: Evidence) -> float:
-        """Return the estimated acceptance rate of a node given its parent."""
+        """Return a node's estimated acceptance rate given its parent."""
         return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
-        """Count which nodes of an outcome were right.
+        """Count which nodes in an outcome were right.
 
         Args:
-            evidence: Source per node of the outcome's tree.
-            outcome: Outcome of the tree.
+            evidence: Source of each node in the outcome's tree.
+            outcome: Outcome for the tree.
         """
         for node, accepted in tried(outcome):
             self._counts.count(accepted, evidence[node].prob, evidence[node].kind)

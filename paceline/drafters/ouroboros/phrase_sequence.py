@@ -17,15 +17,16 @@ from paceline.drafters.shared.ngram_pool import NgramPool
 
 @dataclass(slots=True)
 class PhraseSequence(DraftSequence):
-    """Hold the phrase draft of one request.
+    """Hold the phrase draft for one request.
 
     Attributes:
         pool: Phrases that this request uses.
         pooled_tokens: Number of target tokens in the pool.
-        goal: Number of tokens that the running draft should reach.
-        reach: With the budget, maximum draft length: little more than the engine processes.
-        prob: Probability, by the draft model, that the draft so far is right.
-        probs: Per token its probability given the tokens before.
+        goal: Target length of the current draft, in tokens.
+        reach: With the budget, maximum draft length, which is slightly more than the engine
+            processes.
+        prob: The draft model's probability that the draft so far is right.
+        probs: Probability of each token given the tokens before.
         alternatives: Other tokens that the draft model considered.
         proposal: Newest proposal.
     """
@@ -41,16 +42,16 @@ class PhraseSequence(DraftSequence):
 
     @property
     def drafted(self) -> list[int]:
-        """Tokens drafted so far."""
+        """Number of tokens drafted so far."""
         return self.request.token_ids[self.agreed :]
 
     @property
     def open(self) -> bool:
-        """Tell whether drafting continues; nothing follows an end of sequence."""
+        """Return whether drafting continues; nothing follows an end-of-sequence token."""
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
     def note_processed(self, count: int) -> None:
-        """Record the number of nodes of the drafted chain that the engine processed."""
+        """Record how many nodes in the drafted chain the engine processed."""
         uncut = count == len(self.proposal.chain)
         self.reach = max(count, self.reach) + 1 if uncut else max(MIN_REACH, count + 1)
 
@@ -62,9 +63,9 @@ class PhraseSequence(DraftSequence):
         """Record the probabilities of the next tokens and their alternatives.
 
         Args:
-            run: Tokens that are about to join the draft.
-            own: Their probabilities.
-            top: Likeliest tokens at their positions.
+            run: Tokens about to be added to the draft.
+            own: Probabilities of these tokens.
+            top: Most likely tokens at their positions.
         """
         first = len(self.request) - self.agreed
         likely = zip(top.token_ids.tolist(), top.probs.tolist(), strict=True)
@@ -79,13 +80,13 @@ class PhraseSequence(DraftSequence):
 
 
 def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
-    """Return the probabilities of tokens and the likeliest tokens at their positions.
+    """Return the tokens' probabilities and the most likely tokens at their positions.
 
     Args:
         run: Token ids.
         logits: [len(run), vocab], from which the tokens were chosen.
     """
-    # A broken draft model may have logits that are not numbers.
+    # A broken draft model may produce NaN or infinite logits.
     probs = logits.float().softmax(-1).nan_to_num(0.0)
     own: list[float] = probs[
         torch.arange(len(run)), torch.tensor(run, device=probs.device)

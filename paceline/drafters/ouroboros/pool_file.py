@@ -22,14 +22,15 @@ _KIND = FileKind(
 
 
 class PoolFile(StateFile):
-    """Connect a phrase pool with its file.
+    """Tie a phrase pool to its file.
 
     Args:
         path: File of the pool.
         pool: Pool to fill from the file.
         max_length: Maximum number of tokens in a phrase; longer phrases in the file are cut.
-        vocab_size: Rows of the draft model's LM head, which the file must match except for padding.
-        cold: Start with an empty pool if the file is refused.
+        vocab_size: Number of rows in the draft model's LM head, which the file must match except
+            for padding.
+        cold: Start with an empty pool if the file is rejected.
     Raises:
         ConfigError: The file cannot be used, or its folder does not exist.
     """
@@ -44,10 +45,10 @@ class PoolFile(StateFile):
                 pool.insert(key, phrase[:max_length])
 
     def check_ids(self, ids: int) -> None:
-        """Refuse a file with ids that the target does not have.
+        """Reject a file with ids that the target does not have.
 
         Raises:
-            ConfigError: An id is `ids` or above; the highest id is named.
+            ConfigError: An id is `ids` or above; the message gives the highest id.
         """
         highest = max(
             (
@@ -91,9 +92,10 @@ def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
 
     Args:
         path: File of the pool.
-        vocab_size: Rows of the draft model's LM head. The file may differ by padding.
+        vocab_size: Number of rows in the draft model's LM head. The file may differ by padding.
     Raises:
-        ConfigError: The file is unreadable, damaged, or of another kind, version or vocabulary.
+        ConfigError: The file is unreadable or damaged, or has a different kind, version or
+            vocabulary.
     """
     head, arrays = _KIND.read(path)
     written = int(head["vocab_size"])

@@ -1,4 +1,4 @@
-"""Build the tree of Ouroboros: drafted chain, phrases and alternatives."""
+"""Build the Ouroboros tree: drafted chain, phrases and alternatives."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Alternative(NamedTuple):
     """Hold another token that the draft model considered.
 
     Attributes:
-        path_prob: Probability, by the draft model, of the draft up to there and this token.
-        prob: Probability of this token given the draft up to there.
+        path_prob: The draft model's probability of the draft up to this position plus this token.
+        prob: Probability of this token given the draft up to this position.
         position: Index in the drafted chain.
         token: Token id.
     """
@@ -37,10 +37,11 @@ class Proposal:
     """Hold the proposal for one request.
 
     Attributes:
-        tree: Whole tree. The engine may process only its first nodes, or its best chain.
-        chain: Nodes of the drafted chain.
-        suffixes: Per phrase after the chain the phrase and its nodes, fewer if it was cut.
-        evidence: Source per node, if the tree has confidences.
+        tree: Whole tree. The engine may process only its first nodes, or only its best chain.
+        chain: Nodes in the drafted chain.
+        suffixes: For each phrase after the chain, the phrase and its nodes, which are fewer if the
+            phrase was cut.
+        evidence: Source of each node, if the tree has confidences.
     """
 
     tree: DraftTree = EMPTY_TREE
@@ -49,7 +50,7 @@ class Proposal:
     evidence: Sequence[Evidence] = ()
 
     def begins_with(self, tree: DraftTree) -> bool:
-        """Return whether a tree consists of the first nodes of this one."""
+        """Return whether a tree consists of the first nodes in this proposal."""
         size = len(tree)
         return tree is self.tree or (
             tree.token_ids == self.tree.token_ids[:size]
@@ -75,13 +76,13 @@ class ProposalBuilder:
     """Merge the parts of a proposal into one tree.
 
     Args:
-        text: Newest two tokens of the request, or one.
+        text: The request's two newest tokens, or one token.
         chain: Drafted tokens.
-        probs: Probability per drafted token by the draft model, if `calibration` is given.
+        probs: The draft model's probability for each drafted token, if `calibration` is given.
         most: Maximum number of nodes.
         max_depth: Maximum depth.
         phrases: Function that looks up phrases in the pool.
-        calibration: If given, the tree gets confidences, and the likeliest paths come first.
+        calibration: If given, the tree gets confidences, and the most likely paths come first.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ProposalBuilder:
     def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
         """Add the draft model's alternatives, each with the newest phrase that follows it.
 
-        No alternative is deeper than the chain, so that a target that takes chains only gets the
+        No alternative is deeper than the chain, so that a target that verifies only chains gets the
         chain.
         """
         chain = self._chain

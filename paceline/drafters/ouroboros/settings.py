@@ -1,4 +1,4 @@
-"""Settings of the `ouroboros` drafter."""
+"""Settings for the `ouroboros` drafter."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Implement the "Lookahead" framework of PainlessInferenceAcceleration (PIA)."""
+"""Implement the "Lookahead" framework from PainlessInferenceAcceleration (PIA)."""

@@ -1,9 +1,9 @@
-"""Draft phrases of the prompt and of all outputs from tries (PIA's "Lookahead").
+"""Draft phrases from the prompt and all outputs, using tries (PIA's "Lookahead").
 
 Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large
 Language Model with Lossless Generation Accuracy" (public code:
-alipay/PainlessInferenceAcceleration). It differs from the Lookahead Decoding of `lookahead`.
-docs/methods/pia.md lists the differences between paper, public code and this
+alipay/PainlessInferenceAcceleration). It is not the Lookahead Decoding in `lookahead`.
+docs/methods/pia.md lists the differences between the paper, the public code and this
 implementation.
 """
 
@@ -23,7 +23,7 @@ from paceline.drafters.pia.tries import Children, Node, PhraseTries
 
 
 class Pia(Drafter):
-    """Draft from phrase tries; lossless. All requests of the engine share the outputs."""
+    """Draft from phrase tries; lossless. All of the engine's requests share outputs."""
 
     name = "pia"
     Options = PiaOptions
@@ -33,7 +33,7 @@ class Pia(Drafter):
         self._tries = PhraseTries(options.max_draft_tokens + 1)
         self._learned: dict[
             int, int
-        ] = {}  # sequence -> the first position whose phrase is not in the tries yet
+        ] = {}  # sequence -> the first position whose phrase is not yet in the tries
 
     @classmethod
     def build(cls, options: PiaOptions) -> Pia:
@@ -41,7 +41,7 @@ class Pia(Drafter):
         return cls(options)
 
     def start(self, seq: Request) -> None:
-        """Add the phrases of the prompt to the tries."""
+        """Add the prompt's phrases to the tries."""
         self._tries.add_prompt(seq.token_ids[: seq.prompt_length], seq.id)
         self._learned[seq.id] = seq.prompt_length
 
@@ -53,12 +53,12 @@ class Pia(Drafter):
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Add the phrases of the outputs that have become complete."""
+        """Add output phrases that are now complete."""
         for outcome in outcomes:
             self._learn(outcome.request, self._tries.depth)
 
     def stop(self, seq: Request) -> None:
-        """Add the last phrases of the output, remove the prompt, and shrink the tries."""
+        """Add the output's last phrases, remove the prompt, and shrink the tries."""
         if seq.id in self._learned:
             self._learn(seq, 1)
             del self._learned[seq.id]
@@ -66,13 +66,13 @@ class Pia(Drafter):
             self._tries.squeeze()
 
     def _learn(self, seq: Request, shortest: int) -> None:
-        """Add output phrases with at least `shortest` tokens after their first one."""
+        """Add output phrases with at least `shortest` tokens after their first token."""
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft the tree of the first query that fills a branch, longest query first.
+        """Draft the tree for the first query that fills a branch, longest query first.
 
         If no query does, the last query that matches is used.
         """
@@ -90,11 +90,12 @@ class Pia(Drafter):
 
 @dataclass(slots=True)
 class Selection:
-    """Select the phrases that one request knows as a draft tree.
+    """Select the phrases visible to one request, as a draft tree.
 
     Attributes:
-        limit: Maximum number of nodes. If more are known, the best limit / 2 by output count stay,
-            and the best others by score. Ties beyond the limit enter in depth-first order.
+        limit: Maximum number of nodes. If more are known, the best limit / 2 by output count are
+            kept, then the best others by score. Ties beyond the limit are added in depth-first
+            order.
     """
 
     request: int
@@ -118,7 +119,7 @@ class Selection:
         return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
-        """Yield output count and score of all nodes that the request knows."""
+        """Yield the output count and score of all nodes visible to the request."""
         for node in children.values():
             if node.known_to(self.request):
                 yield node.output, self._score(node)
@@ -126,7 +127,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the output count and the score that a node needs, either of them."""
+        """Return the minimum output count and minimum score; a node needs only one."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

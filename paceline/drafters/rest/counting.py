@@ -1,8 +1,7 @@
-"""Count continuations in a datastore: the most frequent prefixes as a tree.
+"""Count continuations in a datastore; the most frequent prefixes form a tree.
 
-The prefixes of all continuations of one query form a trie. The trie is an array of nodes in the
-order of first occurrence, so a parent precedes its children. The continuations (3 4), (3 5) and (6)
-give:
+The prefixes of all continuations for one query form a trie. The trie is an array of nodes in order
+of first occurrence, so a parent precedes its children. The continuations (3 4), (3 5) and (6) give:
 
     node           0   1   2   3
     token          3   4   5   6
@@ -10,8 +9,8 @@ give:
     depth          1   2   2   1
     occurrences    2   1   1   1
 
-The most frequent prefixes are kept: with three nodes 3, 6 and 3-4, since shallower and then earlier
-prefixes come first.
+The most frequent prefixes are kept. With three nodes, these are 3, 6 and 3-4, because ties go to
+shallower, then earlier prefixes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from paceline.util.compiled import Records, compiled, record_dtype
 
 
 class TrieNode:
-    """Describe a prefix of some continuations."""
+    """Describe a prefix shared by some continuations."""
 
     token: int  # its last token
     parent: int  # the node of the prefix without it; -1 = none, it is a first token
@@ -39,7 +38,7 @@ TRIE_NODE = record_dtype(TrieNode)
 
 
 class Queries(NamedTuple):
-    """Hold the queries of a batch.
+    """Hold a batch's queries.
 
     Attributes:
         ids: [total] tokens; query b is ids[offsets[b]:offsets[b + 1]].
@@ -58,9 +57,9 @@ class SuffixSearch(NamedTuple):
     """Define which suffixes are looked up, and how many matches are read.
 
     Attributes:
-        min_ngram: Tokens of the shortest suffix.
-        max_ngram: Tokens of the longest suffix.
-        max_matches: Maximum number of matches read per shard, the first ones of the range.
+        min_ngram: Number of tokens in the shortest suffix.
+        max_ngram: Number of tokens in the longest suffix.
+        max_matches: Maximum number of matches read per shard, from the start of the range.
     """
 
     min_ngram: int
@@ -69,12 +68,12 @@ class SuffixSearch(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """Hold the trees of a batch as arrays that `draft` fills.
+    """Hold a batch's trees as arrays that `draft` fills.
 
     Attributes:
         tokens: [batch, nodes].
         parents: [batch, nodes].
-        shares: [batch, nodes] frequency of a prefix over that of its parent.
+        shares: [batch, nodes] frequency of a prefix divided by its parent's frequency.
         sizes: [batch] number of nodes; 0 if nothing was found.
     """
 
@@ -86,15 +85,15 @@ class Trees(NamedTuple):
 
 @compiled
 def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, trees: Trees) -> int:
-    """Draft a tree per query from its longest suffix that the datastore continues.
+    """Draft one tree per query, from its longest suffix found in the datastore.
 
     Args:
-        table: Shards of a snapshot, which the caller keeps alive.
+        table: Shards in a snapshot, which the caller keeps alive.
         queries: Query tokens, offsets, and limits per request.
         search: Suffix lengths and maximum number of matches.
-        trees: Output arrays, which are filled.
+        trees: Output arrays to fill.
     Returns:
-        -1, or the index of a damaged shard; then the output is incomplete.
+        -1, or the index of a damaged shard, in which case the output is incomplete.
     """
     ids, offsets, depths, limits = queries
     shortest, longest, matches = search
@@ -126,7 +125,7 @@ def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, tree
 def _continuations(
     table: Records[ShardRow], ids: NDArray[np.int64], begin: int, end: int, matches: int, depth: int
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Read the continuations of the first matches of ids[begin:end] in every shard.
+    """Read the continuations of the first matches for ids[begin:end] in every shard.
 
     Returns:
         The index of a damaged shard or -1; tokens [n, depth]; and their number per row [n].
@@ -194,8 +193,8 @@ def _keep(
 ) -> int:
     """Write the `limit` most frequent prefixes; return how many there are.
 
-    Among equals shallower, then earlier prefixes come first. A parent never follows its child in
-    this order, so the result is a tree.
+    Ties go to shallower, then earlier prefixes. A parent never follows its child in this order, so
+    the result is a tree.
     """
     deepest, max_occurrences = 0, 0
     for node in range(len(trie)):

@@ -3,8 +3,8 @@
 He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (public code:
 FasterDecoding/REST). The drafter looks up the longest suffix of the text that the datastore
 contains. It reads the first matches in the order of the suffix array and counts their
-continuations. docs/methods/rest.md lists the differences between paper, public code and this
-implementation.
+continuations. docs/methods/rest.md lists the differences between the paper, the public code and
+this implementation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rest(Drafter):
     def __init__(self, options: RestOptions, store: datastore.Datastore) -> None:
         self._options, self._store = options, store
         self.ids_below = store.vocab_size
-        self._limit = 0  # vocabulary size of the target, if the store's is larger
+        self._limit = 0  # vocabulary size of the target, if the store's vocabulary is larger
         self._limited: Snapshot | None = None
 
     @classmethod
@@ -49,13 +49,13 @@ class Rest(Drafter):
         return cls(options, datastore.open(options.datastore))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Restrict proposals to ids of the target."""
+        """Restrict proposals to the target's ids."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._limited = None
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a datastore that was made with another tokenizer."""
+        """Reject a datastore that was made with a different tokenizer."""
         self._store.check_tokenizer(tokenizer)
 
     def _searchable(self) -> Snapshot:
@@ -71,7 +71,8 @@ class Rest(Drafter):
         """Draft the most frequent continuations; the whole batch in one compiled call.
 
         Raises:
-            DatastoreError: A needed page of the datastore is damaged; the shard is named.
+            DatastoreError: A page needed from the datastore is damaged; the message names the
+                shard.
         """
         options, snapshot = self._options, self._searchable()
         queries = [request.token_ids[-options.max_ngram :] for request in requests]

@@ -18,23 +18,23 @@ from paceline.text.token_ids import is_padded
 from paceline.util.files import digest_of, parse_json
 
 KIND, VERSION = "paceline acceptance head", 2
-# Inputs from the distribution of the draft token; log_rest is the log of the share of all other
-# tokens.
+# Inputs from the draft token's distribution; log_rest is the log of the total probability of all
+# other tokens.
 SCALARS = ("log_prob", "log_rest", "entropy")
-INPUTS = (("hidden",), ("hidden", *SCALARS))  # of the published heads, and of the shipped ones
-_NAME = 8  # digits of a prompt's name
+INPUTS = (("hidden",), ("hidden", *SCALARS))  # used by the published heads and by the shipped heads
+_NAME = 8  # number of digits in a prompt's name
 
 
 class RuleCost(Protocol):
-    """Define the costs of a length rule per new token (Huang et al. 2024, section 2)."""
+    """Define a length rule's costs per new token (Huang et al. 2024, section 2)."""
 
     @property
     def verification_rate(self) -> float:
-        """Target forward passes per new token."""
+        """Number of target forward passes per new token."""
 
     @property
     def discard_rate(self) -> float:
-        """Rejected draft tokens per new token."""
+        """Number of rejected draft tokens per new token."""
 
 
 def latency(draft: float, target: float, rates: RuleCost) -> float:
@@ -62,11 +62,12 @@ class HeadCard:
     """Hold everything about an acceptance head except its weights.
 
     Attributes:
-        target: Name of the target that the head was trained on, for people.
+        target: Human-readable name of the target that the head was trained on.
         draft: Name of the draft model, for people.
         draft_fingerprint: Fingerprint of the draft model (`model_identity`); recordings must match
-            it.
-        draft_sketch: Sketch of the draft model (`Sketch.encode`), which recognises its copies.
+            this fingerprint.
+        draft_sketch: Sketch of the draft model (`Sketch.encode`), which identifies copies of the
+            draft model.
         hidden_size: Hidden size of the draft model.
         vocab_size: Vocabulary size of the draft model.
         depth: D, number of residual blocks.
@@ -74,11 +75,11 @@ class HeadCard:
             alone.
         scale: Calibration; the acceptance probability is sigmoid(scale * logit + shift).
         shift: Calibration; see `scale`.
-        prior: Weights of `SCALARS` and a constant in the logit of a token whose hidden state is not
-            known yet. If empty, the draft model's probability is used.
+        prior: Weights for `SCALARS` and a constant in the logit of a token whose hidden state is
+            not yet known. If empty, the draft model's probability is used.
         recipe: How the head was recorded and trained.
         metrics: Accuracy on held-out prompts.
-        curve: Measured costs of thresholds. If empty, `threshold=auto` is refused.
+        curve: Measured costs of thresholds. If empty, `threshold=auto` is not available.
         train_prompts: Names of the training prompts, eight digits each, joined.
         dev_prompts: Names of the calibration prompts, eight digits each, joined.
         weights_sha256: Checksum of the weights file; "" before saving.
@@ -104,7 +105,7 @@ class HeadCard:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All numbers that enter computations."""
+        """All numbers used in computations."""
         points = (number for point in self.curve for number in dataclasses.astuple(point))
         return (self.scale, self.shift, *self.prior, *points)
 
@@ -131,7 +132,7 @@ class HeadCard:
             content: Content of the file.
             where: Name of the head in errors.
         Raises:
-            ConfigError: The content is no card, is damaged, or has another version.
+            ConfigError: The content is not a card, is damaged, or has a different version.
         """
         try:
             entries = parse_json(content)
@@ -170,13 +171,13 @@ class HeadCard:
             ) from error
 
     def check_draft(self, draft: PreTrainedModel, where: str) -> None:
-        """Refuse a draft model that the head was not trained for.
+        """Reject a draft model that the head was not trained for.
 
-        Quantised, fine-tuned and padded copies of the head's draft model are accepted, since a head
-        that errs only costs time.
+        Quantised, fine-tuned and padded copies of the head's draft model are accepted, because
+        errors in a head only cost time.
 
         Raises:
-            ConfigError: Hidden size, vocabulary or weights differ; both values are named.
+            ConfigError: Hidden size, vocabulary or weights differ; the message gives both values.
         """
         sketch = Sketch.decode(self.draft_sketch)
         hidden_size, vocab_size = model_identity(draft)[1], _text_config(draft).vocab_size

@@ -1,9 +1,9 @@
 """SpecDec++ (Huang et al. 2024): draft until a head expects a rejection.
 
 Drafting stops when the head's probability of a rejection among the draft tokens exceeds a threshold
-(algorithm 2). With `threshold=auto` the drafter picks the threshold with the lowest latency, by
-measured times and the head's card (equation 2.3). Second choices next to the draft tokens are not
-in the paper.
+(algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest latency, based
+on measured times and the head's card (equation 2.3). Second choices alongside the draft tokens are
+not in the paper.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["SpecDecPP", "SpecDecPPOptions"]
 
 
 class CostClock:
-    """Measure the seconds per forward pass as running medians over the last steps."""
+    """Measure the seconds per forward pass as running medians over recent steps."""
 
     def __init__(self) -> None:
         self._draft: deque[float] = deque(maxlen=MEASURED_STEPS)  # seconds per forward
@@ -46,13 +46,13 @@ class CostClock:
         self._proposed: float | None = None
 
     def drafted(self, seconds: float, forwards: int) -> None:
-        """Record the time of a draft; the target's forward pass begins now."""
+        """Record the drafting time; the target's forward pass starts now."""
         if forwards:
             self._draft.append(seconds / forwards)
             self._proposed = time.perf_counter()
 
     def verified(self) -> tuple[float, float] | None:
-        """Record the end of verification; now and then return (target, draft) seconds."""
+        """Record the end of verification; occasionally return (target, draft) seconds."""
         if self._proposed is None:
             return None
         self._target.append(time.perf_counter() - self._proposed)
@@ -69,9 +69,9 @@ class CostClock:
 class SpecDecPP(ChainDrafter):
     """Draft chains while an acceptance head expects them to be accepted.
 
-    With `threshold="auto"` the draft lengths depend on measured times. The distribution of the text
-    does not, and neither does a greedy text nor one of verification "follow". A sampled text under
-    "reject" then differs between runs; a fixed threshold makes it reproducible.
+    With `threshold="auto"`, the draft lengths depend on measured times. The distribution of the
+    text does not, and neither does greedy text or text with verification "follow". Sampled text
+    with "reject" then differs between runs. A fixed threshold makes it reproducible.
 
     Attributes:
         threshold: Current stopping threshold.
@@ -127,7 +127,7 @@ class SpecDecPP(ChainDrafter):
         return cls(options, draft, head)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the time of the step, and update an automatic threshold."""
+        """Record the step's time, and update an automatic threshold."""
         super().observe(outcomes)
         if self._clock is not None and (times := self._clock.verified()):
             self.threshold = self._head.threshold(*times)
@@ -136,7 +136,7 @@ class SpecDecPP(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft chains, and record the time they take."""
+        """Draft chains, and record how long they take."""
         # the budget may be switched off
         self._head_rule.keep_second_choices = self._second_choices and self.budget
         counters = self._shadows[requests[0].id].request.counters
@@ -149,7 +149,7 @@ class SpecDecPP(ChainDrafter):
     def _as_tree(self, chain: Chain) -> DraftTree:
         """Return the chain with the head's confidences and second choices.
 
-        The last token has not been judged by the head yet, so it gets its early confidence.
+        The head has not judged the last token yet, so this token gets its early confidence.
         """
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]

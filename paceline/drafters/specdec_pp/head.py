@@ -2,9 +2,9 @@
 
 The head estimates the probability that the target accepts a draft token. It has D residual blocks x
 + SiLU(Linear(x)) on the draft model's last hidden state, then a linear layer to two classes,
-rejected and accepted. Every block has separate weights here; the published heads repeat one block.
-The last layer may also read scalars of the token's distribution (`scalars_of`), as the card's
-`inputs` says.
+rejected and accepted. Here, every block has separate weights; the published heads repeat one block.
+The last layer may also read scalars from the token's distribution (`scalars_of`), depending on the
+card's `inputs`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class AcceptanceHead:
         card: Description of the head.
         tensors: float32 weights: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
             "last.weight" [2, hidden + scalars], "last.bias" [2].
-        width: Hidden size of the draft model in use. It may exceed the card's for an enlarged
-            draft, whose added dimensions are zero.
+        width: Hidden size of the draft model in use. It may exceed the card's hidden size for an
+            enlarged draft model, whose added dimensions are zero.
         device: Device of the draft model's hidden states.
     Raises:
         ConfigError: The tensors do not fit the card.
@@ -78,13 +78,14 @@ class AcceptanceHead:
 
     @staticmethod
     def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
-        """Load a head from its folder for its draft model, or for an enlarged copy of it.
+        """Load a head from its folder, for its draft model or an enlarged copy.
 
-        A folder of the public code (config.json and model.safetensors) is accepted too. It does not
-        name its draft model, so only the hidden size is checked.
+        A folder in the public code's format (config.json and model.safetensors) is also accepted.
+        It does not name its draft model, so only the hidden size is checked.
 
         Raises:
-            ConfigError: There is no head, it is damaged, or it belongs to another draft model.
+            ConfigError: There is no head, the head is damaged, or it belongs to a different draft
+                model.
         """
         folder = Path(path)
         where, width = str(path), _width(draft)
@@ -112,7 +113,7 @@ class AcceptanceHead:
         """Return the head that comes with the package for this draft model.
 
         Raises:
-            ConfigError: The package has none.
+            ConfigError: The package has no head for this draft model.
         """
         refused = []
         for folder in demo.HEADS:
@@ -126,15 +127,15 @@ class AcceptanceHead:
         """Return this head for a draft model and its device.
 
         Raises:
-            ConfigError: The head was trained for another draft model.
+            ConfigError: The head was trained for a different draft model.
         """
         self.card.check_draft(draft, "in memory")
         return AcceptanceHead(self.card, self.tensors, _width(draft), draft.device)
 
     def save(self, directory: str | Path) -> None:
-        """Write weights and card to a folder.
+        """Write the weights and the card to a folder.
 
-        The card holds the checksum of the weights, so an interrupted save is detected.
+        The card holds the weights' checksum, so an interrupted save is detected.
 
         Raises:
             ConfigError: The files cannot be written.
@@ -153,7 +154,7 @@ class AcceptanceHead:
 
         Args:
             hidden: [n, hidden], the draft model's last hidden state computed FROM each token.
-            log_probs: [n], log-probability of the token in its distribution; for a greedy draft in
+            log_probs: [n], log-probability of the token in its distribution; for a greedy draft, in
                 the softmax at temperature 1.
             entropies: [n], entropy of that distribution, in nats.
         Returns:
@@ -169,9 +170,9 @@ class AcceptanceHead:
             return logits.sigmoid_()
 
     def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
-        """Return acceptance probabilities of tokens whose hidden state is not known yet.
+        """Return acceptance probabilities for tokens whose hidden state is not yet known.
 
-        The estimate uses the token's distribution alone; it is not in the paper.
+        The estimate uses only the token's distribution. It is not in the paper.
 
         Args:
             log_probs: [n], log-probability of the token in its distribution.
@@ -192,8 +193,8 @@ class AcceptanceHead:
         """Return the stopping threshold with the lowest latency per token (equation 2.3).
 
         Args:
-            target_seconds: Seconds of one forward pass of the target.
-            draft_seconds: Seconds of one forward pass of the draft model.
+            target_seconds: Duration of one target forward pass, in seconds.
+            draft_seconds: Duration of one draft-model forward pass, in seconds.
         Raises:
             ConfigError: A time is not positive, or the card has no curve.
         """
@@ -222,7 +223,7 @@ def accept_logits(
 ) -> Tensor:
     """Return the logit of "accepted" over "rejected" from the hidden state.
 
-    The caller adds the part of the scalars.
+    The caller adds the contribution of the scalars.
 
     Args:
         blocks: Weight [hidden, hidden] and bias [hidden] per block.
@@ -238,7 +239,7 @@ def accept_logits(
 
 
 def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scalars of the last layer, [n] each.
+    """Return the scalar inputs to the last layer, [n] each.
 
     They are the log-probability, the log of 1 - probability, and the entropy. The two logarithms
     form log-odds, which separate 0.99 from 0.9999 better than the log-probability.
@@ -247,7 +248,7 @@ def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def check_tensors(card: HeadCard, tensors: dict[str, Tensor]) -> None:
-    """Refuse tensors that do not fit the card.
+    """Reject tensors that do not fit the card.
 
     Raises:
         ConfigError: Inputs, depth, names, shapes or data types differ.

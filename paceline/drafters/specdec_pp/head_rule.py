@@ -1,4 +1,4 @@
-"""The length rule of SpecDec++ (Huang, Guo, Wang 2024, section 3.2, algorithm 2)."""
+"""The SpecDec++ length rule (Huang, Guo, Wang 2024, section 3.2, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from paceline.drafters.shared.chain import Chain, DrawnToken, NewTokens
 from paceline.drafters.shared.length_rules import ThresholdRule
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 
-_NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # stands for a token that is not the draft's
+_NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the draft
 
 
 class HeadRule(ThresholdRule):
     """Stop once the head expects a rejection in the draft (section 3.2, algorithm 2).
 
-    A token is judged one forward pass after it was drawn, when its hidden state is known.
-    `confidences` is therefore about the token before each new one. The newest token has its early
-    confidence only.
+    A token is judged one forward pass after it was sampled, when its hidden state is known.
+    `confidences` therefore refers to the token before each new token. The newest token has only its
+    early confidence.
 
     Args:
         head: The acceptance head.
@@ -44,9 +44,9 @@ class HeadRule(ThresholdRule):
         self.keep_second_choices = False
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the confidence in the token before each new one.
+        """Return the confidence in the token before each new token.
 
-        The token before a draft's first one is not drafted, so its confidence is 1.
+        The token before a draft's first token is not drafted, so its confidence is 1.
         """
         assert new.hidden is not None
         drawn = self._drawn_tokens(new)
@@ -78,5 +78,5 @@ class HeadRule(ThresholdRule):
         return [DrawnToken(*token) for token in zip(*columns, *seconds, strict=True)]
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return the confidence in the newest token; 1 if it does not count."""
+        """Return the confidence in the newest token; 1 if the token does not count."""
         return chain.drawn[index].early_confidence if self._counts_newest else 1.0

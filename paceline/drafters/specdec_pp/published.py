@@ -1,8 +1,8 @@
 """Read heads in the format of the public SpecDec++ code.
 
-The format is config.json with `hidden_size` and `num_layers`, and model.safetensors. All D blocks
-are one module there (a list multiplied by D). A checkpoint stores its tensors under D keys, or once
-if duplicates are left out. In both cases every block gets a copy here.
+The format is config.json with `hidden_size` and `num_layers`, and model.safetensors. There, all D
+blocks are one module (a list multiplied by D). A checkpoint stores its tensors under D keys, or
+once if duplicates are left out. In both cases, every block gets its copy here.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def is_published(folder: Path, card: str) -> bool:
 
 
 def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict[str, Tensor]]:
-    """Read card and tensors for `AcceptanceHead`.
+    """Read the card and the tensors for `AcceptanceHead`.
 
     Raises:
-        ConfigError: The file is pickled, damaged, of another form, or of another hidden size.
+        ConfigError: The file is pickled or damaged, or has a different format or hidden size.
     """
     where = str(folder)
     if not (folder / _WEIGHTS).exists() and (folder / _PICKLE).exists():
@@ -68,7 +68,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 
 def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
-    """Return one copy of the tensors per block, under the names of `AcceptanceHead`."""
+    """Return one copy of the tensors per block, under the names in `AcceptanceHead`."""
     blocks = sorted(
         {
             int(match[1])

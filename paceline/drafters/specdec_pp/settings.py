@@ -1,4 +1,4 @@
-"""Settings of the `specdec_pp` drafter and its acceptance head."""
+"""Settings for the `specdec_pp` drafter and its acceptance head."""
 
 from __future__ import annotations
 

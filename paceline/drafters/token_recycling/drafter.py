@@ -23,7 +23,7 @@ from paceline.drafters.token_recycling.settings import MAX_NODES
 
 
 class TokenRecycling(RecyclingDrafter):
-    """Draft from a cache that all requests share; lossless at any temperature."""
+    """Draft from a cache shared by all requests; lossless at any temperature."""
 
     name = "token_recycling"
     Options = TokenRecyclingOptions
@@ -73,9 +73,9 @@ class TokenRecycling(RecyclingDrafter):
         return as_draft(tree, size)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Cache the target's distributions of the step."""
+        """Cache the target's distributions from the step."""
         self._recycler.observe(outcomes)
 
     def stop(self, request: Request) -> None:
-        """Free the state of a request."""
+        """Free a request's state."""
         self._recycler.stop(request)

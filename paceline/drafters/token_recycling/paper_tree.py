@@ -1,8 +1,8 @@
-"""The fixed tree of Token Recycling (section 3.2, figure 3): 80 nodes, 6 levels.
+"""The fixed Token Recycling tree (section 3.2, figure 3): 80 nodes, 6 levels.
 
-`paper_tree.json` holds the shape of the authors' release. A node is named by its ranks: "0 2" is
-the third most likely token after the most likely one. The file gives the number of children of each
-node with children; they have the ranks 0, 1, ...
+`paper_tree.json` holds the shape from the authors' release. A node is named by its ranks: "0 2" is
+the third most likely token after the most likely token. For each node with children, the file gives
+the number of children, which have the ranks 0, 1, ...
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHILDREN: dict[Ranks, int] = {
 
 
 def shape() -> tuple[IntArray, IntArray]:
-    """Return the parent (-1 = the root) and the rank of every node, level by level."""
+    """Return every node's parent (-1 = the root) and rank, level by level."""
     named: list[Ranks] = [()]
     parents: list[int] = []
     for node, ranks in enumerate(named):  # grows as it goes
@@ -61,10 +61,10 @@ def fill(
         table: Cached distributions.
         newest: Up to LONGEST_KEY newest tokens, the root last.
         keys: Maximum number of tokens in a context.
-        parents: Parent per node of the shape.
-        ranks: Rank per node of the shape.
+        parents: Parent of each node in the shape.
+        ranks: Rank of each node in the shape.
         levels: Maximum depth.
-        tree: [max_nodes], filled.
+        tree: [max_nodes] array to fill.
     Returns:
         The size of the tree.
     """

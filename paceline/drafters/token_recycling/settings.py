@@ -1,6 +1,6 @@
-"""Settings of the `token_recycling` drafter."""
+"""Settings for the `token_recycling` drafter."""
 
 from __future__ import annotations
 
-MAX_NODES = 256  # Upper limit of the option `max_nodes`.
-MAX_DISTRIBUTIONS = 1 << 26  # Upper limit of the option `max_distributions`.
+MAX_NODES = 256  # Maximum value of the `max_nodes` option.
+MAX_DISTRIBUTIONS = 1 << 26  # Maximum value of the `max_distributions` option.
