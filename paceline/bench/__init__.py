@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.report.prompts import Prompt, load_prompts
     from paceline.util.options import ModelOptions, PromptOptions
 
-# Modules are imported on first use: settings and the command line's help need no torch.
+# Modules are imported on first use, because the settings and the command-line help need no torch.
 _MODULES = {
     "paceline.bench.cost_scale": ("enlarge",),
     "paceline.bench.memory": ("memory_by_method",),

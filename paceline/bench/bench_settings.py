@@ -1,19 +1,19 @@
-"""Settings of the bench that have no option."""
+"""Benchmark settings that are not exposed as options."""
 
 from __future__ import annotations
 
-WARMUP_TOKENS = 16  # Tokens of the untimed answers.
+WARMUP_TOKENS = 16  # Number of tokens in the untimed answers.
 SPARE_NODES = 64  # Cache positions for draft nodes, allocated before the timed calls.
-MIN_PROMPT_TOKENS = 8  # Context tokens that must be left for a prompt.
-ROUNDING = 16  # The feed-forward size of an enlarged model is a multiple of it.
-WARMUP_ROUNDS = 1  # Untimed rounds of the cost of batch invariance.
+MIN_PROMPT_TOKENS = 8  # Minimum number of context tokens left for a prompt.
+ROUNDING = 16  # An enlarged model's feed-forward size is a multiple of this.
+WARMUP_ROUNDS = 1  # Untimed rounds when measuring the cost of batch invariance.
 
 # transformers' continuous batching.
-PAGE_POSITIONS = 256  # Cache positions per block of its paged cache.
-MAX_BATCH_TOKENS = 512  # Maximum tokens of a forward pass.
+PAGE_POSITIONS = 256  # Cache positions per block in its paged cache.
+MAX_BATCH_TOKENS = 512  # Maximum number of tokens in a forward pass.
 
-# Tables and pictures.
+# Tables and plots.
 WIDE_COLUMNS = 124  # Characters; narrower consoles show fewer columns.
-MAX_DIVERGENCES = 5  # Divergences that a table lists.
+MAX_DIVERGENCES = 5  # Maximum number of divergences in a table.
 TITLE_COLUMNS = 118  # Characters of a title line.
 WIDTH, ROW, FRAME = 10.0, 0.46, 2.3  # Inches.

@@ -1,4 +1,4 @@
-"""Compare the answers of a run with those of the reference."""
+"""Compare a run's answers with the reference answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Comparison:
     """The timed calls of a run, with their answers compared.
 
     Attributes:
-        reference: Method whose tokens the others must equal; None if there is none.
-        calls: The calls with their answers.
+        reference: Method whose tokens all other methods must match; None if there is none.
+        calls: Timed calls with their answers.
         divergences: Answers that differ from the reference.
     """
 
@@ -38,13 +38,13 @@ def compare(
     units: Sequence[Unit],
     timed: Sequence[tuple[TimedCall, list[MethodAnswer]]],
 ) -> Comparison:
-    """Compare the answers of all methods with those of the reference.
+    """Compare the answers of all methods with the reference answers.
 
     Args:
-        config: Configuration of the run.
-        target: The target, for the logits at divergences.
-        methods: The methods.
-        units: The prompts or batches.
+        config: Configuration for the run.
+        target: Target model, for the logits at divergences.
+        methods: Methods to compare.
+        units: Prompts or batches.
         timed: Timed calls without rows, and their answers.
     """
     reference = _reference(config, tuple(method.name for method in methods))
@@ -81,9 +81,9 @@ def compare(
 
 
 def _reference(config: BenchConfig, names: tuple[str, ...]) -> str | None:
-    """Return the method whose tokens the others must equal.
+    """Return the method whose tokens all other methods must match.
 
-    Greedy answers must equal those of transformers. Sampled answers must equal plain decoding with
+    Greedy answers must match transformers' answers. Sampled answers must match plain decoding with
     the same seed.
     """
     wanted = [PLAIN, "none"] if config.sampling.greedy else ["none"]

@@ -1,9 +1,9 @@
 """Enlarge a small trained model so that it costs as much as a large one.
 
-The quality of a drafter depends on what the models predict; its cost depends on their size. A
-small trained pair has realistic answers but unrealistic costs. `enlarge` pads the residual stream
-with dimensions that stay zero, and adds heads, neurons and layers with zero output weights. The
-enlarged model computes every product, and the answer stays the same. Reports label such models.
+The quality of a drafter depends on what the models predict; its cost depends on their size. A small
+trained pair gives realistic answers at unrealistic costs. `enlarge` pads the residual stream with
+dimensions that stay zero, and adds heads, neurons and layers with zero output weights. The enlarged
+model computes every matrix product, but the answer stays the same. Reports label such models.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Return the number of parameters of a model; tied ones count once."""
+    """Return the number of parameters in a model; tied parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -57,9 +57,9 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
             weights are exact in any dtype.
         layers: New number of layers. The added layers are spread between the model's own layers,
             and do nothing.
-        seed: Random seed of the weights whose products are multiplied by zero.
+        seed: Random seed for the weights whose products are multiplied by zero.
     Raises:
-        UnsupportedModelError: The model has another architecture.
+        UnsupportedModelError: The model has a different architecture.
         ConfigError: The sizes cannot be reached.
     """
     config = model.config
@@ -86,13 +86,13 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     wanted.rms_norm_eps = config.rms_norm_eps / ratio
     fingerprint, hidden_size = model_identity(model)
     origin = getattr(config, "enlarged_from", {"layers": config.num_hidden_layers})
-    # Parts that were trained for the original, such as an acceptance head, fit the larger model.
+    # Parts trained for the original, such as an acceptance head, also work with the larger model.
     wanted.enlarged_from = {
         "fingerprint": fingerprint,
         "hidden_size": hidden_size,
         "layers": origin["layers"],
     }
-    with torch.random.fork_rng(devices=[]):  # the constructor draws weights, which are all replaced
+    with torch.random.fork_rng(devices=[]):  # the constructor samples weights, all replaced
         larger: PreTrainedModel = AutoModelForCausalLM.from_config(
             wanted, dtype=model.dtype, attn_implementation=config._attn_implementation
         )
@@ -112,7 +112,7 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
         config.hidden_size,
         math.gcd(config.num_attention_heads, config.num_key_value_heads),
     )
-    step = own // math.gcd(own, heads)  # such a step adds whole heads
+    step = own // math.gcd(own, heads)  # a step of this size adds whole heads
     if width < own or layers < config.num_hidden_layers:
         raise ConfigError(
             f"cost scale {width}x{layers} is smaller than the model, which is"

@@ -1,4 +1,4 @@
-"""Describe the machine, the versions and the load of a run."""
+"""Describe the machine, the versions and the load during a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from paceline.util.machine import processor, usable_cores
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The machine, the versions and the load of a run.
+    """The machine, the versions and the load during a run.
 
     Attributes:
-        date: Start in UTC, ISO 8601.
+        date: Start time in UTC, in ISO 8601 format.
         versions: Versions of python, torch, transformers and paceline.
-        commit: Git commit of this package; None outside a repository.
-        modified: Whether the checkout had changes.
+        commit: Git commit of this package; None outside a Git repository.
+        modified: Whether the checkout had uncommitted changes.
         platform: Operating system.
         processor: Name of the processor.
-        cores: Logical processors that this process may use.
+        cores: Number of logical processors that this process may use.
         accelerator: Name of the accelerator; None on the CPU.
-        threads: CPU threads of torch.
+        threads: Number of CPU threads that torch uses.
         load_start: Load averages over 1, 5 and 15 minutes at the start.
         load_end: Load averages at the end.
         peak_memory: Maximum resident size of the process so far, in bytes.
@@ -51,7 +51,7 @@ class Environment:
 
     @property
     def hardware(self) -> str:
-        """Return the device that the models ran on."""
+        """Return the device on which the models ran."""
         return (
             self.accelerator
             or f"{self.processor}, {self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -59,7 +59,7 @@ class Environment:
 
 
 def look_around(device: torch.device) -> Environment:
-    """Return the present environment; call it with the run's thread count set."""
+    """Return the current environment; set the run's thread count before calling."""
     commit, modified = _commit()
     load = load_average()
     return Environment(

@@ -1,6 +1,6 @@
-"""Hold and report the result of a run inside vLLM's engine.
+"""Hold and report the results of a run inside vLLM's engine.
 
-scripts/vllm_bench.py makes the run. It compares vLLM's own drafters with paceline's, on the same
+scripts/vllm_bench.py performs the run. It compares vLLM's own drafters with paceline's, on the same
 prompts and with the same K.
 """
 
@@ -19,18 +19,18 @@ from paceline.report.tables import Cell, Table
 
 @dataclass(frozen=True, slots=True)
 class VllmRun:
-    """The result of one method on one file of prompts.
+    """The result of one method on one prompt file.
 
     Attributes:
         method: Name of the method.
-        prompts_of: Name of the file.
+        prompts_of: Name of the prompt file.
         prompts: Number of prompts.
-        tokens: Tokens of all answers.
-        drafted, accepted: Draft tokens by the counters of vLLM.
+        tokens: Number of tokens in all answers.
+        drafted, accepted: Numbers of draft tokens according to vLLM's counters.
         seconds: Wall-clock time.
         processor: Processor time of the thread.
         preemptions: Number of preemptions.
-        equal: Answers that equal plain decoding.
+        equal: Number of answers that match plain decoding.
     """
 
     method: str
@@ -46,7 +46,7 @@ class VllmRun:
 
     @property
     def steps(self) -> int:
-        """Return the steps after prefill, each with accepted tokens and one more."""
+        """Return the number of steps after prefill; each adds one token to those accepted."""
         return self.tokens - self.prompts - self.accepted
 
     @property
@@ -61,11 +61,11 @@ class VllmResult:
 
     Attributes:
         model, vllm, dtype: Model, version of vLLM, and data type.
-        batch: Requests at a time.
-        most: Maximum draft tokens per step, K.
-        max_tokens: Maximum tokens of an answer.
-        environment: The machine.
-        parts: Results by method and file; several for each if the run was repeated.
+        batch: Number of requests at a time.
+        most: Maximum number of draft tokens per step, K.
+        max_tokens: Maximum number of tokens in an answer.
+        environment: Description of the machine.
+        parts: Results by method and file; several results for each if the run was repeated.
     """
 
     model: str
@@ -82,10 +82,10 @@ KIND = DocumentKind("vllm", 1, VllmResult)
 
 
 def read_vllm(path: str | Path) -> VllmResult:
-    """Read a result of `write_vllm`.
+    """Read a result written by `write_vllm`.
 
     Raises:
-        ConfigError: The file does not exist, is damaged, or has another schema.
+        ConfigError: The file does not exist, is damaged, or has a different schema.
     """
     return read_document(path, KIND)
 
@@ -102,7 +102,7 @@ def write_vllm(result: VllmResult, path: str | Path) -> None:
 def vllm_table(result: VllmResult) -> str:
     """Return a Markdown table of acceptance, speed and equal answers.
 
-    In a repeated run, speeds are relative to plain decoding of the same repetition.
+    In a repeated run, speeds are relative to plain decoding in the same repetition.
     """
     files = list(dict.fromkeys(part.prompts_of for part in result.parts))
     by_method: dict[str, dict[str, list[VllmRun]]] = {

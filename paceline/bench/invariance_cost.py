@@ -1,6 +1,6 @@
 """Measure the cost of batch invariance at several context lengths.
 
-Steps with batch invariance and without it alternate in one run.
+Steps with and without batch invariance alternate in one run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ContextCost:
     Attributes:
         dtype: Data type of the model.
         batch: Number of requests.
-        context: Cached tokens of each request.
-        drafts: Draft nodes of each request, a chain.
+        context: Number of cached tokens per request.
+        drafts: Number of draft nodes per request, which form a chain.
         seconds: Time of each batch-invariant step.
         usual: Time of each step without batch invariance.
     """
@@ -50,7 +50,7 @@ class ContextCost:
 
     @property
     def speed(self) -> float:
-        """Return the speed without drafts over that of usual steps, by medians."""
+        """Return the median speed without drafts relative to that of usual steps."""
         return statistics.median(self.usual) / statistics.median(self.seconds)
 
 
@@ -61,9 +61,9 @@ class InvarianceCost:
     Attributes:
         model: Name of the model.
         clock: "processor" with one thread, so that other processes disturb it little; or "wall".
-        reasons: Why batch invariance holds, by dtype.
-        costs: Step times of all combinations.
-        environment: The machine.
+        reasons: Reason why batch invariance holds, by dtype.
+        costs: Step times for all combinations.
+        environment: Description of the machine.
     """
 
     model: str
@@ -90,7 +90,7 @@ def measure(
     Args:
         model: Name of the model.
         dtypes, batches, contexts, drafts: Values to combine.
-        rounds: Steps of each kind per combination.
+        rounds: Number of steps of each kind per combination.
         finished: Called after each combination.
     Raises:
         ConfigError: The model cannot be loaded, or cannot be batch-invariant on this machine.
@@ -142,7 +142,7 @@ class _Steps:
             request.cached = context
 
     def seconds(self, nodes: int, clock: Callable[[], float]) -> float:
-        """Return the time of one forward; nothing is committed."""
+        """Return the time of one forward pass; nothing is committed."""
         trees = [DraftTree.chain([1] * nodes) if nodes else EMPTY_TREE for _ in self._requests]
         start = clock()
         self._lm.forward(self._requests, trees).argmax(-1).tolist()
@@ -176,7 +176,7 @@ def table(result: InvarianceCost) -> Table:
 
 
 def cost_table(result: InvarianceCost) -> str:
-    """Return the table in Markdown, with its setting."""
+    """Return the table in Markdown, with a description of the setup."""
     environment, clock = (
         result.environment,
         "processor time" if result.clock == "processor" else "wall-clock time",
@@ -196,9 +196,9 @@ def write_cost(result: InvarianceCost, path: str | Path) -> None:
 
 
 def read_cost(path: str | Path) -> InvarianceCost:
-    """Read a result of `write_cost`.
+    """Read a result written by `write_cost`.
 
     Raises:
-        ConfigError: The file does not exist, is damaged, or has another schema.
+        ConfigError: The file does not exist, is damaged, or has a different schema.
     """
     return read_document(path, KIND)

@@ -1,6 +1,6 @@
 """Measure the peak memory of each method in a separate process.
 
-On Linux the high-water mark is reset after the models are loaded, so that it shows decoding only.
+On Linux, the high-water mark is reset after the models are loaded, so that it covers only decoding.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _STATUS = Path("/proc/self/status")
 
 
 def memory_by_method(config: BenchConfig) -> dict[str, int]:
-    """Return the peak resident bytes of every baseline and drafter.
+    """Return the peak resident memory, in bytes, of every baseline and drafter.
 
     Raises:
-        PacelineError: A process failed; the message has its last line.
+        PacelineError: A process failed; the message contains the process's last line.
     """
     peaks = {}
     for name in (*config.baselines, *config.drafters):
@@ -50,7 +50,7 @@ def memory_by_method(config: BenchConfig) -> dict[str, int]:
 
 
 def reset_peak() -> None:
-    """Reset the high-water mark to the present size, if the system can."""
+    """Reset the high-water mark to the current size, if the system supports this."""
     if _CLEAR.exists():
         _CLEAR.write_text("5", encoding="ascii")
 

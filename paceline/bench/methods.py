@@ -1,4 +1,4 @@
-"""The methods that a bench run compares: drafters of paceline, and transformers.
+"""The methods that a benchmark compares: paceline's drafters, and transformers.
 
 All methods share one model object.
 """
@@ -28,14 +28,14 @@ from paceline.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class MethodAnswer:
-    """The tokens of one answer, end-of-sequence token included, and its statistics."""
+    """The tokens of one answer, including its end-of-sequence token, and statistics."""
 
     token_ids: list[int]
     stats: Stats | None = None
 
 
 class Method(Protocol):
-    """A method of answering. Only the call that `prepare` returns is timed."""
+    """A method for answering prompts; only the call that `prepare` returns is timed."""
 
     name: str
 
@@ -43,7 +43,7 @@ class Method(Protocol):
         """Discard everything learned from earlier prompts."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Prepare the input, and return the call that is to be timed."""
+        """Prepare the input, and return the call to be timed."""
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
         """Return the answers from the result of the call."""
@@ -59,16 +59,16 @@ class Paceline:
         self, name: str, llm: LLM, make: Callable[[], Drafter], params: SamplingParams
     ) -> None:
         self.name = name
-        self.draws = False  # whether the drafter draws its tokens, so that sampled texts differ
+        self.draws = False  # whether the drafter samples its tokens, so that sampled texts differ
         self._llm, self._make, self._params = llm, make, params
 
     @property
     def guarantee(self) -> Guarantee:
-        """Return whether its answers have the bits of plain decoding, and why."""
+        """Return whether its answers match plain decoding bit for bit, and why."""
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """Replace the drafter by a new one."""
+        """Replace the drafter with a new one."""
         self._llm.change_drafter(self._make())
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
@@ -77,7 +77,7 @@ class Paceline:
         return lambda: self._llm.generate(prompts, params)
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """Return tokens and statistics of the completions."""
+        """Return the tokens and statistics of the completions."""
         return [MethodAnswer(completion.token_ids, completion.stats) for completion in raw]
 
     def timing(self) -> Timing | None:

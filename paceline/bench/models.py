@@ -1,4 +1,4 @@
-"""Load the models of a bench run, at their cost scales, and encode the prompts."""
+"""Load a benchmark's models, at their cost scales, and encode the prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.report.prompts import Prompt, encode, load_prompts, shortened
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The loaded models and their report names; `draft` is None if it is not used."""
+    """The loaded models and their names in reports; `draft` is None if not used."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -37,11 +37,11 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Prompts that are answered in one call.
+    """Prompts to answer in one call.
 
     Attributes:
-        prompts: The prompts.
-        token_ids: Their token ids.
+        prompts: Prompts of the batch.
+        token_ids: Token ids of the prompts.
         cut: Number of prompts that were too long for the context and were cut.
     """
 
@@ -56,10 +56,10 @@ def load_models(
     draft: PreTrainedModel | None,
     tokenizer: Any,
 ) -> Models:
-    """Return the models of a run at their cost scales; given models are not loaded.
+    """Return a run's models at their cost scales; models passed in are not loaded.
 
     Raises:
-        ConfigError: A method needs a draft model and there is none, or a model cannot be loaded.
+        ConfigError: A method needs a draft model but there is none, or a model cannot be loaded.
         UnsupportedModelError: A model cannot be enlarged.
     """
     options = config.models
@@ -88,7 +88,7 @@ def load_models(
 def make_units(
     config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None
 ) -> list[Unit]:
-    """Return the prompts in batches; the default prompts are those of `config`.
+    """Return the prompts in batches; the default prompts come from `config`.
 
     Raises:
         CapacityError: The answers leave no room for prompts in the models' context.
@@ -127,7 +127,7 @@ def feeding_all(make: Callable[[], Drafter]) -> Drafter:
 
 @contextlib.contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Set the CPU threads of torch while open; None keeps the number."""
+    """Set torch's number of CPU threads while open; None keeps the current number."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:

@@ -1,4 +1,4 @@
-"""Keep the processes of a parallel bench run in step, as they share draft trees."""
+"""Keep the processes of a parallel benchmark in step, as they share draft trees."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from paceline.util.config import parse_spec
 
 
 class Lockstep:
-    """The processes of a bench run; a single process needs no synchronisation.
+    """The processes in a benchmark; a single process needs no synchronisation.
 
     Args:
-        config: The run, with the number of ranks.
-        ranks: The processes, if they have been joined already.
+        config: Configuration of the run, with the number of ranks.
+        ranks: Processes, if they have already been joined.
     Raises:
-        ConfigError: The number of ranks is another, or no drafter has trees that they could share.
+        ConfigError: The number of ranks differs from the configuration, or no drafter has trees
+            that the ranks could share.
     """
 
     def __init__(self, config: BenchConfig, ranks: Ranks | None) -> None:
@@ -47,7 +48,7 @@ class Lockstep:
             )
 
     def ranks(self, spec: str) -> Ranks | None:
-        """Return the ranks that share the trees of a drafter; None if it runs on each."""
+        """Return the ranks that share a drafter's trees; None if each runs the drafter."""
         return self._ranks if spec in self._shared else None
 
     def wait_for_all(self, over: bool = False) -> bool:
@@ -55,7 +56,7 @@ class Lockstep:
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """Replace the query-token counts of shared drafters by those of the busiest rank."""
+        """Replace shared drafters' query-token counts with those of the busiest rank."""
         for spec in self._shared:
             stats = [
                 answer.stats for call, answers in calls if call.method == spec for answer in answers

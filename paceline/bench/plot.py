@@ -1,4 +1,4 @@
-"""Draw a run: speed-ups with their spread over prompts, and tokens per forward."""
+"""Plot a run: speed-ups with their spread over prompts, and tokens per forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BASELINE, _POINT = "#767676", COLOURS[1]
 
 
 def write_png(result: BenchResult, path: str | Path) -> None:
-    """Draw the run into a PNG file.
+    """Plot the run as a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -69,7 +69,7 @@ def _draw_bars(
     colours: list[str],
     farthest: float,
 ) -> None:
-    """Draw bars with their texts: white inside of a bar, or dark after it."""
+    """Draw bars with their labels: white inside a bar, or dark after it."""
     axes.barh(range(len(values)), values, color=colours, height=0.62)
     for index, (value, text, within) in enumerate(zip(values, texts, inside, strict=True)):
         start, colour, weight = (

@@ -43,7 +43,7 @@ _NARROW = (
     "equal",
     "same/ bits",
 )
-_NONE = "none"  # the drafter of plain decoding
+_NONE = "none"  # the drafter for plain decoding
 _LEGEND = (
     "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time:"
     " that ratio in processor time, which other jobs on the machine disturb less. tokens/forward:"
@@ -55,10 +55,10 @@ _LEGEND = (
 
 
 def print_table(result: BenchResult, console: Console | None = None) -> None:
-    """Print figures, speed-ups by category and differences on a console.
+    """Print figures, speed-ups by category, and differences on a console.
 
     Args:
-        result: The run.
+        result: Result of the run.
         console: Default: standard output.
     """
     console = console or Console(highlight=False)
@@ -118,16 +118,16 @@ def write_json(result: BenchResult, path: str | Path) -> None:
 
 
 def read_json(path: str | Path) -> BenchResult:
-    """Read a result of `write_json`.
+    """Read a result written by `write_json`.
 
     Raises:
-        ConfigError: The file does not exist, is damaged, or has another schema.
+        ConfigError: The file does not exist, is damaged, or has a different schema.
     """
     return read_document(path, KIND)
 
 
 def setting_parts(result: BenchResult) -> list[str]:
-    """Return phrases about the setting: models, dtype, requests, hardware."""
+    """Return phrases that describe the setup: models, dtype, requests and hardware."""
     config = result.config
     count = len({(call.unit, row.prompt) for call in result.calls for row in call.rows})
     sampling = config.sampling
@@ -152,14 +152,14 @@ def setting_parts(result: BenchResult) -> list[str]:
 
 
 def provenance(environment: Environment) -> str:
-    """Return the date, the commit and the versions of a run."""
+    """Return a run's date, commit and versions."""
     changed = " with local changes" if environment.modified else ""
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
     return f"{environment.date}, commit {environment.commit or 'unknown'}{changed}; {versions}"
 
 
 def figures_table(result: BenchResult) -> Table:
-    """Return the table of all methods over all prompts."""
+    """Return the table for all methods over all prompts."""
     rows = [
         (figures.method, *(measured(figures, field) for field in MEASURES.values()))
         for figures in result.figures()
@@ -168,7 +168,7 @@ def figures_table(result: BenchResult) -> Table:
 
 
 def measured(figures: MethodFigures | None, field: str) -> Cell:
-    """Return a field of the figures as a cell; None if it is unknown."""
+    """Return one of the figures as a table cell; None if it is unknown."""
     if figures is None or (field == "equal" and not figures.compared):
         return None
     if field == "batch_invariant":
@@ -237,7 +237,7 @@ def _notes(result: BenchResult) -> list[str]:
 
 
 def _slower(figures: list[MethodFigures]) -> list[str]:
-    """Return a note that names the slower drafters, and the one to choose."""
+    """Return a note that names the slower drafters and the drafter to choose."""
     drafters = [
         row for row in figures if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
     ]

@@ -1,4 +1,4 @@
-"""Hold the timed calls of a run, and compute figures from them."""
+"""Hold a run's timed calls, and compute figures from them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ class MethodFigures:
     Attributes:
         method: Name of the method.
         answers: Number of answers.
-        new_tokens: Tokens of the answers.
+        new_tokens: Number of tokens in the answers.
         seconds: Wall-clock time of the answers.
         tokens_per_second: All new tokens / all seconds.
         speedup: Ratio of `tokens_per_second` to the baseline's.
         speedup_median: Median of this ratio over prompts (batches).
-        cpu_speedup: As `speedup`, with processor time for wall-clock time.
+        cpu_speedup: Like `speedup`, but with processor time instead of wall-clock time.
         tokens_per_forward: sum(new tokens - 1) / sum(forwards after the prefill). Plain decoding
             has exactly 1.
         accepted_per_draft: Accepted tokens / trees with nodes.
         acceptance_rate: Accepted / drafted tokens.
-        fed_per_step: Mean query tokens of the forwards after the prefill.
-        target_share, draft_share, overhead_share: Shares of the time in target forwards, in draft
-            forwards, and elsewhere.
-        equal: Answers that equal the reference's.
-        compared: Answers compared.
+        fed_per_step: Mean number of query tokens in the forward passes after the prefill.
+        target_share, draft_share, overhead_share: Shares of the time spent in target forward
+            passes, in draft forward passes, and elsewhere.
+        equal: Number of answers that match the reference.
+        compared: Number of answers compared.
         peak_memory: Maximum accelerator memory allocated during a call, in bytes.
-        draft_forwards: Forwards of the draft model per new token.
-        verification_rate: Target forwards per new token, prefill included (SpecDec++, section 2).
+        draft_forwards: Draft model forward passes per new token.
+        verification_rate: Target forward passes per new token, including prefill (SpecDec++,
+            section 2).
         discard_rate: Rejected draft tokens per new token (SpecDec++, section 2).
-        batch_invariant: Whether the bits of plain decoding were guaranteed.
+        batch_invariant: Whether bit-for-bit agreement with plain decoding was guaranteed.
     """
 
     method: str
@@ -59,7 +60,7 @@ class MethodFigures:
     equal: int
     compared: int
     peak_memory: int | None
-    draft_forwards: float | None = None  # files of earlier versions lack this and the following
+    draft_forwards: float | None = None  # earlier versions lack this and the fields below
     verification_rate: float | None = None
     discard_rate: float | None = None
     batch_invariant: bool | None = None
@@ -70,19 +71,20 @@ class BenchResult:
     """A finished or interrupted run.
 
     Attributes:
-        config: Its configuration.
+        config: Configuration of the run.
         environment: The machine and the versions.
-        complete: Whether it was not interrupted. Even then all methods have the same prompts.
+        complete: Whether the run was not interrupted. In either case, all methods have answered the
+            same prompts.
         target, draft: Names of the models, including their cost-scale labels.
         dtype: Data type of the target.
         methods: Names of the methods, in the configured order.
-        baseline: Method that speed-ups are relative to.
-        reference: Method whose tokens the others must equal; None if there is none.
+        baseline: Method to which speed-ups are relative.
+        reference: Method whose tokens all other methods must match; None if there is none.
         skipped: Methods that could not run, with the reason.
         calls: All timed calls.
         divergences: Answers that differ from the reference.
         cut_prompts: Prompts that were too long for the context and were cut.
-        guarantees: Guarantees by drafter method; methods of transformers have none.
+        guarantees: Guarantees by drafter method; transformers methods have none.
     """
 
     config: BenchConfig
@@ -97,18 +99,18 @@ class BenchResult:
     skipped: dict[str, str]
     calls: tuple[TimedCall, ...]
     divergences: tuple[Divergence, ...]
-    cut_prompts: int = 0  # files of earlier versions lack this and the following
+    cut_prompts: int = 0  # earlier versions lack this and the fields below
     guarantees: dict[str, Guarantee] = field(default_factory=dict)
 
     @property
     def categories(self) -> list[str]:
-        """Return the categories of the prompts, in their order."""
+        """Return the categories of the prompts, in order."""
         return list(dict.fromkeys(row.category for call in self.calls for row in call.rows))
 
     def figures(self, category: str | None = None) -> list[MethodFigures]:
-        """Return the figures of all methods, over all prompts or one category.
+        """Return the figures for all methods, over all prompts or one category.
 
-        The times of batches with several categories count for no category.
+        Times for batches with several categories count towards no category.
         """
         return [self._figures(method, category) for method in self.methods]
 

@@ -48,15 +48,15 @@ _ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of a run that the configuration does not hold.
+    """Options for a run that are not part of the configuration.
 
     Attributes:
-        makers: Further drafters: the name of each, and a function that builds it from the draft
-            model.
+        makers: Additional drafters, by name, each with a function that builds the drafter from the
+            draft model.
         loaded: Called after the models are loaded, before any answer.
-        ranks: The processes of a parallel run, if they have been joined already.
-        budget: Whether the engine may cut trees to a draft budget. Without it, the engine verifies
-            all trees at any cost, as the papers' methods do.
+        ranks: Processes of a parallel run, if they have already been joined.
+        budget: Whether the engine may cut trees to a draft budget. Without a budget, the engine
+            verifies all trees regardless of their cost, as the papers' methods do.
     """
 
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
@@ -75,17 +75,18 @@ def run_bench(
     progress: bool = True,
     options: RunOptions | None = None,
 ) -> BenchResult:
-    """Run a benchmark. Ctrl-C ends it; the result has what every method has answered.
+    """Run a benchmark; after Ctrl-C, the result has what every method has answered.
 
     Args:
         config: Methods, prompts and models.
         target, draft, tokenizer: Loaded models to use instead of those that `config` names.
         prompts: Prompts to use instead of those that `config` names, in this order.
-        progress: Show progress on standard error; it is only updated between timed calls.
-        options: Further options.
+        progress: Whether to show progress on standard error; it is updated only between timed
+            calls.
+        options: Additional options.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: Something cannot be run. Nothing has been
-            timed then.
+        ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run. In
+            this case, nothing has been timed.
     """
     options = options or RunOptions()
     with torch_threads(config.models.threads), contextlib.ExitStack() as at_the_end:
@@ -112,7 +113,7 @@ def run_bench(
 
 
 class _BenchRun:
-    """The measuring loop: repeats, units, and methods in rotating order."""
+    """The measurement loop: repeats, units, and methods in rotating order."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Seal the lines of recorded answers with chained checksums, and check them.
 
-A file has JSON lines: first the settings, then one answer per line. The checksum of a line covers
-the line and the checksum of the line before it. A line that was changed, lost, duplicated or moved
-is therefore found. The first line holds the number of answers to come, so that an unfinished file
-is recognised without an end mark.
+A file consists of JSON Lines: first the settings, then one answer per line. A line's checksum
+    covers the line itself and the previous line's checksum, so changed, lost, duplicated or moved
+    lines are detected. The first line holds the number of answers to come, so an unfinished file
+    can be recognised without an end mark.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def first_line(path: Path) -> bytes:
 
 
 def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Yield record, checksum and end offset of each complete line, settings first.
+    """Yield the record, checksum and end offset of each complete line, settings first.
 
     Raises:
         ConfigError: A line does not match its checksum, or there are too many lines.
@@ -66,7 +66,7 @@ def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):  # cut by an interruption
+                if not line.endswith(b"\n"):  # cut off by an interruption
                     return
                 record, check = open_line(path, number, line, check)
                 count = record["count"] if number == 1 else count
@@ -86,11 +86,11 @@ def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
 
 
 def seal_line(record: dict[str, Any], previous_check: str) -> tuple[bytes, str]:
-    """Return the line of a record and its checksum.
+    """Return the line for a record, and the line's checksum.
 
     Args:
         record: JSON values of the line.
-        previous_check: Checksum of the line before; "" for the first line.
+        previous_check: Checksum of the previous line; "" for the first line.
     """
     check = digest_of({"record": record, "before": previous_check})[:_CHECK_DIGITS]
     return json.dumps({**record, _CHECK: check}, separators=(",", ":")).encode() + b"\n", check
@@ -99,7 +99,7 @@ def seal_line(record: dict[str, Any], previous_check: str) -> tuple[bytes, str]:
 def open_line(
     path: str | Path, number: int, line: bytes, previous_check: str
 ) -> tuple[dict[str, Any], str]:
-    """Return the record of a line and its checksum.
+    """Return the record in a line, and the line's checksum.
 
     Raises:
         ConfigError: The line does not match its checksum.

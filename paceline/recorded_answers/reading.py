@@ -1,4 +1,4 @@
-"""Read files of recorded answers; every line is compared with its checksum."""
+"""Read files of recorded answers, checking every line against its checksum."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from paceline.util.files import parse_json
 
 
 def read_settings(path: str | Path) -> dict[str, Any] | None:
-    """Return the settings in the first line; None for a missing or other file.
+    """Return the settings in the first line; None for a missing or unrelated file.
 
     Raises:
-        ConfigError: The first line is damaged, or has another version.
+        ConfigError: The first line is damaged, or has a different version.
     """
     try:
         line = first_line(Path(path))
@@ -43,14 +43,15 @@ def read_settings(path: str | Path) -> dict[str, Any] | None:
 
 
 def read_answers(path: str | Path, limit: int | None = None) -> Iterator[RecordedAnswer]:
-    """Yield the recorded answers of a file.
+    """Yield the recorded answers in a file.
 
     Args:
-        path: The file.
-        limit: Maximum number of answers. An unfinished file with that many is accepted.
+        path: File to read.
+        limit: Maximum number of answers. An unfinished file with at least this many answers is
+            accepted.
     Raises:
-        ConfigError: It is another file, it is not finished, or a line is damaged; the message names
-            the line.
+        ConfigError: The file is of another kind, it is not finished, or a line is damaged; the
+            message names the line.
     """
     settings = read_settings(path)
     if settings is None:
@@ -70,8 +71,8 @@ def read_tops(path: str | Path, limit: int | None = None) -> Iterator[TopRows] |
     """Return the top-k tokens of each answer; None if they were not recorded.
 
     Raises:
-        ConfigError: As `read_answers`, or the file with the top-k tokens is missing, damaged or of
-            other answers.
+        ConfigError: As in `read_answers`, or the file with the top-k tokens is missing, damaged or
+            belongs to other answers.
     """
     settings = read_settings(path)
     if settings is None or not settings.get("top"):

@@ -1,10 +1,11 @@
 """Store the target's top-k tokens at each position of recorded answers.
 
-The file is named after the file of answers, as `answers.jsonl.top`. The first line is JSON: kind,
+The file is named after the answers file, for example `answers.jsonl.top`. The first line is JSON:
+    kind,
 version, tokens per position, bytes per id, and the checksum of the answers' first line. One block
 per answer follows: token ids [n, k], log-probabilities float16 [n, k], both little-endian, and 8
-bytes of SHA-256. That digest covers the digest of the block before, the checksum of the answer's
-line, and the block. A block is written before its answer, so that blocks after the last complete
+bytes of SHA-256. The digest covers the previous block's digest, the checksum of the answer's line,
+and the block. Each block is written before its answer, so that blocks after the last complete
 answer can be dropped.
 """
 
@@ -27,7 +28,7 @@ from paceline.util.files import parse_json, write_atomically
 _KIND, _VERSION = "paceline top tokens", 1
 _BEGINNING = b'{"kind":"paceline top tokens"'
 _DIGEST = 8  # bytes
-_TWO_BYTE_IDS = 1 << 16  # vocabularies of up to this size have ids of two bytes
+_TWO_BYTE_IDS = 1 << 16  # vocabularies up to this size have two-byte ids
 _MAX_FIRST_LINE = 1 << 12  # bytes
 
 
@@ -39,7 +40,7 @@ class TopRows(NamedTuple):
     Attributes:
         token_ids: Token ids, [n, k].
         log_probs: Log-probabilities, float32 [n, k], at temperature 1 and without penalties. The
-            file holds them with three digits.
+            file stores them with three digits.
     """
 
     token_ids: NDArray[np.int64]
@@ -47,7 +48,7 @@ class TopRows(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """Checksum of an answer's line and number of its tokens."""
+    """Checksum of an answer's line, and the answer's number of tokens."""
 
     check: str
     length: int
@@ -57,10 +58,10 @@ class TopFile:
     """A file of top-k tokens that is being written.
 
     Args:
-        answers: File of the answers.
-        top: Tokens per position.
+        answers: Answers file.
+        top: Number of top-k tokens per position.
         vocab_size: Size of the vocabulary.
-        owner: Checksum of the first line of the answers.
+        owner: Checksum of the first line of the answers file.
         keys: Answers that the file must hold; later blocks are dropped.
     Raises:
         ConfigError: The file is damaged, belongs to other answers, or cannot be written.
@@ -84,7 +85,7 @@ class TopFile:
             raise _cannot_write(self._path, error) from error
 
     def write(self, blocks: Iterable[tuple[TopRows, str]]) -> None:
-        """Append top-k tokens of answers; they are on the disk when this returns.
+        """Append the top-k tokens of answers; on return, they are on disk.
 
         Args:
             blocks: The top-k tokens of each answer and the checksum of its line.
@@ -104,7 +105,7 @@ class TopFile:
 
 
 def top_path(answers: str | Path) -> Path:
-    """Return the path of the top-k tokens of a file of answers."""
+    """Return the path of the top-k tokens file for an answers file."""
     return Path(f"{answers}.top")
 
 
@@ -112,9 +113,9 @@ def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Ite
     """Yield the top-k tokens of every answer.
 
     Args:
-        answers: File of the answers.
+        answers: Answers file.
         keys: The answers, in the order of the file.
-        owner: Checksum of the first line of the answers.
+        owner: Checksum of the first line of the answers file.
     Raises:
         ConfigError: The file is missing or belongs to other answers, or a block is damaged.
     """

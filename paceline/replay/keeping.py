@@ -17,8 +17,8 @@ class KeepsTop(DelegatingDrafter):
     """Wrap a drafter and record the target's top-k tokens along the answer.
 
     Args:
-        inner: The drafter that proposes the trees.
-        top: Tokens to record per position.
+        inner: Drafter that proposes the trees.
+        top: Number of top-k tokens to record per position.
     """
 
     def __init__(self, inner: Drafter, top: int) -> None:
@@ -34,7 +34,7 @@ class KeepsTop(DelegatingDrafter):
         super().start(request)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the rows that each new token was chosen from."""
+        """Record the rows from which each new token was chosen."""
         for outcome in outcomes:
             assert outcome.target_top is not None, "a drafter with top_k receives the top tokens"
             rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]

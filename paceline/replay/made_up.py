@@ -1,7 +1,7 @@
 """Let a chat model write user prompts itself (Magpie, Xu et al. 2024).
 
-The model continues its chat template where a user message begins. This gives prompts to record
-answers for when nobody has collected prompts of the model's users.
+The model continues its chat template from the start of a user message. Use these prompts to record
+answers if you have no prompts from the model's users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MadeUp:
 
     Attributes:
         prompts: The prompts, without duplicates.
-        tries: Texts that the model began.
+        tries: Number of texts that the model has started.
     """
 
     prompts: list[Prompt]
@@ -40,13 +40,14 @@ def make_up(
 ) -> Iterator[MadeUp]:
     """Let a model write prompts; yield the prompts so far after every batch.
 
-    The last result has `count` prompts, or fewer after four texts per prompt. A text is skipped if
-    it does not end within `params.max_new_tokens`, is empty, or repeats an earlier one.
+    The last result has `count` prompts, or fewer if four texts per prompt have been generated. A
+    text is skipped if it does not end within `params.max_new_tokens`, is empty, or repeats an
+    earlier one.
 
     Args:
         count: Number of prompts.
-        params: Sampling parameters; text number n has seed + n.
-        batch: Texts generated together.
+        params: Sampling parameters; text number n uses seed + n.
+        batch: Number of texts generated together.
     Raises:
         ConfigError: `params` are greedy, so that all texts would be the same; the model has no chat
             template; or no text can be used.

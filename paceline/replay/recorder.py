@@ -1,7 +1,7 @@
 """Record a model's answers to prompts into a file (`paceline.recorded_answers`).
 
-An interrupted run is continued. Drafts never change an answer, so any drafter may be used. The
-file names the drafter anyway: in bfloat16, near-equal logits can give another token.
+An interrupted run can be continued. Drafts never change an answer, so you may use any drafter. The
+    file still names the drafter: in bfloat16, nearly equal logits can lead to a different token.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from paceline.util.options import flat
 
 @dataclass(frozen=True, slots=True)
 class RecordingPrompt:
-    """A prompt as token ids, with the id and category of its file.
+    """A prompt as token ids, with the id and category from its file.
 
     Attributes:
-        cut: Whether the prompt was too long and has lost its middle.
+        cut: Whether the prompt was too long and was truncated in the middle.
     """
 
     id: str
@@ -50,11 +50,11 @@ class Recorded:
     """Counts of a finished run of `record_answers`.
 
     Attributes:
-        count: Answers in the file.
-        new: Answers of this run.
-        tokens: Tokens of the new answers.
-        seconds: Time that the new answers took.
-        cut: Prompts that were too long and were cut.
+        count: Number of answers in the file.
+        new: Number of answers from this run.
+        tokens: Number of tokens in the new answers.
+        seconds: Time that the new answers took, in seconds.
+        cut: Number of prompts that were too long and were truncated.
     """
 
     count: int
@@ -66,11 +66,11 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Options of `record_answers`.
+    """Options for `record_answers`.
 
     Attributes:
-        batch: Prompts answered and written together; at least 1.
-        model: Model name to store with the model's fingerprint.
+        batch: Number of prompts answered and written together; at least 1.
+        model: Model name to store alongside the model's fingerprint.
         drafter: Drafter spec to store. Default: the drafter's name.
         top: Top-k tokens of the target to record per position, for replays of drafters that learn
             from them; from 0 to 64; 0 records none.
@@ -100,15 +100,16 @@ def record_answers(
     """Answer all prompts into a file, or continue an unfinished file.
 
     Args:
-        path: The file. It grows by a batch at a time, so an interruption loses at most one batch.
-        llm: The engine.
-        questions: The prompts.
-        params: Sampling parameters of all answers; prompt number n has seed + n.
-        options: Further options.
+        path: File for the answers. It grows by one batch at a time, so an interruption loses at
+            most one batch.
+        llm: Engine that answers the prompts.
+        questions: Prompts to answer.
+        params: Sampling parameters for all answers; prompt number n uses seed + n.
+        options: Additional options.
         progress: Show a progress bar on standard error.
     Raises:
-        ConfigError: There is no prompt; or the file has other settings, is damaged, has a second
-            writer, or holds something else.
+        ConfigError: There is no prompt; or the file has different settings, is damaged, is being
+            written by another process, or holds something else.
     """
     options = options or RecordOptions()
     if not questions:
@@ -171,7 +172,7 @@ def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
 def answer(
     llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int
 ) -> list[Completion]:
-    """Answer prompts of a recording from number `first`; prompt n has seed + n."""
+    """Answer a recording's prompts from number `first`; prompt n uses seed + n."""
     numbers = range(first, first + len(prompts))
     return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
 
@@ -179,11 +180,12 @@ def answer(
 def encode_prompts(
     prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None
 ) -> list[RecordingPrompt]:
-    """Return prompts as token ids; cut the middle out of prompts that are too long.
+    """Return prompts as token ids; truncate over-long prompts in the middle.
 
     Args:
-        max_new_tokens: Tokens to leave room for after each prompt.
-        context: Maximum tokens of prompt and answer. Default: the model's context length.
+        max_new_tokens: Number of tokens for which to leave room after each prompt.
+        context: Maximum number of tokens in the prompt and answer together. Default: the model's
+            context length.
     Raises:
         CapacityError: The context leaves hardly any room for prompts.
         ConfigError: The model has no tokenizer, or a prompt has no tokens.

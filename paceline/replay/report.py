@@ -1,4 +1,4 @@
-"""Show replays as a table, and write them as JSON and as a picture."""
+"""Show replays as a table, and write them as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def write_replays(rows: Sequence[ReplayRow], path: Path) -> None:
 
 
 def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
-    """Draw tokens per step against the tree size.
+    """Plot tokens per step against tree size.
 
-    Each file of traces has a panel, and each drafter a line.
+    Each trace file has a panel, and each drafter has a line.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -112,7 +112,7 @@ def _figures(result: ReplayResult) -> dict[str, float]:
 
 
 def _short(spec: str) -> str:
-    """Return a spec without the folders of its paths."""
+    """Return a spec without the folders in its paths."""
     options = (
         part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1]
         for part in spec.split(",")

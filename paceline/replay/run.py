@@ -2,8 +2,8 @@
 
 A scripted target replays the recorded tokens. In each step the drafter proposes a tree, and the
 target accepts the longest path that the record confirms. The next recorded token is the bonus
-token. Then the drafter observes the outcome. The first step drafts from the prompt alone: there is
-no prefill step.
+token. Then the drafter observes the outcome. The first step drafts from the prompt alone, as there
+is no prefill step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Trace = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Counts of one replay; a step is one forward of the target for one request.
+    """Counts from one replay; a step is one target forward pass for one request.
 
     Attributes:
-        max_nodes: Maximum nodes of a draft tree.
-        batch_size: Answers replayed together.
-        tokens: Recorded tokens, bonus tokens included.
-        steps: Steps of all requests.
+        max_nodes: Maximum number of nodes in a draft tree.
+        batch_size: Number of answers replayed together.
+        tokens: Number of recorded tokens, including bonus tokens.
+        steps: Number of steps for all requests.
         drafted: Draft tokens.
-        accepted: Draft tokens that the target accepted.
+        accepted: Number of draft tokens that the target accepted.
         seconds: Time spent in the drafter.
     """
 
@@ -49,7 +49,7 @@ class ReplayResult:
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens per step, bonus token included; plain decoding has exactly 1."""
+        """Return the tokens per step, bonus token included; plain decoding gives 1."""
         return self.tokens / max(1, self.steps)
 
     @property
@@ -79,16 +79,16 @@ def replay(
     """Run recorded answers through a drafter.
 
     Args:
-        drafter: A drafter that needs no model and no predictions of the target after wrong drafts.
+        drafter: Drafter that needs neither a model nor the target's predictions after wrong drafts.
         traces: (prompt ids, output ids) of each answer; answers without output are skipped.
-        max_nodes: Maximum nodes of a draft tree.
-        batch_size: Answers replayed together. When an answer ends, the next one starts.
+        max_nodes: Maximum number of nodes in a draft tree.
+        batch_size: Number of answers replayed together. When an answer ends, the next one starts.
         top_tokens: The target's top tokens at every position of each answer, [n, k], as
             `paceline record --top` writes them.
     Raises:
         ConfigError: `max_nodes` or `batch_size` is out of range. A trace is not a pair of token
-            ids, or a prompt is empty. The drafter learns from top tokens, which were not recorded,
-            or from the target's predictions, which are never recorded.
+            ids, or a prompt is empty. The drafter learns from top tokens that were not recorded, or
+            from the target's predictions, which are never recorded.
     """
     require_drafter("replay", drafter)
     if drafter.needs_predictions:
@@ -232,7 +232,7 @@ class _ReplayRun:
 def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
     """Return the scripted target's outcome for a tree.
 
-    The prediction after a wrong draft token is the recorded token of that depth.
+    The prediction after a wrong draft token is the recorded token at that depth.
     """
     rest = output[len(request) - request.prompt_length :]
     edges, node = tree.edges(), -1

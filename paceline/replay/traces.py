@@ -1,4 +1,4 @@
-"""Read recorded answers as token ids, from recordings or other JSON lines."""
+"""Read recorded answers as token ids, from recordings or other JSON Lines files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def read_traces(
     """Return (prompt ids, output ids) of each record of a file.
 
     Args:
-        path: A file of `paceline record`, or JSON lines with `prompt` and `output`, each as text or
-            token ids.
-        tokenizer: A tokenizer of transformers, or a callable with the same interface; None if all
-            records are ids. For a file of `paceline record`, its fingerprint is enough.
+        path: File written by `paceline record`, or JSON Lines with `prompt` and `output`, each as
+            text or token ids.
+        tokenizer: Transformers tokenizer, or a callable with the same interface; None if all
+            records are ids. For a file written by `paceline record`, the fingerprint is enough.
         limit: Maximum number of records. Default: no limit.
     Raises:
         ConfigError: The file cannot be read, or a line lacks these fields. There is text but no
-            tokenizer. A recording is damaged, unfinished or of another tokenizer.
+            tokenizer. A recording is damaged, unfinished or made with a different tokenizer.
     """
     if check_recorded(path, tokenizer):
         return [(answer.prompt_ids, answer.output_ids) for answer in read_answers(path, limit)]
@@ -58,9 +58,9 @@ def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | N
     """Return the target's recorded top tokens at every position of each answer.
 
     Returns:
-        None if they were not recorded.
+        None if no top tokens were recorded.
     Raises:
-        ConfigError: The file with the top tokens is missing, damaged or of other answers.
+        ConfigError: The file with the top tokens is missing, damaged or belongs to other answers.
     """
     tops = read_tops(path, limit)
     if tops is None:
@@ -69,10 +69,10 @@ def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | N
 
 
 def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
-    """Return the tokenizer fingerprint that files of `paceline record` share.
+    """Return the tokenizer fingerprint that `paceline record` files share.
 
     Returns:
-        None if there is another kind of file among them.
+        None if another kind of file is among them.
     Raises:
         ConfigError: Two of the files have different tokenizers.
     """

@@ -1,1 +1,1 @@
-"""Provide options, caches, files, threads and timings to all rooms."""
+"""Provide options, caches, files, threads and timings for all packages."""

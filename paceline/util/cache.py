@@ -1,12 +1,12 @@
 """Keep generated folders in the user's cache.
 
-A folder is complete or absent, and one process makes it.
+A folder is either complete or absent, and only one process makes it.
 
-The cache is $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. A folder is
-KIND-vFORMAT/KEY. KEY is a checksum of the source: a file, or the facts that a measurement depends
-on. While a process makes the folder, it is named KEY.part and the process holds the lock KEY.lock.
-The lock ends with its process, so a KEY.part whose lock is free is left over from a killed process.
-`paceline cache` lists and clears the folders.
+The cache is $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. Folders are
+named KIND-vFORMAT/KEY. KEY is a checksum of the source: a file, or the facts that a measurement
+depends on. While a process makes a folder, the folder is named KEY.part, and the process holds the
+lock KEY.lock. The lock is released when its process ends, so a KEY.part whose lock is free was left
+by a killed process. `paceline cache` lists and clears the folders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.util.files import parse_json
 VARIABLE = "PACELINE_CACHE"
 CARD = "paceline.json"  # description of a folder: written last, with the size of every file
 _log = logging.getLogger(__name__)
-_noted = False  # whether the process has warned that nothing can be written
+_noted = False  # whether the process has warned that the cache cannot be written
 _ENTRY = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
@@ -43,11 +43,11 @@ class CacheError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A finished folder of the cache.
+    """A finished folder in the cache.
 
     Attributes:
         folder: Path of the folder.
-        card: Description: source, sha256, made, files (name -> bytes), and entries of its maker.
+        card: Description: source, sha256, made, files (name -> bytes), and entries from its maker.
     """
 
     folder: Path
@@ -60,10 +60,10 @@ class CacheEntry:
 
 
 def root() -> Path:
-    """Return the folder of the cache, which need not exist.
+    """Return the cache folder, which need not exist.
 
     Raises:
-        CacheError: No environment variable names it, and the user has no home.
+        CacheError: No environment variable names the folder, and the user has no home directory.
     """
     if configured := os.environ.get(VARIABLE):
         return Path(configured).expanduser()
@@ -97,7 +97,7 @@ def note_unwritable(reason: object) -> None:
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file.
 
-    A process reads the file again only if its size or time has changed.
+    A process reads the file again only if its size or modification time has changed.
     """
     stat = path.stat()
     return _checksum(path.absolute(), stat.st_size, stat.st_mtime_ns)
@@ -112,16 +112,17 @@ def _checksum(path: Path, size: int, time_ns: int) -> str:
 def obtain(
     kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:
-    """Return the folder made from a file; make it first if it does not exist.
+    """Return the folder made from a file, making it first if it does not exist.
 
     Args:
-        kind: Kind of the folder with the version of its format, as "gguf-v1".
-        source: The file.
-        make: Function that fills the given empty folder and returns entries for its card. It runs
-            in one process at a time.
-        waiting: Function that is called once if another process is making the folder.
+        kind: Kind of the folder, with its format version, such as "gguf-v1".
+        source: Source file.
+        make: Function that fills the given empty folder and returns entries for its card. The
+            function runs in only one process at a time.
+        waiting: Function that is called once if another process is already making the folder.
     Raises:
-        ConfigError: The cache cannot be written, or an error of `make`. No folder remains then.
+        ConfigError: The cache cannot be written, or `make` raised the error. In both cases, no
+            folder remains.
     """
     return obtain_folder(root() / kind / checksum(source), str(source), make, waiting)
 
@@ -129,15 +130,15 @@ def obtain(
 def obtain_folder(
     folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:
-    """Return a folder of the cache; make it first if it does not exist.
+    """Return a folder in the cache, making it first if it does not exist.
 
     Args:
         folder: Path of the folder.
-        source: Description of the source for the card.
+        source: Description of the source, for the card.
         make: As in `obtain`.
         waiting: As in `obtain`.
     Raises:
-        ConfigError: As `obtain`.
+        ConfigError: As in `obtain`.
     """
     # No lock: folders appear complete, and the cache may be read-only.
     if _read(folder) is not None:
@@ -149,7 +150,7 @@ def obtain_folder(
 
 
 def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Make a folder of the cache again; the arguments are those of `obtain_folder`."""
+    """Make a folder in the cache again; takes the same arguments as `obtain_folder`."""
     with _clear_errors(), _locked(folder, lambda: None):
         _fill(folder, source, make)
 
@@ -158,7 +159,7 @@ def entries() -> list[CacheEntry]:
     """Return the finished folders, oldest first.
 
     Raises:
-        CacheError: As `root`.
+        CacheError: As in `root`.
     """
     finished = [
         CacheEntry(path.parent, card)
@@ -169,7 +170,7 @@ def entries() -> list[CacheEntry]:
 
 
 def clear() -> int:
-    """Remove all folders that no process is making; return the bytes freed.
+    """Remove all folders that no process is making; return the number of bytes freed.
 
     Raises:
         ConfigError: The cache cannot be written.
@@ -183,7 +184,7 @@ def clear() -> int:
 
 
 def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Make KEY.part, sync its files to the disk, and rename it to KEY."""
+    """Make KEY.part, sync its files to disk, and rename it to KEY."""
     part = folder.with_suffix(".part")
     _remove(part)  # left over from a killed process
     _remove_leftovers(folder.parent)
@@ -214,7 +215,7 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return the card of a folder; None if it is missing or a file has another size."""
+    """Return a folder's card; None if it is missing or a file's size has changed."""
     try:
         card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
         complete = all(
@@ -242,20 +243,20 @@ def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> FileLock:
-    """Return the lock of KEY and KEY.part."""
-    # A soft lock would remain when its process is killed.
+    """Return the lock for KEY and KEY.part."""
+    # A soft lock would remain after its process is killed.
     return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
 
 
 def _remove_leftovers(kind: Path) -> None:
-    """Remove the unfinished folders of killed processes."""
+    """Remove unfinished folders left by killed processes."""
     for part in kind.glob("*.part"):
         with suppress(Timeout), _lock(part).acquire(blocking=False):
             _remove(part)
 
 
 def _remove(folder: Path) -> int:
-    """Remove a folder if it exists; return the bytes freed."""
+    """Remove a folder if it exists; return the number of bytes freed."""
     if not folder.is_dir():
         return 0
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,8 +1,8 @@
-"""Store compiled functions on disk, so that later processes load them.
+"""Store compiled functions on disk, so that later processes can load them.
 
-Numba looks for a writable folder in this order: `NUMBA_CACHE_DIR`, the `__pycache__` of the module,
-paceline's own cache. Without any, compiled code stays in memory. Code in a `__pycache__` is also
-read if that folder is read-only: an administrator can compile once for all users.
+Numba looks for a writable folder in this order: `NUMBA_CACHE_DIR`, the module's `__pycache__`,
+    paceline's own cache. If there is none, compiled code stays in memory. Code in a `__pycache__`
+    is read even if that folder is read-only, so an administrator can compile once for all users.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
-    """Locate compiled code below `cache.root()`, writable by its owner only."""
+    """Locate compiled code below `cache.root()`, writable only by its owner."""
 
     def __init__(self, function: Any, file: str) -> None:
         super().__init__(function, file)
@@ -44,7 +44,7 @@ class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> Any:
-        """Return the locator of a function; None if the cache cannot be written."""
+        """Return a function's locator; None if the cache cannot be written."""
         try:
             return super(UserProvidedCacheLocator, cls).from_function(function, file)
         except ConfigError:  # the user has no home directory
@@ -52,10 +52,10 @@ class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
 
 
 class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
-    """Locate compiled code in the read-only `__pycache__` of its module."""
+    """Locate compiled code in its module's read-only `__pycache__`."""
 
     def ensure_cache_path(self) -> None:
-        """Accept a read-only folder; an attempt to save reports the reason."""
+        """Accept a read-only folder; attempts to save report the reason."""
 
 
 class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
@@ -71,12 +71,12 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Load and save the compiled overloads of one function.
 
-    Overloads are compiled again when the function's module changes, or the settings modules of its
-    package: compiled code contains the values of constants. A folder that cannot be read or written
-    costs compile time and one warning.
+    Overloads are compiled again when the function's module or its package's settings modules
+    change, because compiled code contains the values of constants. If a folder cannot be read or
+    written, functions are compiled in every process, and one warning is logged.
 
     Args:
-        function: The Python function.
+        function: Python function.
     """
 
     _impl_class = _Functions
@@ -93,13 +93,13 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled overload for a signature; None if none can be read."""
+        """Return the compiled overload for a signature; None if it cannot be read."""
         try:
             return super().load_overload(sig, target_context)
         except OSError:
             return None
         except (EOFError, UnpicklingError, AttributeError, ImportError):
-            # The index is damaged, or names a class of another version of paceline.
+            # The index is damaged, or names a class from another paceline version.
             self._forget()
             return None
 
@@ -115,13 +115,13 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
             try:
                 super().save_overload(sig, data)
             except OSError as error:
-                CodeCache._writable = False  # do not retry a full disk for each function
+                CodeCache._writable = False  # do not retry on a full disk for each function
                 cache.note_unwritable(f"{self.cache_path!r} cannot be written ({error.strerror})")
 
 
 @memoised
 def _settings_digest(folder: Path) -> str:
-    """Hash the settings modules of a folder and its parents, up to the package's root."""
+    """Hash the settings modules in a folder and its parents, up to the package's root."""
     digest = hashlib.sha256()
     while folder.is_relative_to(_PACKAGE):
         for path in sorted(folder.glob("*settings*.py")):

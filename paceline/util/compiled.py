@@ -11,8 +11,8 @@ class that names its fields, and a dtype that `record_dtype` derives from the cl
     matches = np.empty(capacity, dtype=MATCH)
 
 Compiled code reads and writes `matches[i].position`, and mypy knows `Records[Match]`. Python reads
-the same column as `matches["position"]`. A record is a pointer in compiled code, so a field costs
-as much as a column of a matrix.
+the same column as `matches["position"]`. In compiled code, a record is a pointer, so accessing a
+field takes as long as accessing a matrix column.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class Records(Protocol[R]):
-    """Type an array of records as compiled code sees it."""
+    """Define the type of an array of records in compiled code."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> R: ...
@@ -47,11 +47,11 @@ class Records(Protocol[R]):
 
 
 def record_dtype(fields: type) -> Any:
-    """Return the numpy dtype of records with the annotated fields of a class.
+    """Return the numpy dtype for records with a class's annotated fields.
 
     Args:
         fields: Class with annotations: `int` (int64), `float` (float64), `Annotated[kind, dtype]`
-            for other numbers, `Annotated[kind, dtype, shape]` for a small array in the record.
+            for other number types, `Annotated[kind, dtype, shape]` for a small array in the record.
     """
     columns = []
     for name, kind in get_type_hints(fields, include_extras=True).items():
@@ -65,21 +65,21 @@ def record_dtype(fields: type) -> Any:
 
 
 def compiled(function: F) -> F:
-    """Compile a function at its first call, and store the code on disk.
+    """Compile a function on its first call, and store the code on disk.
 
     The code runs without the interpreter lock.
 
-    Numba notices a change of the function's own module only. After changing a function that others
-    call, `touch` the modules of the callers.
+    Numba detects changes only in the function's own module. After changing a function that other
+    modules call, `touch` the callers' modules.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compile once per argument type, not once more per constant argument."""
+    """Compile once per argument type, not again for each constant argument."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Resolve a call from compiled code, with literal types replaced by plain ones."""
+        """Resolve a call from compiled code, replacing literal types with plain types."""
         plain = {name: unliteral(kind) for name, kind in dict(kws).items()}
         return super().get_call_template(tuple(unliteral(kind) for kind in args), plain)
 
@@ -87,18 +87,18 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 def kernel(function: F) -> F:
     """Compile a function that allocates no array, without reference counts.
 
-    Counting references to arrays is atomic and happens at every call and every view. In short
-    functions it takes longer than the work. The caller must keep the arrays alive, which a
-    `compiled` caller does.
+    Reference counting for arrays is atomic and happens at every call and every view. In short
+    functions, it takes longer than the actual work. The caller must keep the arrays alive; a
+    `compiled` caller does so.
     """
     return _without_counting(function)
 
 
 def inlined(function: F) -> F:
-    """Compile a `kernel` into its callers, whatever its size.
+    """Compile a `kernel` into its callers, regardless of its size.
 
-    Innermost loops need this: their values stay in registers across calls. A deep tree of such
-    functions takes minutes to compile.
+    Use this for innermost loops, whose values then stay in registers across calls. Deeply nested
+    functions of this kind take minutes to compile.
     """
     return _without_counting(function, forceinline=True)
 
@@ -111,7 +111,7 @@ def _without_counting(function: F, **options: Any) -> F:
 
 
 def callback(function: Callable[[int], int]) -> CFunc:
-    """Compile a function of an int64 to code with an `address`, and store it."""
+    """Compile a function of an int64 to code with an `address`, and store the code."""
     compiled_function = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
     _stored(compiled_function).compile()
     return compiled_function
@@ -124,7 +124,7 @@ def _stored(dispatcher: Any) -> Any:
 
 
 def _loader(kind: Any, bits: int) -> Any:
-    """Return a function of an address that loads a value of `kind`, `bits` wide."""
+    """Return a function that loads a `bits`-wide value of `kind` from an address."""
 
     def load(typing_context: Any, address: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -145,7 +145,7 @@ load_uint8 = _loader(types.uint8, 8)
 
 
 def _storer(kind: Any, bits: int) -> Any:
-    """Return a function (address, value) that stores a value of `kind`, `bits` wide."""
+    """Return a function (address, value) that stores a `bits`-wide value of `kind`."""
 
     def store(typing_context: Any, address: Any, value: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -163,7 +163,7 @@ store_uint8 = _storer(types.uint8, 8)
 
 
 def _fetch_add(typing_context: Any, address: Any) -> Any:
-    """Type and emit an atomic `counter++`: two threads never get the same number."""
+    """Emit an atomic `counter++`, so that two threads never get the same number."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -176,7 +176,7 @@ take_number = numba.extending.intrinsic(_fetch_add)
 
 
 def _as_pointer(typing_context: Any, address: Any) -> Any:
-    """Type and emit a cast of an address to a pointer that `numba.carray` accepts."""
+    """Emit code that casts an address to a pointer that `numba.carray` accepts."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())

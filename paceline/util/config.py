@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from paceline.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
-SpecKey = tuple[str, frozenset[tuple[str, str]]]  # name and options, whatever their order
+SpecKey = tuple[str, frozenset[tuple[str, str]]]  # name and options, regardless of order
 
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
@@ -22,11 +22,11 @@ _NEEDS_QUOTES = re.compile(r"""[\s,'"]|^$""")
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Split "name:key=value,key=value" into the name and its options, as text.
 
-    The name may be "module:Class". A value with commas needs single or double quotes, as in
-    sssd:datastore="my, store". So does a value with spaces in a list of drafters.
+    The name may be "module:Class". Values with commas need single or double quotes, as in
+    sssd:datastore="my, store". In a list of drafters, values with spaces need quotes as well.
 
     Args:
-        spec: The drafter string.
+        spec: Drafter string.
     Raises:
         ConfigError: `spec` is not text, an option has no `=` or occurs twice, or a quote is open.
     """
@@ -51,10 +51,10 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def cut_outside_quotes(text: str, separator: str) -> list[str]:
-    """Split text at a separator, but not inside of quoted values.
+    """Split text at a separator, but not inside quoted values.
 
     Args:
-        text: The text.
+        text: Text to split.
         separator: Regular expression.
     """
     quoted = [match.span() for match in _QUOTED.finditer(text)]
@@ -67,7 +67,7 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Return a value for a drafter string, in double quotes only if it needs them.
+    """Return a value for a drafter string, in double quotes only if necessary.
 
     Args:
         value: Text without double quotes.
@@ -86,7 +86,7 @@ def _unquoted(value: str, spec: str) -> str:
 def split_spec(spec: str) -> tuple[str, str]:
     """Split "name:options" or "module:Class:options" into the name and the options.
 
-    The name may be "module:Class"; the options are returned as one text.
+    The name may be "module:Class"; the options are returned as one string.
     """
     name, _, rest = spec.partition(":")
     second, _, options = rest.partition(":")
@@ -96,12 +96,12 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
-    """Build an options dataclass; text is converted to the type of each field.
+    """Build an options dataclass, converting text to the type of each field.
 
     Args:
-        cls: The dataclass.
+        cls: Dataclass to build.
         values: Values by field name.
-        owner: Name of the options in errors, such as the drafter's name.
+        owner: Name to use for the options in errors, such as the drafter's name.
     Raises:
         ConfigError: A key is unknown (the message names the closest match), or a value has the
             wrong type or range.
@@ -146,7 +146,7 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
 
 
 def is_truth(text: str) -> bool:
-    """Return whether a text is a word for true or false, such as "yes" or "0"."""
+    """Return whether a string is a word for true or false, such as "yes" or "0"."""
     return text.lower() in _TRUE | _FALSE
 
 
@@ -160,29 +160,29 @@ def require_range(
     """Raise for a value outside [low, high].
 
     Args:
-        owner: Name of the options in errors.
+        owner: Name to use for the options in errors.
         name: Name of the option.
-        value: The value; NaN is refused.
+        value: Value to check; NaN is rejected.
         low: Minimum.
-        high: Maximum; None sets none.
+        high: Maximum; None sets no maximum.
     Raises:
-        ConfigError: The value is outside; the message names the range.
+        ConfigError: The value is outside the range; the message names the range.
     """
-    if not (low <= value and (high is None or value <= high)):  # also refuses NaN
+    if not (low <= value and (high is None or value <= high)):  # also rejects NaN
         expected = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{owner}: {name}: got {value}; expected {expected}.")
 
 
 def require_count(owner: str, name: str, value: object, low: int) -> None:
-    """Raise for anything but a whole number of at least `low`.
+    """Raise unless a value is a whole number of at least `low`.
 
     Args:
-        owner: Name of the options in errors.
+        owner: Name to use for the options in errors.
         name: Name of the option.
-        value: The value.
+        value: Value to check.
         low: Minimum.
     Raises:
-        ConfigError: The value is something else; the message names what is allowed.
+        ConfigError: The value is something else; the message names the allowed values.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{owner}: {name}: got {value!r}; expected a whole number.")
@@ -190,7 +190,7 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
 
 
 def spec_key(spec: str) -> SpecKey:
-    """Return a key that is equal for drafter strings of equal meaning.
+    """Return a key that is the same for drafter strings with the same meaning.
 
     Spaces and the order of options do not matter.
     """

@@ -1,6 +1,6 @@
-"""Identify the environment that measurements of a model are valid in.
+"""Identify the environment in which a model's measurements are valid.
 
-A measurement or proof is repeated if the machine, the versions or the model differ.
+A measurement or proof is repeated if the machine, the versions or the model change.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _KERNEL_VARIABLES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF3
 
 
 def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
-    """Return a checksum of everything that a model's results and speed depend on.
+    """Return a checksum of everything on which a model's results and speed depend.
 
     Args:
-        model: The model. Its configuration, parameter shapes and module types count.
-        extra_facts: Further facts that the measurement depends on, as JSON values.
+        model: Model to identify, by its configuration, parameter shapes and module types.
+        extra_facts: Additional facts that the measurement depends on, as JSON values.
     """
     config = {
         key: value

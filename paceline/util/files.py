@@ -18,22 +18,22 @@ from paceline.util.text_files import MARK
 
 STANDARD_OUTPUT = Path("-")
 _DESCRIPTORS = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
-# Maximum characters of a temporary file's prefix: a name of the maximum length leaves no room for
-# more.
+# Maximum number of characters in a temporary file's prefix; with a name of maximum length, there is
+# no room for more.
 _MAX_PREFIX = 32
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write a file so that readers and crashes find the old content or the new one.
+    """Write a file atomically: readers and crashes see either old or new contents.
 
-    A link is followed. Devices, pipes and standard streams are written to directly and never
+    Links are followed. Devices, pipes and standard streams are written to directly and never
     replaced.
 
     Args:
         path: Path of the file, or "-" for standard output.
-        content: The bytes.
+        content: Bytes to write.
     Raises:
-        ConfigError: The file cannot be written. An existing regular file stays as it was.
+        ConfigError: The file cannot be written. An existing regular file is left unchanged.
     """
     path = Path(path)
     with _clear_errors(path):
@@ -57,7 +57,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def append(path: str | Path, content: bytes) -> None:
-    """Append to a file; devices and standard streams as in `write_atomically`.
+    """Append to a file; treat devices and standard streams as `write_atomically` does.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -71,9 +71,9 @@ def append(path: str | Path, content: bytes) -> None:
 
 
 def require_writable(path: str | Path) -> None:
-    """Raise, before any work, for a path that `write_atomically` could not write.
+    """Raise early if `write_atomically` could not write to a path.
 
-    No file remains after the check.
+    The check leaves no file behind.
 
     Raises:
         ConfigError: The folder does not exist, the path is a folder, or permissions are missing.
@@ -98,7 +98,7 @@ def require_writable(path: str | Path) -> None:
 
 
 def make_folder(path: str | Path) -> None:
-    """Create a folder if it does not exist, and check that files can be written in it.
+    """Create a folder if it does not exist, and check that it is writable.
 
     Raises:
         ConfigError: The folder cannot be created, or permissions are missing.
@@ -121,7 +121,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of a JSON document, whatever the order of its keys."""
+    """Return the SHA-256 of a JSON document, regardless of the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -129,7 +129,7 @@ def _is_stream(path: Path) -> bool:
     """Return whether a path is a standard stream, a device or a pipe.
 
     Raises:
-        OSError: The path is a folder, a circle of links, or an invalid name.
+        OSError: The path is a folder, part of a link cycle, or an invalid name.
     """
     if _descriptor(path) is not None:
         return True
@@ -143,9 +143,9 @@ def _is_stream(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the standard stream that a path names, as a number; else None.
+    """Return the number of the standard stream that a path names, else None.
 
-    A file that a stream is redirected to counts as that stream.
+    A file to which a stream is redirected counts as that stream.
     """
     if str(path) in _DESCRIPTORS:
         return _DESCRIPTORS[str(path)]

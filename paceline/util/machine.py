@@ -7,7 +7,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-# Instruction sets that kernels are selected by, as /proc/cpuinfo names them: x86, then ARM.
+# Instruction sets that determine kernel choice, as named in /proc/cpuinfo: x86, then ARM.
 _INSTRUCTION_SETS = (
     *(
         "sse4_2",
@@ -39,12 +39,12 @@ _INSTRUCTION_SETS = (
 
 
 def on_x86() -> bool:
-    """Return whether the processor is a 64-bit x86."""
+    """Return whether the processor is a 64-bit x86 processor."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on, at least 1.
+    """Return the number of cores on which this process may run; at least 1.
 
     If the system does not report an affinity, all cores count.
     """
@@ -59,7 +59,7 @@ def processor() -> str:
 
 
 def instruction_flags() -> list[str]:
-    """Return the instruction sets that kernels are selected by.
+    """Return the instruction sets that determine the choice of kernels.
 
     The list is empty if the system does not report them.
     """
@@ -69,7 +69,7 @@ def instruction_flags() -> list[str]:
 
 @cache
 def _described(wanted: str) -> str:
-    """Return the first value of a line of /proc/cpuinfo, or ""."""
+    """Return the first value on a line of /proc/cpuinfo, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -82,7 +82,7 @@ def _described(wanted: str) -> str:
 
 
 def available_memory() -> int:
-    """Return the bytes of free memory; 0 if the system does not report them."""
+    """Return the free memory in bytes, or 0 if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

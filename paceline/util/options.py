@@ -1,4 +1,4 @@
-"""Define options that configurations share, and flatten nested configurations."""
+"""Define the options that configurations share, and flatten nested configurations."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class PromptOptions:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration and its groups by name.
+    """Return the values in a configuration and its groups, by name.
 
-    Options of single requests are left out.
+    Per-request options are left out.
     """
     values: dict[str, Any] = {}
     for field in fields(config):
@@ -95,13 +95,13 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def refuse_per_request(owner: str, group: Any) -> None:
-    """Raise if a run's configuration sets an option of single requests.
+    """Raise if a run's configuration sets a per-request option.
 
     Args:
-        owner: Name of the configuration in errors.
-        group: The group of options.
+        owner: Name to use for the configuration in errors.
+        group: Option group to check.
     Raises:
-        ConfigError: Such an option is set.
+        ConfigError: A per-request option is set.
     """
     for field in fields(group):
         value = getattr(group, field.name)
@@ -113,11 +113,11 @@ def refuse_per_request(owner: str, group: Any) -> None:
 
 
 def changed(config: T, **values: Any) -> T:
-    """Return a copy of a configuration with other values.
+    """Return a copy of a configuration with some values changed.
 
     Args:
-        config: The configuration.
-        values: Values by name; values of its groups need no prefix.
+        config: Configuration to copy.
+        values: Values by name; values in option groups need no prefix.
     Raises:
         ConfigError: A name is unknown (the message names the closest match), or a value is out of
             range.

@@ -1,6 +1,6 @@
 """Keep results, such as measurements and proofs, in the cache.
 
-A key holds the facts that a result depends on. If the cache cannot be written, results are kept in
+A key holds the facts on which a result depends. If the cache cannot be written, results stay in
 memory until the process ends.
 """
 
@@ -29,10 +29,10 @@ class ResultKey:
     """Identity of a result in the cache.
 
     Attributes:
-        kind: Kind of the result with the version of its format, as "rows-v3".
-        facts: All facts that the result depends on; other facts have another folder.
-        name: Name of the result in the list of `paceline cache`.
-        file: Name of the file in the folder.
+        kind: Kind of the result, with its format version, such as "rows-v3".
+        facts: All facts on which the result depends; different facts have different folders.
+        name: Name of the result in the list that `paceline cache` prints.
+        file: Name of the file within the folder.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class ResultKey:
 
     @property
     def folder(self) -> Path:
-        """Folder of the result, which need not exist."""
+        """Folder for the result, which need not exist."""
         return cache.root() / self.kind / hashlib.sha256(self.facts.encode()).hexdigest()
 
 
@@ -53,11 +53,11 @@ _unwritten: dict[tuple[str | None, ResultKey], Any] = {}
 def load_or_compute(
     key: ResultKey, compute: Callable[[], R], read: Callable[[dict[str, Any]], R]
 ) -> R:
-    """Return a result from the cache; compute and store it if it is missing.
+    """Return a result from the cache, computing and storing it if it is missing.
 
     Args:
         key: Identity of the result.
-        compute: Function that returns a dataclass of JSON values.
+        compute: Function that returns a dataclass containing JSON values.
         read: Function that returns the dataclass, given its attributes as a dictionary.
     """
     return load_or_compute_bytes(key, compute, _to_bytes, lambda content: read(parse_json(content)))
@@ -74,9 +74,9 @@ def load_or_compute_bytes(
     Args:
         key: Identity of the result.
         compute: Function that returns the result.
-        write: Function that returns the content of the file.
-        read: The inverse of `write`. It raises a ValueError, LookupError or TypeError if the file
-            is damaged.
+        write: Function that returns the file contents.
+        read: Inverse of `write`. This function raises a ValueError, LookupError or TypeError if the
+            file is damaged.
     """
     computed: list[T] = []
 
@@ -100,7 +100,7 @@ def load_or_compute_bytes(
 
 
 def load(key: ResultKey, read: Callable[[dict[str, Any]], R]) -> R | None:
-    """Return a result of `load_or_compute` or `replace`; None if there is none."""
+    """Return a result stored by `load_or_compute` or `replace`, or None."""
     memory_key = os.environ.get(cache.VARIABLE), key
     if memory_key in _unwritten:
         return cast(R, _unwritten[memory_key])
@@ -111,7 +111,7 @@ def load(key: ResultKey, read: Callable[[dict[str, Any]], R]) -> R | None:
 
 
 def replace(key: ResultKey, result: DataclassInstance) -> None:
-    """Store a result and overwrite an earlier one."""
+    """Store a result, overwriting any earlier result."""
 
     def make(folder: Path) -> dict[str, Any]:
         (folder / key.file).write_bytes(_to_bytes(result))

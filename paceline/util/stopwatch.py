@@ -1,4 +1,4 @@
-"""Time work on a model, and measure how much other programs disturbed it."""
+"""Time work on a model, and measure how much other programs interfered."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from paceline.util.timing_settings import TIMING
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Disturbance of a timing by other programs.
+    """Interference by other programs with a timing measurement.
 
     Attributes:
-        spread: Relative distance between the quartiles of repeats; the median over all calls.
-        waited: Share of the time in which the work waited for a processor, 0 to 1. None if it is
+        spread: Relative interquartile range of the repeats; the median over all calls.
+        waited: Share of the time during which the work waited for a processor, from 0 to 1. None if
             unknown, as on an accelerator.
-        load: Load average of the machine over the last minute; None if the system has none.
-        made: Time of the measurement, in seconds since the epoch; a key of saved measurements.
+        load: The machine's load average over the last minute; None if the system does not report
+            it.
+        made: Time of the measurement, in seconds since the epoch; saved measurements use this name
+            as a key.
     """
 
     spread: float
@@ -34,22 +36,22 @@ class Conditions:
 
     @property
     def quiet(self) -> bool:
-        """True if other programs hardly disturbed the timing."""
+        """True if other programs hardly disturbed the measurement."""
         return self.spread <= TIMING.quiet_spread and (self.waited or 0.0) <= TIMING.quiet_wait
 
     @property
     def calmer_now(self) -> bool:
-        """True if the load has fallen since the timing, or is unknown."""
+        """True if the load has fallen since the measurement, or is unknown."""
         now = load_average()
         return now is None or self.load is None or now <= self.load - TIMING.load_drop
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions of a stopwatch's timings.
+        """Return the conditions under which a stopwatch made its measurements.
 
         Args:
             spreads: Spread of the repeats of each call.
-            stopwatch: The stopwatch.
+            stopwatch: Stopwatch that made the measurements.
         """
         return cls(median(spreads), stopwatch.waited, load_average(), time.time())
 
@@ -62,9 +64,9 @@ class Conditions:
 def clock_of(device: torch.device) -> Callable[[], float]:
     """Return the clock for work on a model in this thread, in seconds.
 
-    One thread on a CPU is timed by its processor time. That clock stands still while another
-    program has the processor, so a disturbed call hardly takes longer. Otherwise the wall clock
-    counts.
+    A single CPU thread is timed by its processor time. That clock stops while another program uses
+    the processor, so interference hardly affects the measured time. In all other cases, the wall
+    clock is used.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return (
@@ -75,13 +77,13 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 class Stopwatch:
-    """Time calls that work on a model, by the clock of `clock_of`.
+    """Time calls that run on a model, using the clock from `clock_of`.
 
     Args:
         device: Device of the model.
-        shared: Whether other programs use the processor, too. Several threads are then timed by
-            their mean processor time. It is exact if all of them work all the time. Otherwise it is
-            still comparable, which the wall clock is not.
+        shared: Whether other programs also use the processor. If so, several threads are timed by
+            their mean processor time, which is exact if all of them are busy throughout. Otherwise,
+            the mean is still comparable between runs, unlike wall-clock time.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:
@@ -94,14 +96,14 @@ class Stopwatch:
 
     @classmethod
     def suited(cls, device: torch.device, call: Callable[[], object]) -> Stopwatch:
-        """Return a stopwatch for the machine's current load, judged by a few calls."""
+        """Return a stopwatch suited to the machine's current load, based on a few calls."""
         watch = cls(device)
         for _ in range(TIMING.min_rounds):
             watch.seconds(call)
         return cls(device, shared=(watch.waited or 0.0) > TIMING.quiet_wait)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Return the seconds of one call; it must return only when its work is done."""
+        """Return the duration of one call, which must not return before its work is done."""
         start, begin = time.perf_counter(), self._clock()
         call()
         taken = self._clock() - begin
@@ -111,18 +113,18 @@ class Stopwatch:
 
     @property
     def waited(self) -> float | None:
-        """Share of the time in which work waited for a processor; None if unknown."""
+        """Share of the time during which work waited for a processor; None if unknown."""
         if self._one_thread:
             return max(0.0, 1 - self._counted / self._wall) if self._wall else None
         delay = None if self._delay is None else _queued()
         if delay is None or self._delay is None:
             return None
-        # The mean over all threads since the stopwatch was built. Ended threads do not count.
+        # The mean over all threads since the stopwatch was built. Finished threads do not count.
         return max(0.0, delay - self._delay) / (self._threads * (time.perf_counter() - self._begin))
 
 
 def spread_of(repeats: Sequence[float]) -> float:
-    """Return the distance between the quartiles of repeats over the lower quartile."""
+    """Return the repeats' interquartile range divided by their lower quartile."""
     if len(repeats) < 2:
         return 0.0
     lower, _, upper = quantiles(repeats, n=4, method="inclusive")
@@ -138,9 +140,9 @@ def agree(repeats: Sequence[float]) -> bool:
 
 
 def _queued() -> float | None:
-    """Return the seconds that the threads of this process waited for a processor.
+    """Return how long this process's threads waited for a processor, in seconds.
 
-    The result is None if the system does not report them.
+    The result is None if the system does not report this time.
     """
     try:
         files = [task / "schedstat" for task in Path("/proc/self/task").iterdir()]

@@ -1,4 +1,4 @@
-"""Read the user's text files in UTF-8, with or without a byte order mark."""
+"""Read the user's UTF-8 text files, with or without a byte order mark."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MAX_MARK = 4  # bytes
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Return the text of a file without a byte order mark; line ends are unchanged.
+    """Return a file's text without a byte order mark, leaving line ends unchanged.
 
     Args:
-        path: The file.
-        errors: Error handling of `bytes.decode`.
+        path: File to read.
+        errors: Error handling, as for `bytes.decode`.
     Raises:
         OSError, UnicodeDecodeError: The file cannot be read.
-        ConfigError: The file has a byte order mark of UTF-16 or UTF-32.
+        ConfigError: The file has a UTF-16 or UTF-32 byte order mark.
     """
     return decode_text(Path(path).read_bytes(), str(path), errors)
 
@@ -35,12 +35,12 @@ def decode_text(content: bytes, name: str, errors: str = "strict") -> str:
     """Decode UTF-8 text and remove a byte order mark.
 
     Args:
-        content: The bytes.
-        name: Name of their source in errors.
-        errors: Error handling of `bytes.decode`.
+        content: Bytes to decode.
+        name: Name to use for the source in errors.
+        errors: Error handling, as for `bytes.decode`.
     Raises:
         UnicodeDecodeError: The bytes are not UTF-8.
-        ConfigError: The bytes have a byte order mark of UTF-16 or UTF-32.
+        ConfigError: The bytes have a UTF-16 or UTF-32 byte order mark.
     """
     _refuse_other_encodings(content[:_MAX_MARK], name)
     return content.decode("utf-8", errors).removeprefix(MARK)

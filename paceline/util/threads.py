@@ -1,7 +1,7 @@
-"""Provide thread pools and locks that work in forked children.
+"""Provide thread pools and locks that work in forked child processes.
 
-A forked child has none of its parent's threads, so its pools start again there. Compiled kernels
-share one pool, whose idle threads sleep.
+A forked child has none of its parent's threads, so pools start their threads again in the child.
+Compiled kernels share one pool, whose idle threads sleep.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Inherited(Protocol):
     """An object that a forked child must reset."""
 
     def become_child(self) -> None:
-        """Drop the threads and locks of the parent; start no work."""
+        """Drop the parent's threads and locks, and start no work."""
 
 
 _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
@@ -39,11 +39,11 @@ def follow_forks(owner: Inherited) -> None:
 
 
 class Threads:
-    """A thread pool that starts at its first use, also in a forked child.
+    """A thread pool that starts on its first use, even in a forked child.
 
     Args:
         count: Maximum number of threads.
-        name: Prefix of their names.
+        name: Prefix for the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -59,7 +59,7 @@ class Threads:
         return self._executor
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run `work(*arguments)` in a thread of the pool."""
+        """Run `work(*arguments)` in a thread from the pool."""
         return self.executor.submit(work, *arguments)
 
     def shutdown(self) -> None:
@@ -68,12 +68,12 @@ class Threads:
             self._executor.shutdown(wait=False)
 
     def become_child(self) -> None:
-        """Drop the threads of the parent."""
+        """Drop the parent's threads."""
         self._executor = None
 
 
 class ForkableLock:
-    """A lock that is free in a forked child, even if a thread of the parent held it."""
+    """A lock that is free in a forked child, even if a parent thread held it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class ForkableLock:
         self._lock.release()
 
     def become_child(self) -> None:
-        """Replace the lock by a free one."""
+        """Replace the lock with a free lock."""
         self._lock = threading.Lock()
 
 
@@ -104,18 +104,18 @@ def share(work: Callable[..., Any], arguments: tuple[Any, ...], helpers: int) ->
     Args:
         work: Function that takes tasks from a shared counter until none is left. It must release
             the interpreter lock.
-        arguments: Its arguments.
+        arguments: Arguments for the function.
         helpers: Maximum number of helper threads.
     """
     others = [submit(work, *arguments) for _ in range(helpers)]
     work(*arguments)
     for other in others:
-        if not other.cancel():  # a helper that has not started is not needed
+        if not other.cancel():  # a helper that has not started is no longer needed
             other.result()
 
 
 def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Run `work(*arguments)` in a thread of the shared pool."""
+    """Run `work(*arguments)` in a thread from the shared pool."""
     return _threads.submit(work, *arguments)
 
 
@@ -125,9 +125,9 @@ def _become_child() -> None:
 
 
 def _release_openmp_threads() -> None:
-    """End the OpenMP threads of the forking thread.
+    """End the forking thread's OpenMP threads.
 
-    In the child, libgomp would wait for them forever.
+    Otherwise, libgomp would wait for these threads forever in the child.
     """
     with suppress(OSError, AttributeError):  # no /proc, or a libgomp older than OpenMP 5.0
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

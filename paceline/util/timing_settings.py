@@ -1,4 +1,4 @@
-"""Settings of timings: when they are trusted, checked and replaced."""
+"""Settings for timings: when they are trusted, checked and replaced."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ class TimingSettings:
     Defaults were chosen on two shared cores with SmolLM2-135M.
 
     Attributes:
-        min_rounds: Minimum repeats of a measurement.
-        max_rounds: Maximum repeats, while the two shortest disagree.
-        agreement: Relative difference up to which the two shortest repeats agree.
-        quiet_wait: Maximum share of time without a processor in a quiet measurement.
-        quiet_spread: Maximum relative distance between quartiles of repeats in a quiet measurement.
-        check_rows: Batch sizes, in tokens, that a check of a cost curve times; the first is 1.
-        check_rounds: Repeats of a check.
-        check_seconds: Maximum expected seconds of a check; slower models are not checked.
-        max_cost_error: Maximum relative difference in the cost of rows that confirms a curve.
-        first_pause_s: Seconds of use until a curve is checked again. Each later pause is twice as
-            long.
-        disturbed_pause_s: First pause for a disturbed curve; its pauses grow up to `first_pause_s`.
-        renewal_seconds: Maximum seconds of a measurement that replaces a curve in use.
-        load_drop: Fall of the load average after which disturbed kernels, or a slow model, are
+        min_rounds: Minimum number of repeats of a measurement.
+        max_rounds: Maximum number of repeats while the two shortest repeats disagree.
+        agreement: Maximum relative difference at which the two shortest repeats agree.
+        quiet_wait: Maximum share of the time spent waiting for a processor, for a measurement to
+            count as undisturbed.
+        quiet_spread: Maximum relative interquartile range of the repeats, for a measurement to
+            count as undisturbed.
+        check_rows: Batch sizes, in tokens, that are timed to check a cost curve; the first is 1.
+        check_rounds: Number of repeats of a check.
+        check_seconds: Maximum expected duration of a check, in seconds; slower models are not
+            checked.
+        max_cost_error: Maximum relative difference in the cost of rows at which a curve is
+            confirmed.
+        first_pause_s: Seconds of use before a curve is checked again. Each subsequent pause is
+            twice as long.
+        disturbed_pause_s: First pause for a curve whose measurement was disturbed; later pauses
+            grow up to `first_pause_s`.
+        renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in seconds.
+        load_drop: Decrease in the load average after which disturbed kernels, or a slow model, are
             timed again.
     """
 

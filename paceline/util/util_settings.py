@@ -1,5 +1,5 @@
-"""Settings of options."""
+"""Settings for options."""
 
 from __future__ import annotations
 
-MAX_THREADS = 1024  # Maximum CPU threads; OpenMP crashes with many thousands.
+MAX_THREADS = 1024  # Maximum number of CPU threads; OpenMP crashes with many thousands.
