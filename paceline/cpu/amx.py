@@ -70,7 +70,7 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
     Args:
         name: LLVM intrinsic, without its prefix.
         tiles: Numbers of the tiles that the instruction names.
-        operands: Number of further operands: 0, 1 (an address) or 2 (an address and a stride).
+        operands: Number of additional operands: 0, 1 (an address) or 2 (an address and a stride).
     """
     kinds = [*[_BYTE] * len(tiles), _BYTE.as_pointer(), _INDEX][: len(tiles) + operands]
 

@@ -95,7 +95,7 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return our products for any number of rows; None if the model has others, too."""
+    """Return paceline's products for any row count; None if the model uses others."""
     products = Products.of_backend(model, CPU)
     weights = {id(module.weight) for module in products.modules}
     others = [

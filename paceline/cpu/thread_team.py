@@ -234,7 +234,7 @@ def _lead(mailbox: int, number: int, job: int, arguments: int) -> int:
     store_shared(mailbox + _OPEN, number)
     num_done: int = call(job, arguments)
     store_shared(mailbox + _OPEN, 0)
-    while load_shared(mailbox + _INSIDE):  # the job is closed: no further helper enters
+    while load_shared(mailbox + _INSIDE):  # the job is closed: no more helpers enter
         pause()
     return num_done
 

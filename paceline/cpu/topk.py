@@ -190,7 +190,7 @@ def _select(
 
 @inlined
 def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.float32:
-    """Return the sum of exp(number - best) over all numbers of a row."""
+    """Return the sum of exp(value - best) over all values in a row."""
     totals, shift = simd_f32x8.splat(np.float32(0.0)), simd_f32x8.splat(best)
     for i in range(0, vocab, simd_f32x8.WIDTH):
         difference = simd_f32x8.subtract(load_lanes(kind, row + i * size), shift)

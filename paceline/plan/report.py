@@ -1,4 +1,4 @@
-"""Show plans as tables, and write them as JSON and as a picture."""
+"""Show plans as tables, and write them as JSON and as a plot."""
 
 from __future__ import annotations
 

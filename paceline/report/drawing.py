@@ -1,4 +1,4 @@
-"""Draw the common parts of pictures: pages, titles, colours, bars and lines."""
+"""Draw the common parts of plots: pages, titles, colours, bars and lines."""
 
 from __future__ import annotations
 

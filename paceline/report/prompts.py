@@ -1,4 +1,4 @@
-"""Read the prompts of a bench run from JSON lines.
+"""Read a benchmark's prompts from JSON Lines.
 
 Each line has `id`, `category` and `turns`; only the first turn is used.
 """

@@ -1,4 +1,4 @@
-"""Settings of pictures and of prompts that are shortened."""
+"""Settings for plots and for shortened prompts."""
 
 from __future__ import annotations
 

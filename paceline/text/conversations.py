@@ -55,7 +55,7 @@ def chat_ids(
     """Return the token ids of a conversation as a prompt.
 
     Args:
-        tokenizer: Tokenizer with a chat template; None is refused.
+        tokenizer: Tokenizer with a chat template; None is rejected.
         messages: See `checked_messages`.
         where: Name of the messages in errors.
         chat_template_kwargs: Variables of the template, such as enable_thinking. The two options
@@ -66,7 +66,7 @@ def chat_ids(
             answer continues it. Default: false.
     Raises:
         ConfigError: The messages are invalid, there is no chat template, a variable is another
-            argument of transformers, or the template refuses the conversation.
+            argument of transformers, or the template rejects the conversation.
     """
     checked = checked_messages(messages, where)
     if not getattr(tokenizer, "chat_template", None):

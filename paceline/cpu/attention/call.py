@@ -46,7 +46,7 @@ class AttentionCall:
     dim: int  # A multiple of 8, as is `value_dim`.
     value_dim: int
     kind: int  # Number format of query, key and value, see `memory`.
-    tile: int  # Maximum number of queries of a tile; a query is one head of one column.
+    tile: int  # Maximum number of queries in a tile; a query is one head of one column.
     keys: int  # Keys of the longest row.
     scaling: float
     softcap: float  # 0 without a soft cap.

@@ -98,7 +98,7 @@ def _multiply_few(
 def _multiply_many(
     call: ProductCall, rows: int, sums: int, scratch: int, first: int, width: int, block: int
 ) -> None:
-    """Multiply a block of rows that stays in the L1 cache with all outputs of a task."""
+    """Multiply an L1-sized block of rows by the weights of all outputs in a task."""
     count, inner = call.count, call.inner
     row_bytes = inner * FLOAT_BYTES
     source = call.weight + first * row_bytes
