@@ -3,7 +3,7 @@
 A forward pass writes the states of its query tokens after the cached tokens of each slot.
 `SlotCache.move` then moves the rows of accepted tree nodes to the front; the next forward pass
 overwrites the others. Rolling back only lowers the number of cached tokens. Layers with a sliding
-window keep all positions, and the mask applies the window: rejected tokens push nothing out.
+window keep all positions, and the mask applies the window, so rejected tokens evict nothing.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, length: int) -> None:
-        """Exchange the first `length` positions of two slots."""
+        """Swap the first `length` positions of two slots."""
         for layer in self.layers:
             if layer.is_initialized:
                 for store in (layer.keys, layer.values):

@@ -51,7 +51,7 @@ class Slots:
         request.cached = length
 
     def resize(self, slots: int, positions: int) -> None:
-        """Change the cache to this number of slots and of cache positions per slot.
+        """Resize the cache to a number of slots and of cache positions per slot.
 
         Both must suffice for the taken slots and their content.
         """

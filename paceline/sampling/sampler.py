@@ -1,4 +1,4 @@
-"""Compute the target distribution from logits, and draw from it.
+"""Compute the target distribution from logits, and sample from it.
 
 `target_scores` applies, in transformers' order: adjustments by earlier tokens
 (`logit_adjustments`), temperature, top_k, top_p, min_p. Tokens are drawn with the Gumbel-max trick:
@@ -126,7 +126,7 @@ def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) ->
 def draw(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], stream: int = TARGET
 ) -> list[list[int]]:
-    """Draw the token after the root and after every node, in one vectorised call.
+    """Sample the token after the root and after every node, in one vectorised call.
 
     Args:
         scores: Scores [batch, 1 + width, vocab] from `target_scores`.
@@ -195,7 +195,7 @@ def _to_lists(tokens: Tensor) -> list[list[int]]:
 
 
 def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
-    """Draw a token with probability proportional to `weights`.
+    """Sample a token with probability proportional to `weights`.
 
     Args:
         weights: Weights [vocab].

@@ -1,4 +1,4 @@
-"""Numbers of the sampling room, each with its unit and what it was chosen for."""
+"""Constants for sampling, each with its unit and the reason for its value."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Parts of several drafters."""
+"""Components shared by several drafters."""

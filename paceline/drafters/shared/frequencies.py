@@ -23,7 +23,7 @@ class _TokenRank:
 class Frequencies:
     """Count the tokens of one text and keep them in order of frequency.
 
-    Among equally frequent tokens the one that reached the count first comes first.
+    Among equally frequent tokens, the token that reached the count first comes first.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class LengthRule:
         return length
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return per chain the number of new tokens after which drafting stops.
+        """Return, for each chain, the number of new tokens after which drafting stops.
 
         None continues; sampled drafts keep at least 1 token.
         """
@@ -53,7 +53,7 @@ class LengthRule:
 
 
 class HeuristicRule(LengthRule):
-    """Draft two tokens more after a fully accepted draft, else one less.
+    """Draft two more tokens after a fully accepted draft, otherwise one fewer.
 
     This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline of SpecDec++'s
     public code.

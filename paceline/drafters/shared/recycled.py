@@ -2,7 +2,7 @@
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
 Token Recycling" (section 3). Every verification computes the target's distribution after every
-node, also after rejected ones. The paper caches the best 8 tokens after each single token. Contexts
+node, including rejected nodes. The paper caches the best 8 tokens after each single token. Contexts
 here have 1 to `LONGEST_KEY` tokens, and the longest known context is used.
 
 The table has a fixed size. A bucket holds `_WAYS` entries, and a new context replaces the oldest

@@ -63,7 +63,7 @@ class SuccessorTableFile(StateFile):
             calibration.hits[:], calibration.trials[:] = arrays["hits"], arrays["trials"]
 
     def check_vocabulary(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Refuse a file of another vocabulary.
+        """Reject a file with a different vocabulary.
 
         Args:
             vocab_size: Rows of the model's LM head.
@@ -82,7 +82,7 @@ class SuccessorTableFile(StateFile):
         _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a file that was made with another tokenizer, if both are known.
+        """Reject a file that was made with a different tokenizer, if both are known.
 
         Raises:
             ConfigError: The tokenizers differ; both fingerprints are named.

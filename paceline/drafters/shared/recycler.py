@@ -136,12 +136,12 @@ class RecyclingDrafter(Drafter):
     _recycler: Recycler
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Refuse a pool file of another vocabulary."""
+        """Reject a pool file with a different vocabulary."""
         if self._recycler.pool_file is not None:
             self._recycler.pool_file.check_vocabulary(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a pool file that was made with another tokenizer."""
+        """Reject a pool file that was made with a different tokenizer."""
         if self._recycler.pool_file is not None:
             self._recycler.pool_file.check_tokenizer(tokenizer)
 

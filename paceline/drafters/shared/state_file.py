@@ -26,14 +26,14 @@ _Read = TypeVar("_Read")
 
 
 class StateFile:
-    """Connect a drafter's state with its file; subclasses provide `content`.
+    """Tie a drafter's state to its file; subclasses provide `content`.
 
-    Several processes may share a file. Each save writes the whole state of the saver, and the last
-    save stays.
+    Several processes may share a file. Each save writes the saving process's whole state, so the
+    last save wins.
 
     Args:
         path: File to load and save.
-        cold: Start empty, with a warning, if the file is refused. The refused file is renamed to
+        cold: Start empty, with a warning, if the file is rejected. The rejected file is renamed to
             PATH.refused before the first save.
     Attributes:
         changed: Whether there may be something to save.

@@ -93,7 +93,7 @@ class Sssd(Drafter):
             self._snapshot = Snapshot(self._snapshot.path, ())
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a datastore that was made with another tokenizer."""
+        """Reject a datastore that was made with a different tokenizer."""
         if self._store is not None:
             self._store.check_tokenizer(tokenizer)
 
