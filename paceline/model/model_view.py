@@ -102,7 +102,7 @@ class ModuleCopier:
         self._configs: dict[int, Any] = {}
         self._configured: set[int] = set()  # ids of originals with a configuration inside
         self._watched: list[tuple[_Children, list[nn.Module | None]]] = []
-        self._overridden: list[dict[str, Any]] = []  # attributes that the originals override
+        self._overridden: list[dict[str, Any]] = []  # attributes of overridden originals
 
     @property
     def stale(self) -> bool:
