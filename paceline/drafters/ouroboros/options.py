@@ -24,9 +24,9 @@ class OuroborosOptions:
             is verified after the newest token.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
             draft; default 4. With 0, the tree is the paper's.
-        inspiration: Rejected tokens whose continuations enter the phrase pool: those of "every"
-            node, those chosen by the rule in the "paper", those chosen by the rule in the public
-            "code", or none ("off"). Default "every".
+        inspiration: Rejected tokens whose continuations enter the phrase pool. "every" uses every
+            node, "paper" the rule in the paper, "code" the rule in the public code, and "off" none.
+            Default "every".
         refinement: Replace suffixes in the pool with the target's predictions; default true.
         budget: The engine verifies only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
