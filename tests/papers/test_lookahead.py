@@ -210,8 +210,8 @@ def test_a_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert (rows[8]["paper's speed-up"], rows[8]["paper's S"]) == (1.88, 2.05)
     for text in (shown(result), paper_markdown(result)):
         assert "8 (5, 15, 15)" in text
-        assert "it is not part of paceline" in text
-        assert "row of the draft model is empty" not in text
+        assert "is not part of paceline" in text
+        assert "draft model's row is empty" not in text
     assert "| 9 (5, 15, 15) + prompt |" in paper_markdown(result)
     assert result.config.command() in paper_markdown(result)
     draw_paper(result, tmp_path / "paper.png")
@@ -222,7 +222,7 @@ def test_without_a_draft_model_its_row_is_empty(pair: Pair, tmp_path: Path) -> N
     result = measure(pair, tmp_path, draft=False, limit=4, max_new_tokens=4, max_seconds=1e-6)
     assert result.tables is not None
     assert result.tables.method(DRAFT) is None
-    assert "row of the draft model is empty" in shown(result)
+    assert "draft model's row is empty" in shown(result)
     assert [row.answers for part in result.parts for row in part.figures] == [1] * sum(
         len(p.figures) for p in result.parts
     )
