@@ -7,8 +7,9 @@ print_paper(run_paper(configure("lookahead", threads=1)))
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline.util.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from papers.config import PaperConfig
@@ -29,9 +30,4 @@ __all__ = [
     "print_paper", "read_paper_json", "run_paper", "write_paper_json",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_attributes(__name__, _MODULES)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from wording import long_sentences, pattern
+from wording import checked_files, long_sentences, pattern
 
 MAX_NUMBERS = 4  # in a paragraph
 MAX_CELL_WORDS = 12
@@ -40,8 +39,11 @@ _ITEM = re.compile(r"^([-*>]|\d+\.)\s+")
 
 def main(arguments: list[str]) -> int:
     """Check the given pages, or all pages and the help; return the exit status."""
-    paths = arguments or _configured()
-    findings = [finding for path in _files(paths) for finding in check(path)]
+    findings = [
+        finding
+        for path in checked_files(arguments, "check-prose", ".md")
+        for finding in check(path)
+    ]
     if not arguments:
         findings += check_help()
     print("\n".join(findings) or "The prose is clean.")
@@ -71,16 +73,6 @@ def check_help() -> list[str]:
             faults.append(f"summary of {words} words")
         found += [f"paceline {command} {name}".strip() + f": {fault}" for fault in faults]
     return found
-
-
-def _configured() -> list[str]:
-    settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
-    return list(settings["tool"]["check-prose"]["paths"])
-
-
-def _files(paths: list[str]) -> Iterator[Path]:
-    for path in map(Path, paths):
-        yield from sorted(path.rglob("*.md")) if path.is_dir() else [path]
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:

@@ -14,11 +14,10 @@ import io
 import re
 import sys
 import tokenize
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from wording import long_sentences, pattern
+from wording import checked_files, long_sentences, pattern
 
 MAX_FIRST_LINE = 80
 MIN_FIRST_WORDS = 3
@@ -33,8 +32,11 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(\"])")
 
 def main(arguments: list[str]) -> int:
     """Check the files below the given or configured paths; return the exit status."""
-    paths = arguments or _configured()
-    findings = [finding for path in _files(paths) for finding in check(path)]
+    findings = [
+        finding
+        for path in checked_files(arguments, "check-words", ".py")
+        for finding in check(path)
+    ]
     print("\n".join(findings) or "The wording is clean.")
     return bool(findings)
 
@@ -50,16 +52,6 @@ def check(path: Path) -> list[str]:
     for line, comment in _comments(text):
         found += [f"{path}:{line}: {fault}" for fault in _prose_faults(comment)]
     return found
-
-
-def _configured() -> list[str]:
-    settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
-    return list(settings["tool"]["check-words"]["paths"])
-
-
-def _files(paths: list[str]) -> Iterator[Path]:
-    for path in map(Path, paths):
-        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:

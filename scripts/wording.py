@@ -1,9 +1,11 @@
-"""Word list and sentence limit that the checks of code and documentation share."""
+"""Share the word list, sentence limit and file search of the wording checks."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 MAX_SENTENCE_WORDS = 30
 BANNED = (
@@ -17,6 +19,19 @@ BANNED = (
 def pattern(*more: str) -> re.Pattern[str]:
     """Return a pattern of the banned words, and of further ones."""
     return re.compile(rf"\b({'|'.join([BANNED, *more])})\b", re.IGNORECASE)
+
+
+def checked_files(arguments: list[str], table: str, suffix: str) -> Iterator[Path]:
+    """Yield the files to check, those of a folder in order.
+
+    Args:
+        arguments: Files and folders; none = the `paths` of the table.
+        table: Table of a check in pyproject.toml, such as "check-words".
+        suffix: Suffix of the files in a folder, such as ".py".
+    """
+    settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    for path in map(Path, arguments or settings["tool"][table]["paths"]):
+        yield from sorted(path.rglob(f"*{suffix}")) if path.is_dir() else [path]
 
 
 def long_sentences(text: str, sentence_end: re.Pattern[str]) -> Iterator[str]:

@@ -6,8 +6,9 @@ print_table(result)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline.util.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from paceline.bench.cost_scale import enlarge
@@ -39,9 +40,4 @@ __all__ = [
     "read_json", "run_bench", "write_json", "write_png",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_attributes(__name__, _MODULES)

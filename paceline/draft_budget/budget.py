@@ -116,11 +116,7 @@ class DraftBudget:
             The drafts with the trees to verify; `observe` takes them back after the step.
         """
         cut = [BudgetedDrafts(each) for each in drafts]
-        selector = (
-            RaggedSelector(cut, self._settings)
-            if ragged
-            else PaddedSelector(cut, self._settings, num_requests)
-        )
+        selector = RaggedSelector(cut) if ragged else PaddedSelector(cut, num_requests)
         by_curve = self._seconds_by_curve(drafts, num_requests, rows, selector)
         correction = self._correction(num_requests)
         # A prompt is computed in any case, so drafts must justify only the time they add, compared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,7 @@ class Drafts:
         """Return the drafter and its statistics."""
         return self.batch.drafter_state
 
-    def without(self, requests: frozenset[Request] | set[Request]) -> Drafts:
+    def without(self, requests: Container[Request]) -> Drafts:
         """Return the drafts without those for some requests."""
         members = [
             (request, tree)

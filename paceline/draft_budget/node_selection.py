@@ -21,7 +21,6 @@ from paceline.draft_budget.acceptance_calibration import (
 )
 from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
 from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
-from paceline.draft_budget.settings import DraftBudgetSettings
 from paceline.util.compiled import compiled
 
 
@@ -30,7 +29,6 @@ class NodeSelector(ABC):
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
-        settings: Settings for the draft budget, which contain the constants for a rule.
     Attributes:
         rows_per_unit: Number of rows per unit.
         num_units: Number of units.
@@ -42,8 +40,8 @@ class NodeSelector(ABC):
     num_units: int
     num_free_units = 0
 
-    def __init__(self, all_drafts: Sequence[BudgetedDrafts], settings: DraftBudgetSettings) -> None:
-        self._drafts, self._settings = all_drafts, settings
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts]) -> None:
+        self._drafts = all_drafts
         self._whole = [drafts for drafts in all_drafts if drafts.flat is None]
         self._num_trees = sum(len(drafts.trees) for drafts in all_drafts)
 
@@ -90,17 +88,11 @@ class PaddedSelector(NodeSelector):
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
-        settings: Settings of the draft budget.
         num_requests: Number of requests in the forward pass.
     """
 
-    def __init__(
-        self,
-        all_drafts: Sequence[BudgetedDrafts],
-        settings: DraftBudgetSettings,
-        num_requests: int,
-    ) -> None:
-        super().__init__(all_drafts, settings)
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
+        super().__init__(all_drafts)
         self.rows_per_unit = num_requests
         self.num_units = max((drafts.width for drafts in all_drafts), default=0)
         self.num_free_units = max(map(self.units, self._whole), default=0)
@@ -144,8 +136,8 @@ class PaddedSelector(NodeSelector):
 class RaggedSelector(NodeSelector):
     """Select the most likely nodes in the whole batch; every node is one row."""
 
-    def __init__(self, all_drafts: Sequence[BudgetedDrafts], settings: DraftBudgetSettings) -> None:
-        super().__init__(all_drafts, settings)
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts]) -> None:
+        super().__init__(all_drafts)
         self._whole_units = sum(map(self.units, self._whole))
         self._num_cut_trees = 0
         gains, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]

@@ -237,7 +237,7 @@ def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -
     """Return the drafts without the requests that run again."""
     for request in retries:
         request.without_draft = True
-    return [each.without(set(retries)) for each in drafts]
+    return [each.without(retries) for each in drafts]
 
 
 def _rewind(model: Target, retries: Mapping[Request, int]) -> None:

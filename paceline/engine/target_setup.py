@@ -7,7 +7,6 @@ on, the engine works with the protocol `paceline.core.target.Target`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.settings import BatchInvariant
@@ -60,7 +59,6 @@ class TargetSetup:
     Attributes:
         model: The model with its KV cache.
         invariance: State of batch invariance.
-        parallel: `model`, if processes share its work; otherwise None.
         costs: Measured cost of the model's forward passes; None with ranks, because their measured
             times differ.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
@@ -70,11 +68,15 @@ class TargetSetup:
 
     model: CachedLM
     invariance: Invariance
-    parallel: ParallelLM | None
     costs: Costs | None = None
     draft_budget: DraftBudget | None = None
     chunking: PrefillChunkController | None = None
     draft_heads: DraftHeads | None = None
+
+    @property
+    def parallel(self) -> ParallelLM | None:
+        """Return the model if processes share its work, otherwise None."""
+        return self.model if isinstance(self.model, ParallelLM) else None
 
     def check_drafter(self, drafter: Drafter, tokenizer: Any) -> None:
         """Check that a drafter fits the target, and attach the drafter.
@@ -111,15 +113,14 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
     model_options = invariance.model_options(options.prefill_chunk)
     checked = checked_model(model, model_options)
     if ranks is not None:
-        build = partial(ParallelLM, chains=checked.chains)
-        parallel = build(model, ranks, drafter, options.max_nodes, **model_options)
-        return TargetSetup(parallel, invariance, parallel)
+        model_options["chains"] = checked.chains
+        parallel = ParallelLM(model, ranks, drafter, options.max_nodes, **model_options)
+        return TargetSetup(parallel, invariance)
     settings = options.draft_budget or DEFAULTS
     costs = Costs(checked, invariance.max_rows, options.cost_curve, settings)
     return TargetSetup(
         checked,
         invariance,
-        None,
         costs,
         DraftBudget(costs.curve, None if costs.given else costs.renew, settings),
         PrefillChunkController(checked.prefill_chunk, settings),

@@ -59,8 +59,8 @@ class ModelView:
     The view copies modules with a configuration, modules that read the forward state, modules that
     do not use torch's products, and the modules that contain any of these. A copied module shares
     its parameters, buffers and hooks with the original. Compiled forward methods are not copied:
-        their graphs were recorded for the caller's inputs, and paceline's inputs have a different
-        shape at every step.
+    their graphs were recorded for the caller's inputs, and paceline's inputs have a different shape
+    at every step.
 
     Args:
         model: Model to view.

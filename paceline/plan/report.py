@@ -10,7 +10,16 @@ from rich.console import Console
 from paceline.plan.planning import Plan, Step
 from paceline.plan.roofline import Operation, Peak
 from paceline.report.documents import DocumentKind, write_document
-from paceline.report.drawing import COLOURS, INK, THEIRS, label, line, page, reference_line, save
+from paceline.report.drawing import (
+    COLOURS,
+    INK,
+    label,
+    line,
+    marked_line,
+    page,
+    reference_line,
+    save,
+)
 from paceline.report.tables import Column, Table
 
 KIND = DocumentKind("paceline plan", 1, Plan)
@@ -244,14 +253,4 @@ def _draw_batches(axes: Any, plan: Plan) -> None:
 def _mark_budget(axes: Any, plan: Plan) -> None:
     last: Step = plan.steps[-1]
     if plan.budget is not None and 1 <= plan.budget / plan.batch <= last.size:
-        axes.axvline(plan.budget / plan.batch, color=THEIRS, linewidth=1)
-        axes.annotate(
-            "free budget",
-            (plan.budget / plan.batch, 0.98),
-            (3, 0),
-            xycoords=("data", "axes fraction"),
-            va="top",
-            textcoords="offset points",
-            fontsize=8,
-            color=INK,
-        )
+        marked_line(axes, plan.budget / plan.batch, "free budget")

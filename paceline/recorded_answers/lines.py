@@ -125,6 +125,20 @@ def other_file(path: str | Path) -> ConfigError:
     )
 
 
+def write_error(content: str, path: Path, error: OSError) -> ConfigError:
+    """Return the error for a file that cannot be written.
+
+    Args:
+        content: What the file holds, such as "answers".
+        path: The file.
+        error: The error of the operating system.
+    """
+    return ConfigError(
+        f"{content} {str(path)!r}: got {error}; expected a file that can be written. Free some"
+        " space or name another file."
+    )
+
+
 def _damaged(path: str | Path, number: int, reason: str) -> ConfigError:
     return ConfigError(
         f"answers {str(path)!r}, line {number}: got a damaged line, as {reason}; expected it as it"

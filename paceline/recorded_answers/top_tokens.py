@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
+from paceline.recorded_answers.lines import write_error
 from paceline.util.files import parse_json, write_atomically
 
 _KIND, _VERSION = "paceline top tokens", 1
@@ -82,7 +83,7 @@ class TopFile:
         try:
             os.truncate(self._path, end)
         except OSError as error:
-            raise _cannot_write(self._path, error) from error
+            raise write_error("top tokens", self._path, error) from error
 
     def write(self, blocks: Iterable[tuple[TopRows, str]]) -> None:
         """Append the top-k tokens of answers; on return, they are on disk.
@@ -101,7 +102,7 @@ class TopFile:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _cannot_write(self._path, error) from error
+            raise write_error("top tokens", self._path, error) from error
 
 
 def top_path(answers: str | Path) -> Path:
@@ -201,11 +202,4 @@ def _damaged(path: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"top tokens {str(path)!r}: got a file that cannot be used, as {reason}; expected the one"
         " written with its answers. Delete both, and record the answers again."
-    )
-
-
-def _cannot_write(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"top tokens {str(path)!r}: got {error}; expected a file that can be written. Free some"
-        " space or name another file."
     )

@@ -29,6 +29,7 @@ from paceline.recorded_answers.lines import (
     first_line,
     other_file,
     seal_line,
+    write_error,
 )
 from paceline.recorded_answers.reading import read_settings
 from paceline.recorded_answers.top_tokens import AnswerKey, TopFile, TopRows
@@ -73,7 +74,7 @@ class AnswerFile:
             if path.stat().st_size != end:
                 os.truncate(path, end)
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            raise write_error("answers", path, error) from error
 
     def write(self, answers: Sequence[RecordedAnswer], tops: Sequence[TopRows] = ()) -> None:
         """Append the answers of a batch; they are on the disk when this returns.
@@ -97,7 +98,7 @@ class AnswerFile:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise write_error("answers", self.path, error) from error
         self.done += len(answers)
 
 
@@ -129,7 +130,7 @@ def writing(
             f"answers {str(path)!r}: got a second writer; expected one. Wait for it, or end it."
         ) from error
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise write_error("answers", path, error) from error
     try:
         yield AnswerFile(path, settings, count, batch)
     finally:
@@ -157,10 +158,3 @@ def _require_same_settings(
                 f" {old.get(name)!r}, as the file was begun. Continue with the same settings, or"
                 " name another file."
             )
-
-
-def _cannot_write(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"answers {str(path)!r}: got {error}; expected a file that can be written. Free some space"
-        " or name another file."
-    )

@@ -175,6 +175,21 @@ def reference_line(axes: Any) -> None:
     axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
+def marked_line(axes: Any, position: float, text: str) -> None:
+    """Draw a vertical line with a text at its top."""
+    axes.axvline(position, color=THEIRS, linewidth=1)
+    axes.annotate(
+        text,
+        (position, 0.98),
+        (3, 0),
+        xycoords=("data", "axes fraction"),
+        va="top",
+        textcoords="offset points",
+        fontsize=8,
+        color=INK,
+    )
+
+
 def _legend_below(axes: Any, columns: int) -> None:
     """Draw a legend under the axis label; draw none if nothing has a label."""
     if not axes.get_legend_handles_labels()[0]:

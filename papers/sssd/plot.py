@@ -13,6 +13,7 @@ from paceline.report.drawing import (
     THEIRS,
     label,
     line,
+    marked_line,
     page,
     reference_line,
     save,
@@ -98,17 +99,7 @@ def _draw_speed(axes: Any, result: SssdResult, batch: int) -> None:
             result.costs.shapes.hidden, result.costs.peak, result.costs.shapes.width
         )
     if budget is not None and sizes and 1 <= budget / batch <= sizes[-1]:
-        axes.axvline(budget / batch, color=THEIRS, linewidth=1)
-        axes.annotate(
-            "free budget",
-            (budget / batch, 0.98),
-            (3, 0),
-            xycoords=("data", "axes fraction"),
-            va="top",
-            textcoords="offset points",
-            fontsize=8,
-            color=INK,
-        )
+        marked_line(axes, budget / batch, "free budget")
     axes.set_ylim(bottom=0)
     label(axes, f"Figure 2: batch of {batch}", _SIZE_AXIS, "over plain decoding", "both", 3)
 

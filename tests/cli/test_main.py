@@ -14,6 +14,7 @@ import pytest
 
 from paceline import demo
 from paceline.cli.main import main
+from tests.support.cli import refused
 from tests.support.commands import run_command
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -112,12 +113,7 @@ def test_wrong_arguments_are_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["paceline", *words])
-    monkeypatch.setenv("COLUMNS", "500")
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    assert exit_status.value.code == 2
-    assert expected in capsys.readouterr().err
+    assert expected in refused(words, monkeypatch, capsys)
 
 
 def test_drafters_lists_the_registry(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from paceline.cli import paper
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
-from paceline.cli.main import app, main
+from paceline.cli.main import app
 from paceline.cli.model_option import takes_model, with_model_first
+from tests.support.cli import refused
 
 # A command, and words that complete its command line.
 COMMANDS = {
@@ -111,11 +110,7 @@ def test_a_wrong_model_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["paceline", *words])
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    assert exit_status.value.code == 2
-    assert expected in capsys.readouterr().err
+    assert expected in refused(words, monkeypatch, capsys)
 
 
 def test_the_help_shows_the_argument_with_a_remark() -> None:

@@ -7,14 +7,12 @@ import io
 import itertools
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from paceline.cli.main import main
 from paceline.errors import ConfigError
 from papers import (
     PaperResult,
@@ -42,6 +40,7 @@ from papers.lookahead.scaling_law import (
     fit,
 )
 from papers.lookahead.tables import points
+from tests.support.cli import refused
 from tests.support.models import byte_tokenizer
 from tests.support.shared import Pair, interrupt
 
@@ -141,12 +140,7 @@ def test_wrong_arguments_are_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["paceline", "paper", *words])
-    monkeypatch.setenv("COLUMNS", "500")
-    with pytest.raises(SystemExit) as exit_status:
-        main()
-    assert exit_status.value.code == 2
-    assert expected in capsys.readouterr().err
+    assert expected in refused(["paper", *words], monkeypatch, capsys)
 
 
 def measure(pair: Pair, tmp_path: Path, draft: bool = True, **options: Any) -> LookaheadResult:

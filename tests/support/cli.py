@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from paceline.cli.main import run
+import pytest
+
+from paceline.cli.main import main, run
 
 
 def call(*words: str | Path) -> tuple[int, str]:
@@ -16,3 +19,15 @@ def call(*words: str | Path) -> tuple[int, str]:
     with redirect_stdout(io.StringIO()) as out:
         status = run([str(word) for word in words])
     return status, out.getvalue()
+
+
+def refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Run `paceline` with wrong arguments; return what it writes to standard error."""
+    monkeypatch.setattr(sys, "argv", ["paceline", *words])
+    monkeypatch.setenv("COLUMNS", "500")
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    assert exit_status.value.code == 2
+    return capsys.readouterr().err

@@ -8,8 +8,9 @@ print_table(result)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline.util.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from paceline.bench.serving.plot import write_png
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 # Modules are imported on first use: settings and the command line's help need no torch.
 _MODULES = {
-    "plot": ("write_png",),
-    "report": ("markdown", "print_table", "read_json", "write_json"),
-    "result": ("ServingResult",),
-    "run": ("run_serving",),
-    "settings": ("LoadOptions", "ServingConfig"),
+    "paceline.bench.serving.plot": ("write_png",),
+    "paceline.bench.serving.report": ("markdown", "print_table", "read_json", "write_json"),
+    "paceline.bench.serving.result": ("ServingResult",),
+    "paceline.bench.serving.run": ("run_serving",),
+    "paceline.bench.serving.settings": ("LoadOptions", "ServingConfig"),
 }
 
 __all__ = [
@@ -39,9 +40,4 @@ __all__ = [
     "write_png",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_attributes(__name__, _MODULES)
