@@ -50,6 +50,8 @@ def cost_label(scale: CostScale, model: PreTrainedModel) -> str:
 def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> PreTrainedModel:
     """Return a larger model of the same architecture that computes the same function.
 
+    The model is made on the device of the original one. Its random weights depend on the device.
+
     Args:
         model: A Llama-architecture model. It is not changed.
         width: New hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
@@ -92,17 +94,21 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         "hidden_size": hidden_size,
         "layers": origin["layers"],
     }
-    with torch.random.fork_rng(devices=[]):  # the constructor samples weights, all replaced
+    device = model.device
+    # The constructor samples weights, which are all replaced.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         larger: PreTrainedModel = AutoModelForCausalLM.from_config(
             wanted, dtype=model.dtype, attn_implementation=config._attn_implementation
         )
     with torch.no_grad():
-        _fill(larger, model, torch.Generator().manual_seed(seed))
+        _fill(larger, model, torch.Generator(device).manual_seed(seed))
+        for name, buffer in model.named_buffers():  # rotary frequencies, as on the first device
+            larger.get_buffer(name).copy_(buffer)
     larger.generation_config = copy.deepcopy(model.generation_config)
     head: Any = model.get_output_embeddings()
     if isinstance(head, ReducedLMHead):
         keep_tokens(larger, head.token_ids.tolist())
-    moved: PreTrainedModel = larger.to(model.device).eval()
+    moved: PreTrainedModel = larger.to(device).eval()
     return moved
 
 
@@ -134,7 +140,7 @@ def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Gene
 
     def normal(shape: torch.Size, like: Tensor) -> Tensor:
         deviation = float(like.float().std()) if like.numel() > 1 else 0.02
-        return torch.randn(shape, generator=generator).mul_(deviation)
+        return torch.randn(shape, generator=generator, device=like.device).mul_(deviation)
 
     nearest = 0
     for index, layer in enumerate(larger.model.layers):

@@ -1,0 +1,141 @@
+"""Part end_to_end: tokens per second of whole answers, against transformers' `generate`.
+
+The default target is the embedded model, enlarged: its answers are real, and a forward pass costs
+as much as one of a large model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from gpu_parts.clock import wait
+from gpu_parts.models import free_memory, measured_draft, measured_target
+from gpu_parts.prompts import prompt_texts
+from gpu_parts.run import Case, Run, Values
+from paceline import LLM, SamplingParams
+from paceline.drafters import entry
+from paceline.report.prompts import Prompt, encode
+
+_WARM_TOKENS = 32
+_BASELINE = "transformers"
+
+
+class Setting:
+    """The models, and the answers and speeds that others are compared with.
+
+    Args:
+        run: Options of the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        start = time.monotonic()
+        self.target, self.tokenizer, self.label = measured_target(run)
+        wait(run.device)
+        self.seconds = time.monotonic() - start
+        self.draft = cache(lambda: measured_draft(run))
+        self.speed: dict[int, float] = {}  # of transformers, by batch, in tokens per second
+        self.plain: dict[int, list[list[int]]] = {}  # answers without drafts, by batch
+
+    def prompts(self, batch: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the token ids of the measured prompts, and others to warm up."""
+        sizes = self.run.sizes
+        count = dict(zip(sizes.batches, sizes.prompts, strict=True))[batch]
+        texts = prompt_texts(count + batch)
+        ids = [encode(Prompt(str(i), "", text), self.tokenizer) for i, text in enumerate(texts)]
+        return ids[:count], ids[count:]
+
+
+def cases(run: Run) -> Iterator[Case]:
+    """Time whole answers of new prompts after a warm-up."""
+    setting = cache(lambda: Setting(run))
+    yield Case("target", lambda: _target(setting()))
+    for batch in run.sizes.batches:
+        yield Case(f"batch {batch}, {_BASELINE}", partial(_transformers, setting, batch))
+        for name in run.sizes.methods:
+            if entry(name).needs_draft_model and run.draft_model is None:
+                continue
+            yield Case(f"batch {batch}, {name}", partial(_drafter, setting, batch, name))
+
+
+def _target(setting: Setting) -> Values:
+    return {"model": setting.label, "seconds": setting.seconds}
+
+
+def _transformers(setting: Any, batch: int) -> Values:
+    """Time `generate`, with batches padded on the left."""
+    here: Setting = setting()
+    prompts, others = here.prompts(batch)
+    _generate(here, others[:batch], _WARM_TOKENS)
+    wait(here.run.device)
+    start = time.perf_counter()
+    for first in range(0, len(prompts), batch):
+        _generate(here, prompts[first : first + batch], here.run.sizes.tokens)
+    wait(here.run.device)
+    seconds, tokens = time.perf_counter() - start, len(prompts) * here.run.sizes.tokens
+    here.speed[batch] = tokens / seconds
+    steps = here.run.sizes.tokens * -(-len(prompts) // batch)
+    return {"tokens_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / steps}
+
+
+def _generate(setting: Setting, prompts: list[list[int]], tokens: int) -> None:
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(one)) + one for one in prompts])
+    mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+    setting.target.generate(
+        ids.to(setting.run.device),
+        attention_mask=mask.to(setting.run.device),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+    )
+
+
+def _drafter(setting: Any, batch: int, name: str) -> Values:
+    """Time a drafter on prompts that it has not seen; a few others warm it up."""
+    here: Setting = setting()
+    free_memory()
+    start = time.perf_counter()
+    llm = LLM(
+        here.target,
+        name,
+        draft_model=here.draft() if entry(name).needs_draft_model else None,
+        tokenizer=here.tokenizer,
+        max_batch=batch,
+        batch_invariant=False,
+    )
+    prompts, others = here.prompts(batch)
+    llm.generate(others, _params(_WARM_TOKENS))
+    made = time.perf_counter() - start
+    timing, forwards = llm.timing, llm.load.forwards
+    start = time.perf_counter()
+    answers = llm.generate(prompts, _params(here.run.sizes.tokens))
+    seconds = time.perf_counter() - start
+    timing, steps = llm.timing - timing, llm.load.forwards - forwards
+    got = [answer.token_ids for answer in answers]
+    if name == "none":
+        here.plain[batch] = got
+    tokens, expected = sum(map(len, got)), here.plain.get(batch)
+    base, stats = here.speed.get(batch), [answer.stats for answer in answers]
+    rows = sum(sum(one.query_tokens[one.prefill_forwards :]) for one in stats)
+    return {
+        "tokens_per_s": tokens / seconds,
+        "x_transformers": None if base is None else tokens / seconds / base,
+        "ms_per_step": 1e3 * seconds / steps,
+        "tokens_per_forward": sum(one.tokens_per_forward for one in stats) / len(stats),
+        "rows_per_step": rows / steps,
+        "forward_ms": 1e3 * timing.target_forward / steps,
+        "draft_forward_ms": 1e3 * timing.draft_forward / steps,
+        "other_ms": 1e3 * timing.overhead_share * timing.step / steps,
+        "equal": None if expected is None else f"{sum(map(list.__eq__, got, expected))}/{len(got)}",
+        "warm_up_s": made,
+    }
+
+
+def _params(tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=tokens, ignore_eos=True)
