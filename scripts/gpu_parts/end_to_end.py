@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
+from zlib import crc32
 
 import torch
 
 from gpu_parts.clock import wait
-from gpu_parts.models import free_memory, measured_draft, measured_target
+from gpu_parts.models import free_memory, measured_draft, measured_target, without_cudnn
 from gpu_parts.prompts import prompt_texts
-from gpu_parts.run import Case, Run, Values
+from gpu_parts.run import Case, Run, Values, recorded_rows
 from paceline import LLM, SamplingParams
 from paceline.drafters import entry
 from paceline.report.prompts import Prompt, encode
 
 _WARM_TOKENS = 32
-_BASELINE = "transformers"
+# transformers as it is, and with SDPA's other kernels where cuDNN is slow
+_BASELINES = {"transformers": True, "transformers without cuDNN": False}
 
 
 class Setting:
-    """The models, and the answers and speeds that others are compared with.
+    """The models and the prompts.
 
     Args:
         run: Options of the run.
@@ -39,8 +42,6 @@ class Setting:
         wait(run.device)
         self.seconds = time.monotonic() - start
         self.draft = cache(lambda: measured_draft(run))
-        self.speed: dict[int, float] = {}  # of transformers, by batch, in tokens per second
-        self.plain: dict[int, list[list[int]]] = {}  # answers without drafts, by batch
 
     def prompts(self, batch: int) -> tuple[list[list[int]], list[list[int]]]:
         """Return the token ids of the measured prompts, and others to warm up."""
@@ -56,7 +57,9 @@ def cases(run: Run) -> Iterator[Case]:
     setting = cache(lambda: Setting(run))
     yield Case("target", lambda: _target(setting()))
     for batch in run.sizes.batches:
-        yield Case(f"batch {batch}, {_BASELINE}", partial(_transformers, setting, batch))
+        for name, with_cudnn in _BASELINES.items():
+            measure = partial(_transformers, setting, batch, with_cudnn)
+            yield Case(f"batch {batch}, {name}", measure)
         for name in run.sizes.methods:
             if entry(name).needs_draft_model and run.draft_model is None:
                 continue
@@ -67,18 +70,18 @@ def _target(setting: Setting) -> Values:
     return {"model": setting.label, "seconds": setting.seconds}
 
 
-def _transformers(setting: Any, batch: int) -> Values:
+def _transformers(setting: Any, batch: int, with_cudnn: bool) -> Values:
     """Time `generate`, with batches padded on the left."""
     here: Setting = setting()
     prompts, others = here.prompts(batch)
-    _generate(here, others[:batch], _WARM_TOKENS)
-    wait(here.run.device)
-    start = time.perf_counter()
-    for first in range(0, len(prompts), batch):
-        _generate(here, prompts[first : first + batch], here.run.sizes.tokens)
-    wait(here.run.device)
+    with nullcontext() if with_cudnn else without_cudnn():
+        _generate(here, others[:batch], _WARM_TOKENS)
+        wait(here.run.device)
+        start = time.perf_counter()
+        for first in range(0, len(prompts), batch):
+            _generate(here, prompts[first : first + batch], here.run.sizes.tokens)
+        wait(here.run.device)
     seconds, tokens = time.perf_counter() - start, len(prompts) * here.run.sizes.tokens
-    here.speed[batch] = tokens / seconds
     steps = here.run.sizes.tokens * -(-len(prompts) // batch)
     return {"tokens_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / steps}
 
@@ -117,11 +120,10 @@ def _drafter(setting: Any, batch: int, name: str) -> Values:
     answers = llm.generate(prompts, _params(here.run.sizes.tokens))
     seconds = time.perf_counter() - start
     timing, steps = llm.timing - timing, llm.load.forwards - forwards
-    got = [answer.token_ids for answer in answers]
-    if name == "none":
-        here.plain[batch] = got
-    tokens, expected = sum(map(len, got)), here.plain.get(batch)
-    base, stats = here.speed.get(batch), [answer.stats for answer in answers]
+    tokens, stats = sum(len(one.token_ids) for one in answers), [one.stats for one in answers]
+    got = [crc32(str(one.token_ids).encode()) for one in answers]
+    base, expected = _compared_with(here.run, batch)
+    expected = got if name == "none" else expected
     rows = sum(sum(one.query_tokens[one.prefill_forwards :]) for one in stats)
     return {
         "tokens_per_s": tokens / seconds,
@@ -132,9 +134,21 @@ def _drafter(setting: Any, batch: int, name: str) -> Values:
         "forward_ms": 1e3 * timing.target_forward / steps,
         "draft_forward_ms": 1e3 * timing.draft_forward / steps,
         "other_ms": 1e3 * timing.overhead_share * timing.step / steps,
-        "equal": None if expected is None else f"{sum(map(list.__eq__, got, expected))}/{len(got)}",
+        "equal": None if expected is None else f"{sum(map(int.__eq__, got, expected))}/{len(got)}",
         "warm_up_s": made,
+        "answers": got,
     }
+
+
+def _compared_with(run: Run, batch: int) -> tuple[float | None, list[int] | None]:
+    """Return transformers' best speed in tokens per second, and checksums of plain answers."""
+    rows = recorded_rows(run, "end_to_end")
+    speeds = [
+        row["tokens_per_s"]
+        for name in _BASELINES
+        if "tokens_per_s" in (row := rows.get(f"batch {batch}, {name}", {}))
+    ]
+    return max(speeds, default=None), rows.get(f"batch {batch}, none", {}).get("answers")
 
 
 def _params(tokens: int) -> SamplingParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from gpu_parts.clock import host_ms, wall_ms
-from gpu_parts.models import Opened, prefill, random_llama
+from gpu_parts.models import Opened, prefill, random_llama, without_cudnn
 from gpu_parts.run import Case, Run, Values
 
 _WARM_CONTEXT = 64
@@ -20,7 +21,8 @@ _REQUESTS = ((8, 1), (8, 8), (32, 1), (32, 4))  # requests and rows of each
 def cases(run: Run) -> Iterator[Case]:
     """Time forward passes of a random 8 B model, with waits and without (host)."""
     model = cache(lambda: random_llama(run))
-    yield Case("transformers, 1 row", lambda: _transformers(run, model()))
+    yield Case("transformers, 1 row without cuDNN", lambda: _transformers(run, model(), False))
+    yield Case("transformers, 1 row", lambda: _transformers(run, model(), True))
     for context in run.sizes.contexts:
         opened = cache(lambda context=context: Opened(model(), 1, context))
         for rows in run.sizes.rows:
@@ -36,14 +38,15 @@ def cases(run: Run) -> Iterator[Case]:
         yield Case(name, partial(_batch, run, model, (requests, context), rows))
 
 
-def _transformers(run: Run, model: Any) -> Values:
+def _transformers(run: Run, model: Any, with_cudnn: bool) -> Values:
+    """Time single tokens behind a cache that grows, as in `generate`."""
     ids = torch.ones(1, _WARM_CONTEXT, dtype=torch.long, device=run.device)
     kept = DynamicCache(config=model.config)
 
     def step() -> None:
         model(input_ids=ids[:, :1], past_key_values=kept, use_cache=True)
 
-    with torch.inference_mode():
+    with torch.inference_mode(), nullcontext() if with_cudnn else without_cudnn():
         model(input_ids=ids, past_key_values=kept, use_cache=True)
         return {
             "ms": wall_ms(step, run.device, run.sizes.repeats),

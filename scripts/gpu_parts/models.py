@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gpu_parts.run import Run
 from paceline import SamplingParams, demo
+from paceline.attention import cudnn
 from paceline.bench.cost_scale import enlarge, parameter_count
 from paceline.bench.settings import CostScale
 from paceline.core.request import Request
@@ -125,6 +127,11 @@ def measured_target(run: Run) -> tuple[PreTrainedModel, Any, str]:
 def measured_draft(run: Run) -> PreTrainedModel | None:
     """Return the draft model of the part end_to_end; None without one."""
     return None if run.draft_model is None else load_draft(run.draft_model, run.dtype, run.device)
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """Keep SDPA from cuDNN, as our forward passes do."""
+    return cudnn.without_cudnn()
 
 
 def best_gap(model: PreTrainedModel, ids: list[int]) -> tuple[list[int], float]:

@@ -18,6 +18,7 @@ from paceline.util.files import write_atomically
 
 Values = dict[str, Any]
 _MAX_TEXT = 200
+_HIDDEN = ("traceback", "log", "answers")  # kept in the file, not printed
 
 
 class DeviceLost(Exception):
@@ -108,6 +109,15 @@ def run_part(part: str, cases: Callable[[Run], Iterable[Case]], run: Run) -> boo
     return True
 
 
+def recorded_rows(run: Run, part: str) -> dict[str, Values]:
+    """Return the measurements of a part so far, by name."""
+    path = run.out / f"{part}.json"
+    if not path.is_file():
+        return {}
+    rows: dict[str, Values] = json.loads(path.read_text("utf-8"))["rows"]
+    return rows
+
+
 def say(text: str) -> None:
     """Print a line at once: a run may be stopped at any time."""
     print(text, flush=True)
@@ -116,7 +126,7 @@ def say(text: str) -> None:
 def row_text(name: str, values: Values) -> str:
     """Return a measurement as one line."""
     shown = ", ".join(
-        f"{key} {_text(value)}" for key, value in values.items() if key not in ("traceback", "log")
+        f"{key} {_text(value)}" for key, value in values.items() if key not in _HIDDEN
     )
     return f"{name}: {shown}"
 

@@ -1,0 +1,103 @@
+"""`scripts/gpu_day.py` runs on a CPU with tiny sizes, goes on where it stopped, and says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script's command, with few drafters."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    module = importlib.import_module("gpu_parts.command")
+    sizes = dataclasses.replace(
+        module.SMOKE, drafters=("prompt_lookup",), methods=("none", "prompt_lookup"), scale="256x6"
+    )
+    monkeypatch.setattr(module, "SMOKE", sizes)
+    return module
+
+
+def rows(folder: Path, part: str) -> dict[str, Any]:
+    document = json.loads((folder / f"{part}.json").read_text())
+    assert document["finished"], part
+    found: dict[str, Any] = document["rows"]
+    return found
+
+
+def test_all_measuring_parts_run_and_have_values(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [part for part in command.PARTS if part != "tests"]
+    assert command.main(["--smoke", "--out", str(tmp_path), *parts]) == 0
+    for part in parts:
+        found = rows(tmp_path, part)
+        assert found, part
+        assert not [name for name, values in found.items() if "error" in values], part
+    assert "Finished" in capsys.readouterr().out
+    exact = rows(tmp_path, "exact")
+    assert {values["equal"] for values in exact.values()} == {"2/2"}
+    whole = rows(tmp_path, "end_to_end")
+    assert whole["batch 2, prompt_lookup"]["equal"] == "2/2"
+    assert whole["batch 1, prompt_lookup"]["x_transformers"] > 0
+
+
+def test_a_second_run_repeats_only_what_failed(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--smoke", "--out", str(tmp_path), "attention"]
+    assert command.main(arguments) == 0
+    path = tmp_path / "attention.json"
+    document = json.loads(path.read_text())
+    first, second, *_ = document["rows"]
+    document["rows"][first] = {"error": "it was broken"}
+    document["rows"][second] = {"kept": 1}
+    path.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert command.main(arguments) == 0
+    found = rows(tmp_path, "attention")
+    assert found[second] == {"kept": 1}
+    assert "error" not in found[first]
+    assert second not in capsys.readouterr().out
+    assert command.main(arguments) == 0
+    assert "finished before" in capsys.readouterr().out
+    assert command.main([*arguments, "--again"]) == 0
+    assert rows(tmp_path, "attention")[second] != {"kept": 1}
+
+
+def test_after_the_time_limit_nothing_starts(command: Any, tmp_path: Path) -> None:
+    assert command.main(["--smoke", "--out", str(tmp_path), "--minutes", "0", "attention"]) == 1
+    assert not (tmp_path / "attention.json").exists()
+
+
+def test_a_failed_measurement_is_recorded_and_the_part_goes_on(
+    command: Any, tmp_path: Path
+) -> None:
+    module = importlib.import_module("gpu_parts.run")
+
+    def cases(run: Any) -> Any:
+        """Fail once."""
+        yield module.Case("wrong", lambda: 1 / 0)
+        yield module.Case("right", lambda: {"value": 1.0})
+
+    run = dataclasses.replace(
+        command._run(command._parser("").parse_args(["--smoke"])), out=tmp_path
+    )
+    assert module.run_part("made_up", cases, run)
+    found = rows(tmp_path, "made_up")
+    assert found["wrong"]["error"].startswith("ZeroDivisionError")
+    assert found["right"] == {"value": 1.0}
+
+
+def test_packages_to_carry_are_listed(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list-carry"]) == 0
+    text = capsys.readouterr().out
+    assert "pip download" in text
+    assert "cattrs" in text
