@@ -19,7 +19,7 @@ from gpu_parts.carry import advice
 from gpu_parts.run import DeviceLost, Run, run_part, say
 from gpu_parts.settings import FULL, SMOKE
 
-PARTS = ("env", "attention", "exact", "forward", "end_to_end", "tests")
+PARTS = ("env", "attention", "exact", "forward", "end_to_end", "profile", "tests")
 _MINUTES = 9.0
 
 

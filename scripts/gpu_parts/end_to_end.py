@@ -23,7 +23,7 @@ from paceline import LLM, SamplingParams
 from paceline.drafters import entry
 from paceline.report.prompts import Prompt, encode
 
-_WARM_TOKENS = 32
+_WARM_TOKENS, _BASELINE_CALLS = 32, 2
 # transformers as it is, and with SDPA's other kernels where cuDNN is slow
 _BASELINES = {"transformers": True, "transformers without cuDNN": False}
 
@@ -74,6 +74,7 @@ def _transformers(setting: Any, batch: int, with_cudnn: bool) -> Values:
     """Time `generate`, with batches padded on the left."""
     here: Setting = setting()
     prompts, others = here.prompts(batch)
+    prompts = prompts[: _BASELINE_CALLS * batch]  # plain speed depends little on the text
     with nullcontext() if with_cudnn else without_cudnn():
         _generate(here, others[:batch], _WARM_TOKENS)
         wait(here.run.device)
@@ -102,22 +103,14 @@ def _generate(setting: Setting, prompts: list[list[int]], tokens: int) -> None:
 def _drafter(setting: Any, batch: int, name: str) -> Values:
     """Time a drafter on prompts that it has not seen; a few others warm it up."""
     here: Setting = setting()
-    free_memory()
     start = time.perf_counter()
-    llm = LLM(
-        here.target,
-        name,
-        draft_model=here.draft() if entry(name).needs_draft_model else None,
-        tokenizer=here.tokenizer,
-        max_batch=batch,
-        batch_invariant=False,
-    )
+    llm = engine(here, batch, name)
     prompts, others = here.prompts(batch)
-    llm.generate(others, _params(_WARM_TOKENS))
+    llm.generate(others, greedy(_WARM_TOKENS))
     made = time.perf_counter() - start
     timing, forwards = llm.timing, llm.load.forwards
     start = time.perf_counter()
-    answers = llm.generate(prompts, _params(here.run.sizes.tokens))
+    answers = llm.generate(prompts, greedy(here.run.sizes.tokens))
     seconds = time.perf_counter() - start
     timing, steps = llm.timing - timing, llm.load.forwards - forwards
     tokens, stats = sum(len(one.token_ids) for one in answers), [one.stats for one in answers]
@@ -151,5 +144,23 @@ def _compared_with(run: Run, batch: int) -> tuple[float | None, list[int] | None
     return max(speeds, default=None), rows.get(f"batch {batch}, none", {}).get("answers")
 
 
-def _params(tokens: int) -> SamplingParams:
+def engine(setting: Setting, batch: int, name: str) -> LLM:
+    """Return an engine with a drafter; memory of earlier ones is given back first."""
+    free_memory()
+    return LLM(
+        setting.target,
+        name,
+        draft_model=setting.draft() if entry(name).needs_draft_model else None,
+        tokenizer=setting.tokenizer,
+        max_batch=batch,
+        batch_invariant=False,
+    )
+
+
+def greedy(tokens: int) -> SamplingParams:
+    """Return the options of all measured answers.
+
+    Args:
+        tokens: Number of new tokens per answer.
+    """
     return SamplingParams(max_new_tokens=tokens, ignore_eos=True)

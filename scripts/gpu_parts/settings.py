@@ -35,6 +35,9 @@ class Sizes:
         prompts: Number of prompts for each of these batches.
         tokens: Number of new tokens per answer in the end-to-end part.
         methods: Drafters in the end-to-end part.
+        profiled: Drafters in the profile part.
+        profiled_tokens: Number of new tokens per answer in the profile part.
+        profiled_steps: Number of profiled steps.
         test_seconds: Time limit of the tests.
     """
 
@@ -66,6 +69,9 @@ class Sizes:
         "token_recycling",
         "draft_model",
     )
+    profiled: tuple[str, ...] = ("none", "auto", "draft_model")
+    profiled_tokens: int = 96
+    profiled_steps: int = 10
     test_seconds: float = 240.0
 
 
@@ -91,5 +97,8 @@ SMOKE = Sizes(
     prompts=(1, 2),
     tokens=8,
     methods=("none", "auto", "draft_model"),
+    profiled=("none",),
+    profiled_tokens=12,
+    profiled_steps=3,
     test_seconds=60.0,
 )
