@@ -102,8 +102,8 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         )
     with torch.no_grad():
         _fill(larger, model, torch.Generator(device).manual_seed(seed))
-        for name, buffer in model.named_buffers():  # rotary frequencies, as on the first device
-            larger.get_buffer(name).copy_(buffer)
+        for name, buffer in larger.named_buffers():  # rotary frequencies
+            buffer.copy_(model.get_buffer(name))
     larger.generation_config = copy.deepcopy(model.generation_config)
     head: Any = model.get_output_embeddings()
     if isinstance(head, ReducedLMHead):
