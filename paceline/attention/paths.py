@@ -16,38 +16,60 @@ from paceline.util.compiled import Records, compiled
 _Ints = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Paths:
     """Cache positions of the keys of each query, ranked by text position.
 
     Attributes:
-        starts: int32 [rows + 1], as in `VisibleRanges`.
-        columns: As in `VisibleRanges`.
+        table: int32, on the device, one after the other:
+            [tiles, 4]: row, first query, number of queries and first column of a tile;
+            [queries]: cache position of the key of rank 0;
+            [queries]: number of keys in a row from there on, `leading`;
+            [queries]: number of all keys;
+            [queries, width]: cache positions of the keys of rank `leading` and above.
+        tiles: The first numbers of `table`, on the host.
+        queries: Number of queries.
+        width: Cache positions per query at the end of `table`.
         packed: As in `VisibleRanges`.
-        start: int32 [queries], cache position of the key of rank 0.
-        leading: int32 [queries], number of keys in a row from `start` on.
-        count: int32 [queries], number of all keys.
-        listed: int32 [queries, width], cache positions of the keys of rank `leading` and above.
+        tile_columns: Maximum number of queries of a tile.
         max_count: Largest number of keys of a query.
     """
 
-    starts: Tensor
-    columns: int
+    table: Tensor
+    tiles: _Ints
+    queries: int
+    width: int
     packed: bool
-    start: Tensor
-    leading: Tensor
-    count: Tensor
-    listed: Tensor
+    tile_columns: int
     max_count: int
+    _scratch: Tensor | None = None
 
     @property
-    def width(self) -> int:
-        """Return the cache positions per query in `listed`."""
-        return self.listed.shape[1]
+    def num_tiles(self) -> int:
+        """Return the number of tiles."""
+        return len(self.tiles)
+
+    def first_query(self, tile: int) -> int:
+        """Return the first query of a tile; behind the last tile, the number of queries."""
+        return int(self.tiles[tile, 1]) if tile < len(self.tiles) else self.queries
+
+    def scratch(self, size: int) -> Tensor:
+        """Return float32 memory on the device, which the layers of a forward pass share.
+
+        Args:
+            size: Numbers, at least.
+        """
+        if self._scratch is None or self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.float32, device=self.table.device)
+        return self._scratch
 
 
 def paths_of(
-    order: AttentionMetadata, mask: Tensor | None, columns: int, device: torch.device
+    order: AttentionMetadata,
+    mask: Tensor | None,
+    columns: int,
+    tile_columns: int,
+    device: torch.device,
 ) -> Paths:
     """Return the paths of a forward's queries; its layers share them per mask.
 
@@ -55,35 +77,60 @@ def paths_of(
         order: Keys of each row by position.
         mask: As in `AttentionMetadata.visible`.
         columns: Columns of the query.
+        tile_columns: Queries of a tile.
         device: Device of the result.
     """
     visible = order.visible(mask, columns)
-    paths = order.derived.get(id(visible))  # `order` keeps it, so that no other one gets its id
-    if paths is None:
-        paths = order.derived[id(visible)] = _paths(visible, order, device)
+    # `order` keeps `visible`, so that no other one gets its id
+    shared = order.derived.setdefault(id(visible), {})
+    assert isinstance(shared, dict)
+    if tile_columns not in shared:
+        shared[tile_columns] = _paths(visible, order, tile_columns, device)
+    paths = shared[tile_columns]
     assert isinstance(paths, Paths)
     return paths
 
 
-def _paths(visible: VisibleRanges, order: AttentionMetadata, device: torch.device) -> Paths:
+def _paths(
+    visible: VisibleRanges, order: AttentionMetadata, tile_columns: int, device: torch.device
+) -> Paths:
     rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
     start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)
-    listed = np.zeros((len(start), max(1, int((count - leading).max()))), dtype=np.int32)
-    _list(visible.runs, visible.begin, order.cached, order.tail, rows, leading, listed)
-    starts, *columns = (
-        torch.from_numpy(array).to(device)
-        for array in (visible.starts.astype(np.int32), start, leading, count, listed)
+    tiles = _tiles(visible.starts, tile_columns)
+    queries, width = len(start), max(1, int((count - leading).max(initial=0)))
+    size = tiles.size + queries * (3 + width)
+    # Pinned memory makes the only copy to the device asynchronous.
+    host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    listed = np.split(host.numpy(), [size - queries * width])
+    listed[0][:] = np.concatenate([tiles.ravel(), start, leading, count])
+    _list(
+        visible.runs,
+        visible.begin,
+        order.cached,
+        order.tail,
+        rows,
+        leading,
+        listed[1].reshape(queries, width),
     )
     return Paths(
-        starts,
-        visible.columns,
+        host.to(device, non_blocking=True),
+        tiles,
+        queries,
+        width,
         visible.packed,
-        columns[0],
-        columns[1],
-        columns[2],
-        columns[3],
-        int(count.max()),
+        tile_columns,
+        int(count.max(initial=0)),
     )
+
+
+def _tiles(starts: IntArray, tile_columns: int) -> _Ints:
+    """Return the tiles of `Paths`: queries of one row each, in order."""
+    columns = np.diff(starts)
+    counts = -(-columns // tile_columns)
+    rows = np.repeat(np.arange(len(columns)), counts)
+    first = (np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_columns
+    queries = np.minimum(tile_columns, columns[rows] - first)
+    return np.stack([rows, starts[rows] + first, queries, first], axis=1).astype(np.int32)
 
 
 @compiled

@@ -1,12 +1,49 @@
-"""Constants of the Triton kernel, which was never run on hardware or tuned."""
+"""Constants of the Triton kernel; they fix the order of its sums."""
 
 from __future__ import annotations
 
-# Queries of a program: the fewest rows that Triton multiplies at once.
+from typing import NamedTuple
+
+
+class Launch(NamedTuple):
+    """How one size of heads is computed.
+
+    Attributes:
+        keys: Keys per block, a divisor of `KEYS_PER_SPLIT`.
+        warps: Warps of a program.
+        stages: Blocks in flight: 1 reads a block when it is needed, 2 reads the next one ahead.
+    """
+
+    keys: int
+    warps: int
+    stages: int
+
+
+# Query rows of a program: the fewest rows that tensor cores multiply at once.
 QUERIES_PER_PROGRAM = 16
 
-# Blocks of keys in a split. Another number changes the order of sums.
-BLOCKS_PER_SPLIT = 4
+# Keys of a split, which one program reads. A multiple of every block.
+KEYS_PER_SPLIT = 256
+
+# Splits whose sums are combined at once.
+SPLITS_AT_ONCE = 32
+
+# Launches by bytes per number and largest head size, in dims. Each compiles for sm_80 and sm_90
+# without spilling registers.
+LAUNCHES = {
+    (2, 64): Launch(64, 4, 2),
+    (2, 128): Launch(64, 4, 2),
+    (2, 256): Launch(32, 4, 2),
+    (4, 64): Launch(32, 4, 1),
+    (4, 128): Launch(32, 8, 1),
+    (4, 256): Launch(16, 4, 1),
+}
+
+# The launch of wider heads.
+WIDE_LAUNCH = Launch(16, 8, 1)
+
+# Warps of a program that combines splits.
+COMBINE_WARPS = 4
 
 # Float32 numbers of unfinished sums that a launch may store.
 MAX_PARTIAL_SUMS = 1 << 26

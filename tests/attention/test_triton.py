@@ -1,7 +1,7 @@
 """Attention by position in Triton: in its interpreter against the kernel for the CPU, and compiled
 for CUDA. No GPU is needed.
 
-Not run where triton is not installed. The interpreter, which takes about a minute, and the compiler
+Not run where triton is not installed. The interpreter, which takes a minute, and the compiler
 exclude each other:
 
     TRITON_INTERPRET=1 .venv/bin/python -m pytest tests/attention/test_triton.py
@@ -10,7 +10,9 @@ exclude each other:
 
 from __future__ import annotations
 
+import importlib
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from tests.attention.test_by_position import lay
 from tests.model.test_ragged_batch import both
 from tests.support import models
 from tests.support.attention import Columns
-from tests.support.triton import compile_for_cuda, infinite_elsewhere, multiply_in_order
+from tests.support.triton import infinite_elsewhere, mend_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
 from paceline.attention import triton_kernel
@@ -38,7 +40,15 @@ from paceline.attention.triton_kernel import attention_by_position
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="set TRITON_INTERPRET=1")
+ROOT = Path(__file__).parent.parent.parent
+PROGRAMS = ["attend_split", "attend_split, capped", "combine_splits"]
 RAGGED = [(70, 1, 9), (3, 2, 4)]
+
+
+@pytest.fixture(autouse=True)
+def mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED:
+        mend_interpreter(monkeypatch)
 
 
 def unequal(
@@ -100,9 +110,8 @@ def test_values_are_those_of_the_kernel_for_the_cpu(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 20])
 def test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(
-    dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, window: int | None
 ) -> None:
-    multiply_in_order(monkeypatch)
     columns = Columns(lay(RAGGED), (3, 1, 16, 16), dtype)
     last = columns.layout.token_ids.shape[1] - 1
     assert unequal(columns, [(0, 1), (0, 4), (0, last), (1, 0), (1, 5)], window) == 0
@@ -129,7 +138,6 @@ def test_paths_that_cross_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of more keys than a split holds, whose boundary (256) lies among the nodes of the
     tree; parts of a launch.
     """
-    multiply_in_order(monkeypatch)
     columns = Columns(lay([(254, 1, 12), (40, 1, 2)]), (2, 1, 16, 16), torch.float32)
     picked = [(0, 6), (0, 12), (1, 2)]
     assert columns.layout.positions[0, [6, 12]].tolist() == [256, 256]
@@ -146,8 +154,7 @@ def test_paths_that_cross_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @interpreted
 @pytest.mark.parametrize("window", [None, 30])
-def test_chunks_of_a_prompt(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    multiply_in_order(monkeypatch)
+def test_chunks_of_a_prompt(window: int | None) -> None:
     noise = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, heads, 90, 16, generator=noise) for heads in (2, 1, 1))
     place = torch.arange(90)
@@ -171,9 +178,8 @@ def test_chunks_of_a_prompt(window: int | None, monkeypatch: pytest.MonkeyPatch)
 
 
 @interpreted
-def test_padding_on_the_left_and_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_on_the_left_and_holes() -> None:
     """Keys that are not seen, before and between those that are, move nothing."""
-    multiply_in_order(monkeypatch)
     noise = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, length, 16, generator=noise)
@@ -208,8 +214,7 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
 
 @interpreted
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_what_others_see_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
-    multiply_in_order(monkeypatch)
+def test_what_others_see_may_be_infinite() -> None:
     columns = Columns(lay(RAGGED[:1]), (2, 1, 16, 16), torch.float32)
     path = columns.path(0, 4)
     before = attention_by_position(
@@ -222,8 +227,7 @@ def test_what_others_see_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @interpreted
-def test_the_order_of_places_fails_the_same_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    multiply_in_order(monkeypatch)
+def test_the_order_of_places_fails_the_same_test() -> None:
     columns = Columns(lay([(60, 1, 9)]), (3, 1, 16, 16), torch.float32)
     order = columns.order
     assert unequal(columns, [(0, 8), (0, 9)]) == 0
@@ -239,8 +243,11 @@ def test_the_order_of_places_fails_the_same_test(monkeypatch: pytest.MonkeyPatch
 
 @interpreted
 @pytest.mark.processor
-def test_a_product_that_minds_the_place_of_a_row_fails_the_same_test() -> None:
+def test_a_product_that_minds_the_place_of_a_row_fails_the_same_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The interpreter's own, by a BLAS."""
+    mend_interpreter(monkeypatch, in_order=False)
     assert (
         unequal(
             Columns(lay(RAGGED), (3, 1, 16, 16), torch.float32),
@@ -274,54 +281,42 @@ def test_paths_name_the_keys_of_every_query() -> None:
         columns = Columns(lay([(7, 2, 9), (0, 5, 0), (3, 1, 30)]), (1, 1, 16, 16), torch.float32)
         layout, order, mask = columns.layout, columns.order, columns.mask(window)
         width = layout.token_ids.shape[1]
-        paths = paths_of(order, mask, width, torch.device("cpu"))
-        assert paths_of(order, mask, width, torch.device("cpu")) is paths
+        paths = paths_of(order, mask, width, 4, torch.device("cpu"))
+        assert paths_of(order, mask, width, 4, torch.device("cpu")) is paths
+        head, start, leading, count, listed = np.split(
+            paths.table.numpy(), np.cumsum([paths.tiles.size] + [paths.queries] * 3)
+        )
+        assert np.array_equal(head.reshape(-1, 4), paths.tiles)
         for row, column in np.argwhere(~layout.padding).tolist():
             which = row * width + column
-            start, leading, count = (
-                int(one[which]) for one in (paths.start, paths.leading, paths.count)
-            )
-            places = [
-                *range(start, start + leading),
-                *paths.listed[which, : count - leading].tolist(),
-            ]
+            behind = listed.reshape(-1, paths.width)[which, : count[which] - leading[which]]
+            places = [*range(start[which], start[which] + leading[which]), *behind.tolist()]
             assert places == columns.path(row, column, window)
+        rows, first, queries, column = paths.tiles.T
+        assert np.array_equal(first, rows * width + column)
+        assert np.array_equal(np.repeat(first, queries) + _counted(queries), np.arange(len(start)))
+
+
+def _counted(counts: Any) -> Any:
+    """0 .. count - 1 for every count."""
+    return np.concatenate([np.arange(count) for count in counts])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="TRITON_INTERPRET is set")
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("kind", "dim"), [("bf16", 64), ("fp16", 128), ("fp32", 256)])
-def test_it_compiles_for_cuda(capability: int, kind: str, dim: int) -> None:
-    """To machine code, without tensor cores."""
-    keys = min(64, 8192 // dim)
-    made = compile_for_cuda(
-        triton_kernel._attend,
-        kind,
-        capability,
-        4,
-        dim=dim,
-        value_dim=dim,
-        DIMS=dim,
-        VALUE_DIMS=dim,
-        QUERIES=16,
-        KEYS=keys,
-        BLOCKS=4,
-        CAPPED=False,
-    )
-    assert made.asm["cubin"]
-    assert "fma.rn.f32" in made.asm["ptx"]
-    assert "mma." not in made.asm["ptx"]
-    assert made.metadata.shared < 100_000  # bytes that a program may have there
-    made = compile_for_cuda(
-        triton_kernel._combine,
-        kind,
-        capability,
-        1,
-        out_dim=dim,
-        value_dim=dim,
-        VALUE_DIMS=dim,
-        SPLIT=4 * keys,
-        SINKS=True,
-    )
-    assert made.asm["cubin"]
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
+def test_it_compiles_for_cuda_without_spills(
+    kind: str, dim: int, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To machine code; float32 without tensor cores."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    resources = importlib.import_module("kernel_resources").resources
+    found = list(resources(kind, dim, capability))
+    assert [one.program for one in found] == PROGRAMS
+    for one in found:
+        assert (one.stack, one.local) == (0, 0), one
+        assert one.registers < 255
+        assert one.shared <= 49152  # bytes that every GPU grants
+        assert (one.products > 0) == (kind != "fp32" and one.program != "combine_splits")

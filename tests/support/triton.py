@@ -1,6 +1,4 @@
-"""What the tests of the Triton kernel need: an interpreter's product whose sums do not depend on
-a row's place; compiling it.
-"""
+"""Support for tests of the Triton kernel: a mended interpreter and keys that no query may read."""
 
 from __future__ import annotations
 
@@ -10,61 +8,49 @@ import numpy as np
 import pytest
 
 
-def multiply_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the interpreter multiply as Triton's code for "ieee" does: each number's products summed
-    one after the other.
+def mend_interpreter(monkeypatch: pytest.MonkeyPatch, in_order: bool = True) -> None:
+    """Have Triton's interpreter run with numpy 2.4 and multiply bfloat16.
 
-    It calls a BLAS otherwise, which treats the first six rows, the next six and the last four of
-    sixteen in different ways.
+    numpy 2.4 makes no integer of an array of one number. The interpreter keeps bfloat16 as uint16,
+    and multiplies these integers.
+
+    Args:
+        monkeypatch: pytest's.
+        in_order: Whether each number's products are summed one after the other. False leaves them
+            to a BLAS, which treats the first six rows, the next six and the last four of sixteen
+            in different ways.
     """
     from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+    product = _product_in_order if in_order else np.matmul
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def dot(
         builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
     ) -> Any:
-        total = d.data.copy()
-        for k in range(a.data.shape[1]):
-            total += a.data[:, k : k + 1] * b.data[k : k + 1]
+        total = d.data + product(_float32(a.data), _float32(b.data))
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
-def compile_for_cuda(kernel: Any, kind: str, capability: int, warps: int, **constants: Any) -> Any:
-    """Compile a kernel for a device that need not be here.
-
-    Args:
-        kind: of query, key and value, as Triton spells it. capability: 80, 90, ... constants: by
-            the names of its parameters.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature = {
-        one.name: _type(one.name, kind) for one in kernel.params if one.name not in constants
-    }
-    pointers = [one.num for one in kernel.params if signature.get(one.name, "").startswith("*")]
-    source = ASTSource(
-        kernel,
-        signature | dict.fromkeys(constants, "constexpr"),
-        constants,
-        {(number,): [["tt.divisibility", 16]] for number in pointers},
-    )
-    options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": False}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+def _product_in_order(a: Any, b: Any) -> Any:
+    total = np.zeros((a.shape[0], b.shape[1]), dtype=a.dtype)
+    for k in range(a.shape[1]):
+        total += a[:, k : k + 1] * b[k : k + 1]
+    return total
 
 
-def _type(name: str, kind: str) -> str:
-    if name in ("query", "key", "value"):
-        return f"*{kind}"
-    if name in ("starts", "start", "leading", "count", "listed"):
-        return "*i32"
-    if name in ("largest", "totals", "sums", "sinks", "out"):
-        return "*fp32"
-    if name in ("scaling", "softcap"):
-        return "fp32"
-    return "i64" if name.endswith(("_row", "_head", "_column", "_place")) else "i32"
+def _float32(numbers: Any) -> Any:
+    """Return float16, float32, or bfloat16 kept as uint16, in float32."""
+    if numbers.dtype == np.uint16:
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.float32)
 
 
 def infinite_elsewhere(states: Any, row: int, places: list[int]) -> Any:
