@@ -18,7 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paceline.attention.forward import BY_SDPA, attention_state
 
-_UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
+# Options of some models that these attention functions do not have.
+UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
@@ -50,7 +51,7 @@ def _attend(
         attention_mask is None
         or attention_mask.shape[1] != 1
         or dropout
-        or any(options.get(name) is not None for name in _UNUSUAL)
+        or any(options.get(name) is not None for name in UNUSUAL)
     ):
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options

@@ -115,12 +115,12 @@ class Backend(Protocol):
             logits: [..., vocab], without NaN.
         """
 
-    def row_mover(self, stores: Sequence[Tensor]) -> RowMover:
+    def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
         """Return a function that moves cache positions in all stores at once.
 
         Args:
-            stores: Keys and values of all layers, [slots, heads, capacity, dim] each. They must
-                live as long as the function is used.
+            blocks: Keys and values of all layers, [stores, slots, heads, capacity, dim] each. They
+                must live as long as the function is used.
         """
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:

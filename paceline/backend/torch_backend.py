@@ -88,24 +88,22 @@ class TorchBackend:
         logs = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)
         return (logs.exp() * logs).sum(-1).neg()
 
-    def row_mover(self, stores: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache positions store by store."""
+    def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
+        """Return a function that moves cache positions block by block."""
 
         def move(slots: IntArray, source: IntArray, target: IntArray) -> None:
-            indices: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
-            for store in stores:
-                _, heads, capacity, dim = store.shape
-                if (heads, store.device) not in indices:
+            indices: dict[tuple[int, torch.device], Tensor] = {}
+            for stores in blocks:
+                num_stores, _, heads, capacity, dim = stores.shape
+                if (heads, stores.device) not in indices:
                     first = (slots[:, None] * heads + np.arange(heads)) * capacity
-                    indices[heads, store.device] = tuple(
-                        torch.from_numpy((first[..., None] + positions[:, None]).reshape(-1)).to(
-                            store.device
-                        )
-                        for positions in (source, target)
+                    both = np.stack((source, target))[:, :, None] + first[..., None]
+                    indices[heads, stores.device] = torch.from_numpy(both.reshape(2, -1)).to(
+                        stores.device, non_blocking=True
                     )
-                origin, goal = indices[heads, store.device]
-                rows = store.view(-1, dim)
-                rows.index_copy_(0, goal, rows.index_select(0, origin))
+                origin, goal = indices[heads, stores.device]
+                rows = stores.view(num_stores, -1, dim)
+                rows.index_copy_(1, goal, rows.index_select(1, origin))
 
         return move
 

@@ -93,10 +93,10 @@ class CpuBackend(TorchBackend):
 
     entropies = staticmethod(entropies)
 
-    def row_mover(self, stores: Sequence[Tensor]) -> RowMover:
+    def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
         """Return a function that moves cache positions in all stores by one compiled call."""
-        described = CacheTensors.of(stores)
-        return super().row_mover(stores) if described is None else partial(move_rows, described)
+        described = CacheTensors.of([store for stores in blocks for store in stores])
+        return super().row_mover(blocks) if described is None else partial(move_rows, described)
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
         """Return a context in which helper threads spin for the jobs of this thread."""

@@ -8,7 +8,6 @@ window keep all positions, and the mask applies the window, so rejected tokens e
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,21 +19,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from paceline.backend.interface import RowMover
 from paceline.backend.resolve import backend_of
 from paceline.core.tree import IntArray
+from paceline.kv_cache.blocks import BlockList
 from paceline.kv_cache.settings import SPARE_POSITIONS
-
-
-def _zeros(like: Tensor, *shape: int) -> Tensor:
-    """Return zeros with the dtype and device of `like`."""
-    # Not all forward passes that write to them are in inference mode.
-    with torch.inference_mode(False):
-        if like.device.type != "cpu":
-            return torch.zeros(shape, dtype=like.dtype, device=like.device)
-        # numpy's zeros take memory only once they are written, so that growing is quick.
-        return (
-            torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8))
-            .view(like.dtype)
-            .view(shape)
-        )
 
 
 @dataclass(slots=True)
@@ -70,17 +56,20 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, owner: SlotCache) -> None:
         super().__init__()
         self._owner = owner
+        self._addresses: list[tuple[int, int]] = []  # of its stores, in the owner's blocks
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the stores of a layer, with the heads and sizes of its first states."""
-        owner = self._owner
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = (
-            _zeros(states, owner.slots, states.shape[1], owner.capacity, states.shape[3])
-            for states in (key_states, value_states)
-        )
+        self._addresses = [self._owner.take_store(states) for states in (key_states, value_states)]
         self.is_initialized = True
-        owner.invalidate_pointers()
+        self.find_stores()
+
+    def find_stores(self) -> None:
+        """Look up the stores after an allocation."""
+        keys, values = map(self._owner.blocks.store, self._addresses)
+        self.keys, self.key_rows = keys.tensor, keys.rows
+        self.values, self.value_rows = values.tensor, values.rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -98,10 +87,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             index = self._owner.flat_index(
                 window.slots, window.positions, key_states.shape[1], key_states.device
             )
-            for store, states in ((self.keys, key_states), (self.values, value_states)):
-                store.view(-1, store.shape[-1]).index_copy_(
-                    0, index, states.reshape(-1, states.shape[-1])
-                )
+            for store, states in ((self.key_rows, key_states), (self.value_rows, value_states)):
+                store.index_copy_(0, index, states.reshape(-1, states.shape[-1]))
         return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -125,16 +112,22 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     Args:
         layers: Number of decoder layers.
+        stores_per_block: Number of stores, two per layer, that share one tensor. All stores in one
+            tensor are moved by one operation, but growing holds them twice. Default 1.
     Attributes:
         slots: Number of slots, taken and free.
         capacity: Cache positions per slot.
         window: Cache positions that the current forward pass writes.
+        blocks: Memory of the keys and values.
+        generation: Number of allocations so far; each changes the addresses of stores.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, stores_per_block: int = 1) -> None:
         self.slots = 0
         self.capacity = 0
+        self.generation = 0
         self.window = WriteWindow()
+        self.blocks = BlockList(stores_per_block)
         self._free: list[int] = []
         self._mover: RowMover | None = None  # None after a reallocation
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
@@ -143,7 +136,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def position_bytes(self) -> int:
         """Return the bytes of a cache position in all layers; 0 before the first forward."""
         return sum(
-            store.shape[1] * store.shape[3] * store.element_size() for store in self._stores()
+            len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
+            for stores in self.blocks
         )
 
     def reserve(self, slots: int, capacity: int) -> None:
@@ -170,21 +164,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         return {old: new for new, old in enumerate(taken)}
 
     def _reallocate(self, rows: slice | list[int], slots: int, capacity: int) -> None:
-        # Layer by layer, so that only one layer is in memory twice.
-        common = min(capacity, self.capacity)
+        self.blocks.resize(rows, slots, capacity)
+        self.capacity = capacity
         for layer in self.layers:
             if layer.is_initialized:
-                for name in ("keys", "values"):
-                    old = getattr(layer, name)[rows, :, :common]
-                    new = _zeros(old, slots, old.shape[1], capacity, old.shape[3])
-                    new[: len(old), :, :common] = old
-                    setattr(layer, name, new)
-        self.capacity = capacity
-        self.invalidate_pointers()
+                layer.find_stores()
+        self._forget_addresses()
 
-    def invalidate_pointers(self) -> None:
-        """Forget the addresses of stores that were reallocated."""
+    def take_store(self, states: Tensor) -> tuple[int, int]:
+        """Return the block and index of a store for a layer with these first states."""
+        self._forget_addresses()
+        return self.blocks.take(states, self.slots, self.capacity)
+
+    def _forget_addresses(self) -> None:
         self._mover = None
+        self.generation += 1
 
     def take(self) -> int:
         """Take the lowest free slot; grow by one slot if there is none."""
@@ -259,8 +253,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def clear(self, slot: int, first: int) -> None:
         """Write zeros to the positions of a slot from `first` on."""
-        for store in self._stores():
-            store[slot, :, first:] = 0
+        for stores in self.blocks:
+            stores[:, slot, :, first:] = 0
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
         """Return keys and values of the first `length` positions of a slot, as views.
@@ -285,34 +279,22 @@ class SlotCache(Cache):  # type: ignore[misc]
             target: [rows, m], ascending; none lies behind its source.
         """
         if self._mover is None:
-            stores = self._stores()
-            if not stores:
+            blocks = list(self.blocks)
+            if not blocks:
                 return
-            self._mover = backend_of(stores[0].device).row_mover(stores)
+            self._mover = backend_of(blocks[0].device).row_mover(blocks)
         self._mover(slots.reshape(-1), source, target)
-
-    def _stores(self) -> list[Tensor]:
-        return [
-            store
-            for layer in self.layers
-            if layer.is_initialized
-            for store in (layer.keys, layer.values)
-        ]
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                for store in (layer.keys, layer.values):
-                    store[target, :, :length] = store[source, :, :length]
+        for stores in self.blocks:
+            stores[:, target, :, :length] = stores[:, source, :, :length]
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, length: int) -> None:
         """Swap the first `length` positions of two slots."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                for store in (layer.keys, layer.values):
-                    before = store[first, :, :length].clone()
-                    store[first, :, :length] = store[second, :, :length]
-                    store[second, :, :length] = before
+        for stores in self.blocks:
+            before = stores[:, first, :, :length].clone()
+            stores[:, first, :, :length] = stores[:, second, :, :length]
+            stores[:, second, :, :length] = before

@@ -150,6 +150,11 @@ class Architecture:
             visible_ranges[mask_address(masks[kind])] = packing.visible(self._reach(kind))
         return masks if self.mask_per_kind else next(iter(masks.values())), visible_ranges
 
+    @property
+    def reaches(self) -> dict[str, Reach]:
+        """How far back each kind of layer looks."""
+        return {kind: self._reach(kind) for kind in self.layer_kinds}
+
     def _reach(self, kind: str) -> Reach:
         """Return how far back one kind of layer looks."""
         return Reach(

@@ -26,13 +26,15 @@ from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
 from paceline.model.architecture import Architecture
-from paceline.model.eagle.captured_states import capture_states
+from paceline.model.eagle.captured_states import StateRequest, capture_states
 from paceline.model.eagle.gather import states_to_read
 from paceline.model.eagle.modules import uses_target_states
+from paceline.model.fixed_shapes.runner import FixedShapes, fixed_shape_runner
 from paceline.model.forward_mode import in_forward_mode, mode_of
 from paceline.model.model_runner import ModelRunner
 from paceline.model.model_view import ModelView, View
 from paceline.model.padded_batch import PaddedBatch, lay_out
+from paceline.model.per_layer import key_shapes
 from paceline.model.ragged_batch import RaggedBatch, pack
 from paceline.model.reduced_vocabulary import kept_ids
 from paceline.model.rotary import (
@@ -58,6 +60,8 @@ class CachedLM:
         view: Function that returns a model's view with the given products.
         chains: Whether the model verifies only chains, although its forward method accepts masks.
             Default False.
+        fixed_shapes: Whether decode forward passes run in a few fixed shapes, on CUDA as captured
+            graphs; "auto" = on CUDA only.
     Attributes:
         prefill_chunk, min_rows, products, chains: As above.
         architecture: Facts about the model.
@@ -81,16 +85,19 @@ class CachedLM:
         products: Products | None = None,
         view: Callable[[PreTrainedModel, Products], View] = ModelView,
         chains: bool = False,
+        fixed_shapes: FixedShapes = "auto",
     ) -> None:
         self.architecture = Architecture.from_model(model, batch_invariant, chains)
         self.prefill_chunk = prefill_chunk
         self.min_rows = min_rows
         self.products = fastest_products(model) if products is None else products
         self._model, self._view, self.chains = model, view, chains
-        self._cache = SlotCache(self.architecture.layers)
+        self._fixed_shapes = fixed_shapes
+        self._cache = SlotCache(self.architecture.layers, _stores_per_block(model))
         self._runner = ModelRunner(
             view(model, self.products), self.device, self.architecture, self._cache, self.products
         )
+        self._use_fixed_shapes()
         self.mode = mode_of(model)
         self.uses_target_states = uses_target_states(model)
         self.kept_ids = kept_ids(model)
@@ -101,6 +108,14 @@ class CachedLM:
         self._requests: list[Request] = []
         self.slots = Slots(self._cache)
 
+    def _use_fixed_shapes(self) -> None:
+        """Let the runner run decode forward passes of the current view in fixed shapes."""
+        on_cuda = self.device.type == "cuda"
+        if self._fixed_shapes is True or (self._fixed_shapes == "auto" and on_cuda):
+            self._runner.fixed_shapes = fixed_shape_runner(
+                self._model, self._runner.view, self.architecture, self._cache
+            )
+
     @property
     def model(self) -> PreTrainedModel:
         """Return the transformers model."""
@@ -108,8 +123,8 @@ class CachedLM:
 
     @property
     def forward_seconds(self) -> float:
-        """Return the time spent in the model so far, without waiting for the device."""
-        return self._runner.seconds
+        """Return the time that the device has spent in the model so far."""
+        return self._runner.timer.seconds
 
     @property
     def vocab_size(self) -> int:
@@ -172,7 +187,7 @@ class CachedLM:
             self.min_rows,
             self.products,
         )
-        return CachedLM(self._model, *options, self._view, self.chains)
+        return CachedLM(self._model, *options, self._view, self.chains, self._fixed_shapes)
 
     def reserve(self, slots: int, positions: int) -> None:
         """Allocate slots in advance.
@@ -218,6 +233,9 @@ class CachedLM:
         self.check_length(request)
         if self.stale:
             self._runner.view = self._view(self._model, self.products)
+            self._use_fixed_shapes()
+        elif self._runner.fixed_shapes is not None:
+            self._runner.fixed_shapes.check_weights()
         if slot_of is None:
             self.slots.take(request)
         else:
@@ -360,14 +378,19 @@ class CachedLM:
             UnsupportedModelError: The model computes its logits without an LM head, or does not
                 expose its layers.
         """
-        with capture_states(self._model, layers, pending) as captured:
-            logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits)
+        runner = self._runner
+        runner.states_wanted = StateRequest(layers, pending)
+        try:
+            with capture_states(self._model, runner.states_wanted) as captured:
+                logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits)
+        finally:
+            runner.states_wanted = None
+        captured = runner.bucket_states or captured
         if not captured.head:
             raise UnsupportedModelError(
                 f"{self.architecture.name} makes its logits without an LM head of its own, so that"
                 " its hidden states cannot be read; choose a drafter without an acceptance head."
             )
-        runner = self._runner
         return captured.with_states(logits, runner.picks, runner.column_picks, runner.pending)
 
     def _read_target_states(self, batch: PaddedBatch | RaggedBatch) -> None:
@@ -467,3 +490,14 @@ class CachedLM:
         logits = self.forward(requests, [EMPTY_TREE] * len(requests))
         self.commit([()] * len(requests))
         return logits
+
+
+def _stores_per_block(model: PreTrainedModel) -> int:
+    """Return how many keys and values of layers share one tensor of the cache.
+
+    On CUDA, all that have one shape do: a move then takes two operations instead of two per store.
+    """
+    config = model.config.get_text_config(decoder=True)
+    shapes = key_shapes(config)
+    one_shape = len(shapes) == config.num_hidden_layers and len(set(shapes)) == 1
+    return 2 * len(shapes) if model.device.type == "cuda" and one_shape else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,10 +16,13 @@ from paceline.core.request import Request
 from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture, Masks
+from paceline.model.eagle.captured_states import CapturedStates, StateRequest
+from paceline.model.fixed_shapes.runner import FixedShapeRunner
 from paceline.model.model_view import View
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.ragged_batch import RaggedBatch
 from paceline.model.vocabulary import SharedVocabulary
+from paceline.util.device_timer import DeviceTimer
 
 
 class ModelRunner:
@@ -34,8 +36,10 @@ class ModelRunner:
         products: Matrix products for the forward passes.
     Attributes:
         view: View of the model; replaced once it is stale.
-        seconds: Wall-clock time spent in the model so far, in seconds, without waiting for the
-            device.
+        timer: Time that the device spends in the model.
+        fixed_shapes: Runner of forward passes in fixed shapes; None if all keep their own shape.
+        states_wanted: Hidden states that the caller of the current forward pass reads.
+        bucket_states: Captured states of the current forward pass, if it ran in a fixed shape.
         picks: For each call in a forward pass, a function that selects the wanted rows from the LM
             head's inputs or outputs: [rows, columns, n] to [wanted, n].
         column_picks: For each call, a similar function for tensors with all columns.
@@ -54,7 +58,10 @@ class ModelRunner:
         products: Products,
     ) -> None:
         self.view = view
-        self.seconds = 0.0
+        self.timer = DeviceTimer(device)
+        self.fixed_shapes: FixedShapeRunner | None = None
+        self.states_wanted: StateRequest | None = None
+        self.bucket_states: CapturedStates | None = None
         self.picks: list[Callable[[Tensor], Tensor]] = []
         self.column_picks: list[Callable[[Tensor], Tensor]] = []
         self.pending: list[list[tuple[int, int, int]]] = []
@@ -68,6 +75,7 @@ class ModelRunner:
         self.picks.clear()
         self.column_picks.clear()
         self.pending.clear()
+        self.bucket_states = None
 
     def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
         """Return logits [rows * num_logit_columns, vocab] for a padded batch."""
@@ -87,12 +95,19 @@ class ModelRunner:
             layout.cache_positions,
             layout.in_order,
         )
-        mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
-        self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
-        self.column_picks.append(self.picks[-1])
         self.pending.append(
             [(row, front - count, front - 1) for row, count in enumerate(layout.pending.tolist())]
         )
+        output = self._run_bucket(layout)
+        if output is not None:
+            wanted = slice(0, len(rows)), slice(columns - keep, columns)
+            # A copy, because the next forward pass overwrites the output.
+            self.picks.append(lambda states: states[wanted].flatten(0, 1).clone())
+            self.column_picks.append(self.picks[-1])
+            return self.picks[-1](output)
+        mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
+        self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
+        self.column_picks.append(self.picks[-1])
         self._set_attention(layout, mask is not None)
         return self._call(
             layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns)
@@ -128,12 +143,30 @@ class ModelRunner:
             packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
         )
 
+    def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
+        """Return logits [bucket rows, bucket columns, vocab]; None without a bucket."""
+        if self.fixed_shapes is None:
+            return None
+        token_ids, positions = self._inputs(layout.token_ids, layout.positions)
+        with self.timer:
+            output = self.fixed_shapes.run(layout, token_ids, positions, self.states_wanted)
+        if output is None:
+            return None
+        self.bucket_states = output.states
+        return output.logits
+
+    def _inputs(self, token_ids: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Return token ids that the model can read, and positions within its context."""
+        if self.vocabulary is not None:
+            token_ids = self.vocabulary.readable(token_ids)
+        # Nodes beyond the context are never accepted.
+        return token_ids, np.minimum(positions, self._architecture.context_length - 1)
+
     def _call(
         self, token_ids: IntArray, positions: IntArray, mask: Masks, logit_columns: IntArray
     ) -> Tensor:
         arch, device = self._architecture, self._device
-        if self.vocabulary is not None:
-            token_ids = self.vocabulary.readable(token_ids)
+        token_ids, positions = self._inputs(token_ids, positions)
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(token_ids).to(device, non_blocking=True),
             "attention_mask": mask,
@@ -141,17 +174,14 @@ class ModelRunner:
             "use_cache": True,
         }
         if arch.takes_position_ids:
-            # Nodes beyond the context are never accepted.
-            positions = np.minimum(positions, arch.context_length - 1)
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
             # If given indices, the head receives all rows in one product; if given a count, it
             # would receive one slice per request.
             inputs["logits_to_keep"] = torch.from_numpy(logit_columns).to(device, non_blocking=True)
-        start = time.perf_counter()
-        with self._products.thread_team(token_ids.size) if arch.by_position else nullcontext():
+        team = self._products.thread_team(token_ids.size) if arch.by_position else nullcontext()
+        with self.timer, team:
             logits: Tensor = self.view.module(**inputs).logits
-        self.seconds += time.perf_counter() - start
         return self.picks[-1](logits)
 
     def _set_attention(self, layout: PaddedBatch, masked: bool) -> None:

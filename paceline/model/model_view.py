@@ -128,7 +128,7 @@ class ModuleCopier:
         self._watched.append((children, originals))
         if override is not None:
             self._overridden.append(vars(module))
-        steady = override is not None or id(module) in self._configured or _is_steady(module)
+        steady = override is not None or id(module) in self._configured or is_steady(module)
         twin = _copy(module) if steady else _live_copy(module)
         self._copies[id(module)] = twin
         attributes = vars(twin)
@@ -168,7 +168,8 @@ def _is(candidate: Any, module: nn.Module) -> bool:
     return isinstance(candidate, nn.Module) and vars(candidate) is vars(module)
 
 
-def _is_steady(module: nn.Module) -> bool:
+def is_steady(module: nn.Module) -> bool:
+    """Return whether a module keeps its attributes once it is built."""
     return type(module).__module__.partition(".")[0] in _STEADY
 
 

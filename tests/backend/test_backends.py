@@ -91,7 +91,7 @@ def test_top_tokens() -> None:
 
 
 def test_positions_that_move() -> None:
-    stores = [numbers(3, heads, 10, 16, seed=heads) for heads in (2, 2, 1)]
+    stores = [numbers(count, 3, heads, 10, 16, seed=heads) for count, heads in ((2, 2), (1, 1))]
     moved = [[store.clone() for store in stores] for _ in range(2)]
     slots = np.array([0, 2])
     source, target = np.array([[3, 5, 6], [2, 4, 9]]), np.array([[2, 3, 4], [2, 3, 4]])
@@ -99,8 +99,8 @@ def test_positions_that_move() -> None:
         backend.row_mover(copies)(slots, source, target)
     for ours, theirs, before in zip(*moved, stores, strict=True):
         assert torch.equal(ours, theirs)
-        assert torch.equal(ours[0, :, 2:5], before[0][:, [3, 5, 6]])
-        assert torch.equal(ours[1], before[1])
+        assert torch.equal(ours[:, 0, :, 2:5], before[:, 0][:, :, [3, 5, 6]])
+        assert torch.equal(ours[:, 1], before[:, 1])
 
 
 @pytest.mark.parametrize(

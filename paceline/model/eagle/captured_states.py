@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,24 +64,33 @@ class CapturedStates:
         return replace(logits, states=states, pending=before if self.last else None)
 
 
+class StateRequest(NamedTuple):
+    """Name the hidden states to capture in a forward pass.
+
+    Attributes:
+        layers: Indices of the decoder layers whose inputs to capture.
+        last: Whether to capture the decoder's output as well.
+    """
+
+    layers: tuple[int, ...] = ()
+    last: bool = False
+
+
 @contextmanager
-def capture_states(
-    model: PreTrainedModel, layers: tuple[int, ...], last: bool
-) -> Iterator[CapturedStates]:
+def capture_states(model: PreTrainedModel, wanted: StateRequest) -> Iterator[CapturedStates]:
     """Capture the states of a forward pass in the `with` block.
 
     Only calls from this thread are captured; other threads may use the model in the meantime.
 
     Args:
         model: Model to run.
-        layers: Indices of the decoder layers whose inputs to capture.
-        last: Whether to capture the decoder's output as well.
+        wanted: States to capture, besides the inputs of the LM head.
     """
     outputs: list[Tensor] = []
     head = model.get_output_embeddings() or torch.nn.Identity()
-    modules = [head, *decoder_layers(model, layers)]
+    modules = [head, *decoder_layers(model, wanted.layers)]
     hook = None
-    if last:
+    if wanted.last:
         hook = decoder_of(model).register_forward_hook(partial(_keep_last, get_ident(), outputs))
     try:
         with inputs_of(modules) as (inputs, *below):

@@ -1,0 +1,146 @@
+"""Run the forward passes of one bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.attention.fixed import BY_FIXED_SHAPE
+from paceline.core.tree import IntArray
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.architecture import Architecture
+from paceline.model.eagle.captured_states import CapturedStates, capture_states
+from paceline.model.fixed_shapes.bucket_cache import BucketCache
+from paceline.model.fixed_shapes.buckets import BucketKey
+from paceline.model.fixed_shapes.graphs import CapturedForward
+from paceline.model.fixed_shapes.inputs import BucketInputs
+from paceline.model.fixed_shapes.masks import MaskBuilder
+from paceline.model.fixed_shapes.settings import USES_BEFORE_CAPTURE
+from paceline.model.model_view import View
+from paceline.model.padded_batch import PaddedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BucketOutput:
+    """Results of a forward pass; a replay of any graph of the model overwrites them.
+
+    Attributes:
+        logits: [rows, columns, vocab].
+        states: Captured hidden states; None if the caller reads none.
+    """
+
+    logits: Tensor
+    states: CapturedStates | None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketModel:
+    """Model whose forward passes run in buckets.
+
+    Attributes:
+        model: The transformers model.
+        view: View of the model.
+        architecture: Facts about the model.
+        groups: Query heads per key head.
+        device: Device of the inputs.
+    """
+
+    model: PreTrainedModel
+    view: View
+    architecture: Architecture
+    groups: int
+    device: torch.device
+
+
+class Bucket:
+    """Forward passes of one shape.
+
+    Args:
+        owner: The model.
+        key: The shape.
+        cache: KV cache; its stores must stay where they are.
+    """
+
+    def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:
+        self._owner, self._key = owner, key
+        self._inputs = BucketInputs(key.rows, key.columns, owner.device)
+        tensors = self._inputs.tensors
+        self._cache = BucketCache(cache, key, tensors.cache_positions)
+        shape = key.rows, key.columns, key.positions
+        self._masks = MaskBuilder(shape, owner.groups, owner.architecture.dtype, owner.device)
+        self._captured: CapturedForward[BucketOutput] | None = None
+        self._uses = 0
+
+    def run(
+        self,
+        layout: PaddedBatch,
+        token_ids: IntArray,
+        positions: IntArray,
+        shared: SharedLogits | None,
+    ) -> BucketOutput:
+        """Run a forward pass.
+
+        Args:
+            layout: Padded batch.
+            token_ids: As in `BucketInputs.fill`.
+            positions: As in `BucketInputs.fill`.
+            shared: Memory for graphs; None to run without capturing.
+        Raises:
+            RuntimeError: An operation cannot be captured.
+        """
+        self._inputs.fill(layout, token_ids, positions)
+        self._uses += 1
+        if shared is None or self._uses <= USES_BEFORE_CAPTURE:
+            return self._forward()
+        if self._captured is None:
+            self._captured = CapturedForward(lambda: shared.keep(self._forward()), shared.pool)
+        return self._captured.replay()
+
+    def _forward(self) -> BucketOutput:
+        owner, key = self._owner, self._key
+        view, arch, tensors = owner.view, owner.architecture, self._inputs.tensors
+        if view.config._attn_implementation != BY_FIXED_SHAPE:
+            view.config._attn_implementation = BY_FIXED_SHAPE
+        view.state.metadata = None
+        self._cache.begin()
+        masks = self._masks.masks(tensors, arch.reaches)
+        inputs: dict[str, Any] = {
+            "input_ids": tensors.token_ids,
+            "position_ids": tensors.positions,
+            "attention_mask": masks if arch.mask_per_kind else next(iter(masks.values())),
+            view.cache_argument: self._cache,
+            "use_cache": True,
+        }
+        if key.states is None:
+            return BucketOutput(view.module(**inputs).logits, None)
+        with capture_states(owner.model, key.states) as states:
+            logits = view.module(**inputs).logits
+        return BucketOutput(logits, states)
+
+
+class SharedLogits:
+    """Memory pool of a model's graphs, and the logits that they all overwrite.
+
+    Args:
+        pool: Memory pool.
+        max_tokens: Maximum number of columns of all rows in a bucket.
+    """
+
+    def __init__(self, pool: Any, max_tokens: int) -> None:
+        self.pool, self._max_tokens = pool, max_tokens
+        self._logits: Tensor | None = None
+
+    def keep(self, output: BucketOutput) -> BucketOutput:
+        """Return an output whose logits are in the shared memory.
+
+        Graphs that kept their own logits would together hold a vocabulary per column of each.
+        """
+        logits = output.logits
+        if self._logits is None or self._logits.shape[1] != logits.shape[-1]:
+            self._logits = logits.new_empty(self._max_tokens, logits.shape[-1])
+        kept = self._logits[: logits.shape[0] * logits.shape[1]].view(logits.shape)
+        return BucketOutput(kept.copy_(logits), output.states)

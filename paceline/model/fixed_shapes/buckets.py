@@ -1,0 +1,65 @@
+"""Choose the bucket, a fixed shape, of a forward pass."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import NamedTuple
+
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.eagle.captured_states import StateRequest
+from paceline.model.fixed_shapes.settings import COLUMNS, MAX_TOKENS, MIN_POSITIONS
+from paceline.model.padded_batch import PaddedBatch
+
+
+class BucketKey(NamedTuple):
+    """Shape of a forward pass, and what else its operations depend on.
+
+    Attributes:
+        rows: Number of rows: requests and empty rows.
+        columns: Columns per row.
+        positions: Cache positions that attention reads.
+        first_slot: KV cache slot of row 0.
+        reduced_logits: As in `ForwardState`.
+        states: Hidden states that the caller reads; None for none.
+    """
+
+    rows: int
+    columns: int
+    positions: int
+    first_slot: int
+    reduced_logits: bool
+    states: StateRequest | None
+
+
+def bucket_of(
+    layout: PaddedBatch, cache: SlotCache, reduced_logits: bool, states: StateRequest | None
+) -> BucketKey | None:
+    """Return the bucket of a padded batch; None if it is too large for any.
+
+    Args:
+        layout: Padded batch.
+        cache: KV cache; its window is the one of the batch.
+        reduced_logits: As in `ForwardState`.
+        states: As in `BucketKey`.
+    """
+    num_rows, num_columns = layout.token_ids.shape
+    columns = next((size for size in COLUMNS if size >= num_columns), None)
+    if columns is None:
+        return None
+    rows = 1 << (num_rows - 1).bit_length()
+    if layout.first_slot + rows > cache.slots or rows * columns > MAX_TOKENS:
+        rows = num_rows
+    if rows * columns > MAX_TOKENS:
+        return None
+    positions = min(position_bucket(cache.window.visible), cache.capacity)
+    return BucketKey(rows, columns, positions, layout.first_slot, reduced_logits, states)
+
+
+def position_bucket(visible: int) -> int:
+    """Return the smallest bucket of cache positions that holds `visible` ones."""
+    sizes = (
+        size
+        for power in count()
+        for size in (MIN_POSITIONS << power, MIN_POSITIONS * 3 << power >> 1)
+    )
+    return next(size for size in sizes if size >= visible)

@@ -1,0 +1,153 @@
+"""Choose, build and drop the buckets of one model."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.core.tree import IntArray
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.architecture import Architecture
+from paceline.model.eagle.captured_states import StateRequest
+from paceline.model.eagle.modules import uses_target_states
+from paceline.model.fixed_shapes.bucket import Bucket, BucketModel, BucketOutput, SharedLogits
+from paceline.model.fixed_shapes.buckets import BucketKey, bucket_of
+from paceline.model.fixed_shapes.graphs import new_pool
+from paceline.model.fixed_shapes.settings import MAX_TOKENS
+from paceline.model.model_view import View, is_steady
+from paceline.model.padded_batch import PaddedBatch
+from paceline.model.per_layer import layer_values
+
+FixedShapes = bool | Literal["auto"]
+
+
+class FixedShapeRunner:
+    """Runs the decode forward passes of one model in buckets; on CUDA, as graphs.
+
+    Args:
+        model: The transformers model.
+        view: View of the model.
+        architecture: Facts about the model.
+        cache: KV cache of the model.
+        groups: Query heads per key head, the same in all layers.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        view: View,
+        architecture: Architecture,
+        cache: SlotCache,
+        groups: int,
+    ) -> None:
+        self._cache, self._generation = cache, cache.generation
+        self._owner = BucketModel(model, view, architecture, groups, model.device)
+        self._buckets: dict[BucketKey, Bucket] = {}
+        self._weights = _addresses(model)
+        self._shared: SharedLogits | None = None
+        # Modules of other packages, such as adapters, may change between two forward passes.
+        if model.device.type == "cuda" and all(map(is_steady, model.modules())):
+            self._shared = SharedLogits(new_pool(), MAX_TOKENS)
+
+    @property
+    def num_graphs(self) -> int:
+        """Return the number of buckets in use."""
+        return len(self._buckets)
+
+    def check_weights(self) -> None:
+        """Drop the graphs if a weight of the model has moved to another address."""
+        addresses = _addresses(self._owner.model)
+        if addresses != self._weights:
+            self._buckets.clear()
+            self._weights = addresses
+
+    def run(
+        self,
+        layout: PaddedBatch,
+        token_ids: IntArray,
+        positions: IntArray,
+        states: StateRequest | None,
+    ) -> BucketOutput | None:
+        """Run a forward pass in its bucket; None if it has none.
+
+        Args:
+            layout: Padded batch; the window of the cache is set to it.
+            token_ids: Token ids that the model reads, [rows, columns].
+            positions: Text positions within the model's context, [rows, columns].
+            states: Hidden states that the caller reads; None for none.
+        """
+        cache = self._cache
+        if not all(layer.is_initialized for layer in cache.layers):
+            return None
+        reduced = self._owner.view.state.reduced_logits
+        key = bucket_of(layout, cache, reduced, states)
+        if key is None:
+            return None
+        if self._generation != cache.generation:
+            self._buckets.clear()  # the stores have moved
+            self._generation = cache.generation
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(self._owner, key, cache)
+        try:
+            return bucket.run(layout, token_ids, positions, self._shared)
+        except RuntimeError as error:
+            if self._shared is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._stop_capturing(error)
+            return bucket.run(layout, token_ids, positions, None)
+
+    def _stop_capturing(self, error: RuntimeError) -> None:
+        """Run all further forward passes without graphs, and warn."""
+        self._shared = None
+        self._buckets.clear()
+        warnings.warn(
+            f"{self._owner.architecture.name}: its forward pass cannot be captured as a CUDA graph"
+            f" ({str(error).splitlines()[0]}). It runs without graphs, more slowly.",
+            stacklevel=2,
+        )
+
+
+def fixed_shape_runner(
+    model: PreTrainedModel, view: View, architecture: Architecture, cache: SlotCache
+) -> FixedShapeRunner | None:
+    """Return a runner for a model; None if its forward passes cannot have fixed shapes.
+
+    Args:
+        model, view, architecture, cache: As in `FixedShapeRunner`.
+    """
+    groups = _groups(model)
+    facts = architecture
+    possible = (
+        facts.tree_attention
+        and facts.takes_position_ids
+        and not facts.by_position
+        and groups is not None
+        and view.state.text_lengths is None
+        and not uses_target_states(model)
+        and len({parameter.device for parameter in model.parameters()}) == 1
+    )
+    if not possible:
+        return None
+    assert groups is not None, "checked above"
+    return FixedShapeRunner(model, view, architecture, cache, groups)
+
+
+def _groups(model: PreTrainedModel) -> int | None:
+    """Return the query heads per key head; None if layers differ or do not say."""
+    config = model.config.get_text_config(decoder=True)
+    queries, keys = (
+        layer_values(config, name) for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    groups = {
+        heads // (key_heads or heads) if isinstance(heads, int) else None
+        for heads, key_heads in zip(queries, keys, strict=True)
+    }
+    return groups.pop() if len(groups) == 1 else None
+
+
+def _addresses(model: PreTrainedModel) -> list[int]:
+    return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
