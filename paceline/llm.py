@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.argument_checks import require
 from paceline.core.drafter import Drafter
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, OnDrafterError
+from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, FixedShapes, OnDrafterError
 from paceline.drafters import Maker, create, uses_draft_model
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.completion import Chunk, Completion
@@ -62,6 +62,8 @@ class LLM(EngineFacade):
         batch_invariant: True: the logits for a given text are bitwise identical in any batch, with
             and without drafts, in any dtype. "auto": on if a check at load time shows a cost under
             5 %.
+        fixed_shapes: Whether decode steps run in a few fixed shapes, on CUDA as captured graphs.
+            "auto": on CUDA only.
         cache_gib: Maximum memory for the KV cache in GiB; requests wait when it is full. None =
             most of the available memory.
         keep_prefixes: Number of finished requests whose keys and values stay cached for prompts
@@ -91,6 +93,7 @@ class LLM(EngineFacade):
         max_nodes: int = 256,
         lookahead_parallel: bool | Ranks = False,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
+        fixed_shapes: FixedShapes = "auto",
         cache_gib: float | None = None,
         keep_prefixes: int = 0,
         on_drafter_error: OnDrafterError = "raise",
@@ -117,6 +120,7 @@ class LLM(EngineFacade):
             max_nodes=max_nodes,
             ranks=ranks,
             batch_invariant=batch_invariant,
+            fixed_shapes=fixed_shapes,
             cache_gib=cache_gib,
             keep_prefixes=keep_prefixes,
             on_drafter_error=on_drafter_error,

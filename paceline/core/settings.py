@@ -16,6 +16,9 @@ PREFILL_CHUNK = 512
 BatchInvariant = bool | Literal["auto"]
 BATCH_INVARIANT: BatchInvariant = "auto"
 
+# True, False, or "auto": on CUDA only.
+FixedShapes = bool | Literal["auto"]
+
 # "raise": an error in a drafter ends its requests; "plain": they continue without drafts.
 OnDrafterError = Literal["raise", "plain"]
 

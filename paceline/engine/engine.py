@@ -14,7 +14,13 @@ from paceline.core.delegating_drafter import turn_of
 from paceline.core.drafter import Drafter, Outcome, require_drafter
 from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
-from paceline.core.settings import BATCH_INVARIANT, PREFILL_CHUNK, BatchInvariant, OnDrafterError
+from paceline.core.settings import (
+    BATCH_INVARIANT,
+    PREFILL_CHUNK,
+    BatchInvariant,
+    FixedShapes,
+    OnDrafterError,
+)
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
 from paceline.engine.keyboard_interrupts import interrupts_held
 from paceline.engine.kv_cache_manager import KVCacheManager, max_cache_bytes
@@ -76,6 +82,7 @@ class Engine:
         prefill_chunk: int = PREFILL_CHUNK,
         ranks: Ranks | None = None,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
+        fixed_shapes: FixedShapes = "auto",
         cache_gib: float | None = None,
         keep_prefixes: int = 0,
         on_drafter_error: OnDrafterError = "raise",
@@ -87,7 +94,14 @@ class Engine:
         from paceline.engine.target_setup import TargetOptions, set_up_target
 
         options = TargetOptions(
-            max_batch, max_nodes, prefill_chunk, batch_invariant, ranks, cost_curve, draft_budget
+            max_batch,
+            max_nodes,
+            prefill_chunk,
+            batch_invariant,
+            fixed_shapes,
+            ranks,
+            cost_curve,
+            draft_budget,
         )
         target = set_up_target(model, drafter, options)
         self.model, self.invariance = target.model, target.invariance

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.settings import BatchInvariant
+from paceline.core.settings import BatchInvariant, FixedShapes
 from paceline.core.vocabulary_check import check_vocabulary
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
@@ -38,6 +38,7 @@ class TargetOptions:
         max_nodes: Maximum number of draft nodes verified per request and step.
         prefill_chunk: Maximum number of a request's pending tokens per step.
         batch_invariant: True, False or "auto".
+        fixed_shapes: True, False or "auto".
         ranks: Processes that share the work on every draft tree; None = this process alone.
         cost_curve: Cost of forward passes; None = measure.
         draft_budget: Settings of the draft budget; None = the defaults.
@@ -47,6 +48,7 @@ class TargetOptions:
     max_nodes: int
     prefill_chunk: int
     batch_invariant: BatchInvariant
+    fixed_shapes: FixedShapes
     ranks: Ranks | None
     cost_curve: CostCurve | None
     draft_budget: DraftBudgetSettings | None
@@ -111,6 +113,7 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
         batch_invariant = False  # measured times differ between ranks, but all ranks must agree
     invariance = resolve_batch_invariance(model, batch_invariant, options.max_batch or 1)
     model_options = invariance.model_options(options.prefill_chunk)
+    model_options["fixed_shapes"] = options.fixed_shapes
     checked = checked_model(model, model_options)
     if ranks is not None:
         model_options["chains"] = checked.chains

@@ -20,7 +20,7 @@ from paceline.backend.products import Products
 from paceline.backend.resolve import fastest_products
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
-from paceline.core.settings import PREFILL_CHUNK
+from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.kv_cache.slot_cache import SlotCache
@@ -29,7 +29,7 @@ from paceline.model.architecture import Architecture
 from paceline.model.eagle.captured_states import StateRequest, capture_states
 from paceline.model.eagle.gather import states_to_read
 from paceline.model.eagle.modules import uses_target_states
-from paceline.model.fixed_shapes.runner import FixedShapes, fixed_shape_runner
+from paceline.model.fixed_shapes.runner import fixed_shape_runner
 from paceline.model.forward_mode import in_forward_mode, mode_of
 from paceline.model.model_runner import ModelRunner
 from paceline.model.model_view import ModelView, View

@@ -70,6 +70,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--again", action="store_true", help="repeat measurements that have values")
     add("--keep-errors", action="store_true", help="do not repeat measurements that failed")
     help_minutes = f"no measurement starts later; default {_MINUTES:g}"
+    add("--no-graphs", action="store_true", help="run targets without fixed shapes")
     add("--minutes", type=float, default=_MINUTES, help=help_minutes)
     add(
         "--model",
@@ -103,6 +104,7 @@ def _run(options: argparse.Namespace) -> Run:
         out=options.out,
         deadline=time.monotonic() + 60 * options.minutes,
         keep_errors=options.keep_errors,
+        fixed_shapes=False if options.no_graphs else "auto",
         model=options.model,
         draft_model=options.draft_model or ("demo" if is_demo else None),
         scale=options.scale or (sizes.scale if is_demo else None),

@@ -154,6 +154,7 @@ def engine(setting: Setting, batch: int, name: str) -> LLM:
         tokenizer=setting.tokenizer,
         max_batch=batch,
         batch_invariant=False,
+        fixed_shapes=setting.run.fixed_shapes,
     )
 
 

@@ -98,6 +98,7 @@ def _engine(run: Run, name: str, dtype: str, batch: int) -> LLM:
         device=str(run.device),
         max_batch=batch,
         batch_invariant=False,
+        fixed_shapes=run.fixed_shapes,
     )
 
 

@@ -24,7 +24,7 @@ def cases(run: Run) -> Iterator[Case]:
     yield Case("transformers, 1 row without cuDNN", lambda: _transformers(run, model(), False))
     yield Case("transformers, 1 row", lambda: _transformers(run, model(), True))
     for context in run.sizes.contexts:
-        opened = cache(lambda context=context: Opened(model(), 1, context))
+        opened = cache(lambda context=context: Opened(run, model(), 1, context))
         for rows in run.sizes.rows:
             name = f"context {context}, {rows} rows"
             yield Case(name, partial(_rows, run, opened, rows))
@@ -60,7 +60,7 @@ def _rows(run: Run, opened: Any, rows: int) -> Values:
 
 def _batch(run: Run, model: Any, sizes: tuple[int, int], rows: int) -> Values:
     requests, context = sizes
-    return _times(run, Opened(model(), requests, context), rows)
+    return _times(run, Opened(run, model(), requests, context), rows)
 
 
 def _prefill(run: Run, model: Any, chunk: int) -> Values:

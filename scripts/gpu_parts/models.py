@@ -45,13 +45,14 @@ class Opened:
     """Requests of equal length whose texts are cached but for the newest token.
 
     Args:
+        run: Options of the run.
         model: Loaded model.
         requests: Number of requests.
         context: Number of cached tokens of each.
     """
 
-    def __init__(self, model: PreTrainedModel, requests: int, context: int) -> None:
-        self._lm = CachedLM(model)
+    def __init__(self, run: Run, model: PreTrainedModel, requests: int, context: int) -> None:
+        self._lm = CachedLM(model, fixed_shapes=run.fixed_shapes)
         self._requests = [
             Request([_TOKEN] * context, SamplingParams(max_new_tokens=4096))
             for _ in range(requests)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -36,6 +36,7 @@ class Run:
         out: Folder of the JSON files.
         deadline: Time of `time.monotonic` after which no measurement starts.
         keep_errors: Whether measurements that failed count as finished.
+        fixed_shapes: As in `LLM`, for targets.
         model: Directory, hub id or GGUF file of the target; "demo" enlarges the embedded one.
         draft_model: Draft model of that target; None for none.
         scale: Width and layers of the enlarged target; None for the model as it is.
@@ -47,6 +48,7 @@ class Run:
     out: Path
     deadline: float
     keep_errors: bool = False
+    fixed_shapes: bool | Literal["auto"] = "auto"
     model: str = "demo"
     draft_model: str | None = "demo"
     scale: str | None = None

@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 class CapturedForward(Generic[_Result]):
-    """A forward pass that was captured once; its inputs and outputs stay at their addresses.
+    """Forward pass as a CUDA graph; its inputs and outputs stay at their addresses.
 
     Args:
         forward: Function without arguments that reads and writes tensors at fixed addresses.

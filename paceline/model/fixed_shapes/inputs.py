@@ -63,7 +63,7 @@ class BucketInputs:
         Args:
             layout: Padded batch.
             token_ids: Token ids that the model reads, [requests, columns of the batch].
-            positions: Text positions within the model's context, likewise.
+            positions: Text positions within the model's context, in the same shape.
         """
         if self._sent is not None:
             self._sent.synchronize()

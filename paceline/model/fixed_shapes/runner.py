@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -20,8 +19,6 @@ from paceline.model.fixed_shapes.settings import MAX_TOKENS
 from paceline.model.model_view import View, is_steady
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.per_layer import layer_values
-
-FixedShapes = bool | Literal["auto"]
 
 
 class FixedShapeRunner:
@@ -114,7 +111,7 @@ class FixedShapeRunner:
 def fixed_shape_runner(
     model: PreTrainedModel, view: View, architecture: Architecture, cache: SlotCache
 ) -> FixedShapeRunner | None:
-    """Return a runner for a model; None if its forward passes cannot have fixed shapes.
+    """Return a runner for a model; None if it cannot run in fixed shapes.
 
     Args:
         model, view, architecture, cache: As in `FixedShapeRunner`.

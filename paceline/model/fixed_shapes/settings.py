@@ -1,4 +1,4 @@
-"""Settings of forward passes with fixed shapes, with units and the reasons for their values."""
+"""Settings of forward passes with fixed shapes, with units and reasons."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ MIN_POSITIONS = 256
 # passes, and some buckets are used only once.
 USES_BEFORE_CAPTURE = 2
 
-# Score of a position that a column does not see: low enough that its weight is exactly 0, but far
-# from the lowest float32, since attention kernels multiply scores by log2(e).
+# Score of a position that a column does not see. Its weight is exactly 0, and the score times
+# log2(e), which attention kernels compute, is still a float32.
 MASKED_SCORE = -1e30
