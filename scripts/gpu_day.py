@@ -4,6 +4,7 @@
     python -u scripts/gpu_day.py attention forward      # some of them
     python -u scripts/gpu_day.py --smoke                # tiny sizes on the CPU: does it run?
     python scripts/gpu_day.py --list-carry              # packages that a machine may lack
+    python scripts/gpu_day.py --summary gpu-CARD.json   # one file of all results
 
 Each part prints one line per measurement and writes PART.json to the folder --out. A later run
 with the same folder skips the measurements with values and repeats those that failed. No

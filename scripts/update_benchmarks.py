@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import benchmark_gpu as gpu
 import benchmark_serving as serving
 import benchmark_tables as bench
 from benchmark_data import RESULTS, used
@@ -64,6 +65,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands-overview": overview,
     "drafter-options": options_reference,
     "architectures": architectures,
+    "gpu-cards": gpu.cards,
+    "gpu-speed": gpu.speed,
+    "gpu-exactness": gpu.exactness,
+    "gpu-forward": gpu.forward,
+    "gpu-attention": gpu.attention,
     "vllm-single": lambda: serving.inside_vllm("batch1"),
     "vllm-batches": lambda: serving.inside_vllm("spec60", "maths60"),
     "vllm-preempted": lambda: serving.inside_vllm("batch16"),

@@ -33,7 +33,10 @@ def rows(folder: Path, part: str) -> dict[str, Any]:
 
 
 def test_all_measuring_parts_run_and_have_values(
-    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parts = [part for part in command.PARTS if part != "tests"]
     assert command.main(["--smoke", "--out", str(tmp_path), *parts]) == 0
@@ -47,6 +50,20 @@ def test_all_measuring_parts_run_and_have_values(
     whole = rows(tmp_path, "end_to_end")
     assert whole["batch 2, prompt_lookup"]["equal"] == "2/2"
     assert whole["batch 1, prompt_lookup"]["x_transformers"] > 0
+    check_tables(command, tmp_path, monkeypatch)
+
+
+def check_tables(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results in one file fill the tables of the GPU page."""
+    result = folder / "results" / "gpu-tested.json"
+    assert command.main(["--out", str(folder), "--summary", str(result)]) == 0
+    monkeypatch.setattr(importlib.import_module("benchmark_data"), "RESULTS", result.parent)
+    tables = importlib.import_module("benchmark_gpu")
+    assert "gpu-tested" in tables.cards()
+    assert "| 2 | `prompt_lookup` |" in tables.speed()
+    assert "| float32 | sampled | 4 of 4 |" in tables.exactness()
+    assert "context 32, 4 rows" in tables.forward()
+    assert "64 keys, mask bool, 4 columns" in tables.attention()
 
 
 def test_a_second_run_repeats_only_what_failed(

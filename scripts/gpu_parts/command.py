@@ -18,6 +18,7 @@ from transformers.utils import logging
 from gpu_parts.carry import advice
 from gpu_parts.run import DeviceLost, Run, run_part, say
 from gpu_parts.settings import FULL, SMOKE
+from gpu_parts.summary import write_summary
 
 PARTS = ("env", "attention", "exact", "forward", "end_to_end", "profile", "tests")
 _MINUTES = 9.0
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str], description: str = "") -> int:
     options = _parser(description).parse_args(arguments)
     if options.list_carry:
         print(advice())
+        return 0
+    if options.summary:
+        write_summary(options.out, PARTS, options.summary)
         return 0
     warnings.filterwarnings("ignore")
     logging.set_verbosity_error()
@@ -80,6 +84,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add("--draft-model", help="draft model of --model; default: none")
     add("--scale", help="WIDTHxLAYERS of the target of the part end_to_end")
+    add("--summary", type=Path, metavar="FILE", help="write the results in --out as one file")
     add("--list-carry", action="store_true", help="list packages to bring along")
     return parser
 

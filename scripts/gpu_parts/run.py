@@ -18,7 +18,7 @@ from paceline.util.files import write_atomically
 
 Values = dict[str, Any]
 _MAX_TEXT = 200
-_HIDDEN = ("traceback", "log", "answers")  # kept in the file, not printed
+HIDDEN = ("traceback", "log", "answers")  # kept in the file, not printed
 
 
 class DeviceLost(Exception):
@@ -127,9 +127,7 @@ def say(text: str) -> None:
 
 def row_text(name: str, values: Values) -> str:
     """Return a measurement as one line."""
-    shown = ", ".join(
-        f"{key} {_text(value)}" for key, value in values.items() if key not in _HIDDEN
-    )
+    shown = ", ".join(f"{key} {_text(value)}" for key, value in values.items() if key not in HIDDEN)
     return f"{name}: {shown}"
 
 

@@ -1,0 +1,177 @@
+"""Tables of the GPU page, from the results of `scripts/gpu_day.py` in docs/results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from benchmark_data import all_names, load
+
+_PREFIX = "gpu-"
+_NOTHING = "No GPU has been measured yet."
+_KERNELS = ("direct flash", "direct efficient", "flash context and tree")
+Rows = dict[str, dict[str, Any]]
+
+
+def cards() -> str:
+    """Return the measured cards with their versions."""
+    lines = ["| card | driver | torch | CUDA | transformers | date |", "|---|---|---|---|---|---|"]
+    for name in _results():
+        card, versions = _row(name, "env", "card"), _row(name, "env", "versions")
+        driver = next((str(card[key]) for key in card if key.startswith("driver")), "")
+        cells = (
+            card.get("name", name),
+            driver.partition(",")[0],
+            versions.get("torch"),
+            card.get("cuda"),
+            versions.get("transformers"),
+            str(versions.get("date"))[:10],
+        )
+        lines.append(_line(cells))
+    return "\n".join(lines) if len(lines) > 2 else _NOTHING
+
+
+def speed() -> str:
+    """Return the speed of whole answers, by batch and drafter."""
+    return _per_card(_speed_of)
+
+
+def exactness() -> str:
+    """Return how many answers equal plain ones, by data type and options."""
+    return _per_card(_exactness_of)
+
+
+def forward() -> str:
+    """Return the time of forward passes, by context and rows."""
+    return _per_card(_forward_of)
+
+
+def attention() -> str:
+    """Return the time of attention kernels, by mask and columns."""
+    return _per_card(_attention_of)
+
+
+def _results() -> list[str]:
+    return [name for name in all_names() if name.startswith(_PREFIX)]
+
+
+def _rows(name: str, part: str) -> Rows:
+    """Return the measurements of a part that have values."""
+    rows: Rows = load(name).get("parts", {}).get(part, {}).get("rows", {})
+    return {key: values for key, values in rows.items() if "error" not in values}
+
+
+def _row(name: str, part: str, key: str) -> dict[str, Any]:
+    return _rows(name, part).get(key, {})
+
+
+def _per_card(table: Callable[[str], str]) -> str:
+    """Return a table for each card that has one, under its name."""
+    tables = {name: table(name) for name in _results()}
+    found = [
+        f"**{_row(name, 'env', 'card').get('name', name)}**\n\n{text}"
+        for name, text in tables.items()
+        if text
+    ]
+    return "\n\n".join(found) or _NOTHING
+
+
+def _speed_of(name: str) -> str:
+    rows = _rows(name, "end_to_end")
+    lines = [
+        "| batch | method | tokens per second | over transformers | over plain decoding"
+        " | ms per step | tokens per forward pass | equal to plain |",
+        f"|---:|---|{'---:|' * 6}",
+    ]
+    for key, values in rows.items():
+        batch, _, method = key.partition(", ")
+        if not batch.startswith("batch "):
+            continue
+        plain = rows.get(f"{batch}, none", {}).get("tokens_per_s")
+        outside = method.startswith("transformers")
+        cells = (
+            batch.removeprefix("batch "),
+            method if outside else "plain decoding" if method == "none" else f"`{method}`",
+            f"{values['tokens_per_s']:,.0f}",
+            _times(values.get("x_transformers")),
+            _times(values["tokens_per_s"] / plain if plain else None),
+            f"{values['ms_per_step']:.1f}",
+            _number(values.get("tokens_per_forward")),
+            values.get("equal") or "-",
+        )
+        lines.append(_line(cells))
+    if len(lines) == 2:
+        return ""
+    target = str(rows.get("target", {}).get("model", "unknown target"))
+    return "\n".join([*lines, "", f"*Target: {target}; bfloat16, greedy.*"])
+
+
+def _exactness_of(name: str) -> str:
+    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    gaps: dict[tuple[str, str], float] = defaultdict(float)
+    for key, values in _rows(name, "exact").items():
+        dtype, what, *rest = key.split(", ")
+        group = dtype, "greedy, transformers" if not rest else what
+        equal, compared = map(int, values["equal"].split("/"))
+        sums[group][0] += equal
+        sums[group][1] += compared
+        gaps[group] = max(gaps[group], values.get("max_gap", 0.0))
+    lines = [
+        "| data type | answers | equal to plain decoding | largest gap of logits |",
+        "|---|---|---:|---:|",
+    ]
+    for (dtype, what), (equal, compared) in sums.items():
+        gap = "-" if equal == compared else f"{gaps[dtype, what]:.2g}"
+        lines.append(_line((dtype, what, f"{equal} of {compared}", gap)))
+    return "\n".join(lines) if sums else ""
+
+
+def _forward_of(name: str) -> str:
+    lines = [
+        "| forward pass | ms | ms, with a new number of keys each time | host ms |",
+        "|---|---:|---:|---:|",
+    ]
+    for key, values in _rows(name, "forward").items():
+        cells = (key, *(_number(values.get(what)) for what in ("ms", "growing_ms", "host_ms")))
+        lines.append(_line(cells))
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _attention_of(name: str) -> str:
+    lines = [
+        "| call | SDPA's choice | known keys | new keys | without cuDNN, new keys"
+        " | fastest direct call | its device time |",
+        f"|---|---|{'---:|' * 3}---|---:|",
+    ]
+    for key, values in _rows(name, "attention").items():
+        default, without = values.get("default", {}), values.get("without cudnn", {})
+        timed = {
+            kernel: values[kernel]["device_us"]
+            for kernel in _KERNELS
+            if values.get(kernel, {}).get("device_us") is not None
+        }
+        best = min(timed, key=lambda kernel: timed[kernel], default=None)
+        cells = (
+            key,
+            values["default choice"],
+            _number(default.get("us")),
+            _number(default.get("new_us")),
+            _number(without.get("new_us")),
+            best or "-",
+            _number(None if best is None else timed[best]),
+        )
+        lines.append(_line(cells))
+    return "\n".join([*lines, "", "*Microseconds per layer.*"]) if len(lines) > 2 else ""
+
+
+def _line(cells: Iterable[object]) -> str:
+    return f"| {' | '.join('-' if cell is None else str(cell) for cell in cells)} |"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
