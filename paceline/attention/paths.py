@@ -21,15 +21,14 @@ class Paths:
     """Cache positions of the keys of each query, ranked by text position.
 
     Attributes:
-        table: int32, on the device, one after the other:
-            [tiles, 4]: row, first query, number of queries and first column of a tile;
-            [queries]: cache position of the key of rank 0;
-            [queries]: number of keys in a row from there on, `leading`;
-            [queries]: number of all keys;
-            [queries, width]: cache positions of the keys of rank `leading` and above.
-        tiles: The first numbers of `table`, on the host.
+        table: int32, on the device: `tiles`, `start`, `leading`, `count` and `listed` in sequence.
+            `start`, [queries], is the cache position of the key of rank 0. `leading`, [queries],
+            is the number of keys in a row from there on. `count`, [queries], is the number of all
+            keys. `listed`, [queries, width], has the cache positions of the keys of rank `leading`
+            and above.
+        tiles: Row, first query, number of queries and first column of each tile, [tiles, 4].
         queries: Number of queries.
-        width: Cache positions per query at the end of `table`.
+        width: Cache positions per query in `listed`.
         packed: As in `VisibleRanges`.
         tile_columns: Maximum number of queries of a tile.
         max_count: Largest number of keys of a query.

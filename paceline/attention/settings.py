@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """How one size of heads is computed.
+    """Tile and threads of the programs for one size of heads.
 
     Attributes:
         keys: Keys per block, a divisor of `KEYS_PER_SPLIT`.

@@ -55,9 +55,9 @@ def attend_split(
     CAPPED: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
-    """Store score maximum, exponential sum and value sum of a tile of queries and a split.
+    """Store maximum, exponential sum and value sum of a tile and a split.
 
-    The tile is all heads of a group, of as many columns as fit. Strides are in units of `ALIGNMENT`
+    A tile is all heads of a group, of as many columns as fit. Strides are in units of `ALIGNMENT`
     numbers, so that the compiler knows that reads are aligned.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
@@ -139,7 +139,7 @@ def attend_split(
 
 @triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
-    """Return the cache positions of a query's keys from a rank on, and which of them exist."""
+    """Return cache positions of keys from a rank on, and which of them exist."""
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
     there = ranks < tl.load(count + query)

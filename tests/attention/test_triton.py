@@ -15,7 +15,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -272,34 +271,6 @@ def test_a_model_decodes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.make("mistral")
     check_tree_forward(CachedLM(model, batch_invariant=True))
     assert len(calls) == 2 * model.config.num_hidden_layers
-
-
-def test_paths_name_the_keys_of_every_query() -> None:
-    from paceline.attention.paths import paths_of
-
-    for window in (None, 5):
-        columns = Columns(lay([(7, 2, 9), (0, 5, 0), (3, 1, 30)]), (1, 1, 16, 16), torch.float32)
-        layout, order, mask = columns.layout, columns.order, columns.mask(window)
-        width = layout.token_ids.shape[1]
-        paths = paths_of(order, mask, width, 4, torch.device("cpu"))
-        assert paths_of(order, mask, width, 4, torch.device("cpu")) is paths
-        head, start, leading, count, listed = np.split(
-            paths.table.numpy(), np.cumsum([paths.tiles.size] + [paths.queries] * 3)
-        )
-        assert np.array_equal(head.reshape(-1, 4), paths.tiles)
-        for row, column in np.argwhere(~layout.padding).tolist():
-            which = row * width + column
-            behind = listed.reshape(-1, paths.width)[which, : count[which] - leading[which]]
-            places = [*range(start[which], start[which] + leading[which]), *behind.tolist()]
-            assert places == columns.path(row, column, window)
-        rows, first, queries, column = paths.tiles.T
-        assert np.array_equal(first, rows * width + column)
-        assert np.array_equal(np.repeat(first, queries) + _counted(queries), np.arange(len(start)))
-
-
-def _counted(counts: Any) -> Any:
-    """0 .. count - 1 for every count."""
-    return np.concatenate([np.arange(count) for count in counts])
 
 
 @pytest.mark.slow
