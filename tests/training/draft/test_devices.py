@@ -26,17 +26,11 @@ from paceline.training.draft.train import Student
 from paceline.training.optimisers import model_optimisers
 from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk
-from tests.support.other_device import OTHER, moved, other_device
 from tests.support.shared import Pair
+from tests.support.simulated_cuda import CUDA, moved, simulated_cuda
 
 CONFIG = DraftTraining(hidden=64, layers=1, coverage=1.0, minutes=1)
 KEPT = np.arange(256)
-
-
-@pytest.fixture(autouse=True)
-def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tensors of the device pass for plain ones; no compiled kernel reads them."""
-    monkeypatch.setattr("paceline.model.eagle.modules.is_plain", lambda tensor: True)
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +44,6 @@ def stretches(pair: Pair) -> list[TextChunk]:
     return [
         dataclasses.replace(text, states=state) for text, state in zip(texts, states, strict=True)
     ]
-
-
-def test_the_device_refuses_to_meet_the_cpu() -> None:
-    with other_device():
-        there = torch.ones(3).to(OTHER)
-        with pytest.raises(RuntimeError, match="same device"):
-            there + torch.ones(3)
-        assert (there[torch.tensor([0, 2])] + 1).cpu().tolist() == [2.0, 2.0]
 
 
 def losses_of(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
@@ -74,9 +60,9 @@ def losses_of(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
 def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[TextChunk]) -> None:
     here = losses_of(EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches), stretches)
     target = moved(copy.deepcopy(pair.target))
-    with other_device():
+    with simulated_cuda():
         student = EagleStudent(target, "pair", CONFIG, KEPT, stretches)
-        assert student.model.device == OTHER
+        assert student.model.device == CUDA
         there = losses_of(student, stretches)
     assert there == pytest.approx(here, rel=1e-3)
 
@@ -92,7 +78,7 @@ def test_a_draft_with_an_embedding_of_its_own_learns_there(
         "paceline.training.draft.independent_student.first_model",
         lambda target, config: moved(first),
     )
-    with other_device():
+    with simulated_cuda():
         there = losses_of(IndependentStudent(target, config, KEPT), stretches)
     assert there == pytest.approx(here, rel=1e-3)
 
@@ -123,7 +109,7 @@ def test_a_head_is_recorded_there(
 
     here = recorded(pair.target, draft)
     target = moved(copy.deepcopy(pair.target))
-    with other_device():
+    with simulated_cuda():
         drafting = copy.deepcopy(draft)
         drafting.get_input_embeddings().table = drafting.get_output_embeddings().kept = None
         drafting = moved(drafting)

@@ -1,0 +1,241 @@
+"""On a device, answers are the CPU's, and a step waits for the device twice at most."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import LLM, Completion, SamplingParams
+from paceline.draft_head.fitting import fitted_weights
+from paceline.draft_head.weights import Weights
+from paceline.engine.step_runner import StepRunner
+from paceline.model.cached_lm import CachedLM
+from tests.support.shared import Pair, has_draft, with_head, with_store
+from tests.support.simulated_cuda import CUDA, moved, simulated_cuda
+from tests.support.traffic import Event, bytes_down, num_waits
+
+COUNT = 16
+MAX_WAITS = 2
+MAX_BYTES_DOWN = 16_000
+# Their waits are not those of sampling, verification and drafting.
+FORWARD_ROOMS = ("model/", "kv_cache/", "attention/")
+FORWARD_FUNCTIONS = (("backend/torch_backend.py", "<genexpr>"),)
+GUESSES = (
+    "none",
+    "jacobi",
+    "lookahead",
+    "pia",
+    "prompt_lookup",
+    "rest",
+    "sssd",
+    "token_recycling",
+    "auto",
+)
+LARGE = ("none", "lookahead", "auto")
+MODELS = ("draft_model", "ouroboros", "specdec_pp", "auto:use_draft_model=true")
+KINDS = ("greedy", "sampled", "penalties", "logprobs")
+
+
+class Step(NamedTuple):
+    """What a step did.
+
+    Attributes:
+        events: Waits and copies, without those of `FORWARD_ROOMS`.
+        draft_forwards: Number of forward passes of the draft model.
+    """
+
+    events: list[Event]
+    draft_forwards: int
+
+
+def params_of(kind: str, index: int) -> SamplingParams:
+    """Return sampling parameters that differ from request to request."""
+    options: dict[str, Any] = {
+        "max_new_tokens": COUNT - index % 3,
+        "ignore_eos": True,
+        "seed": index,
+    }
+    if kind in ("sampled", "logprobs"):
+        options |= {
+            "temperature": (0.8, 1.0, 0.0, 1.3)[index % 4],
+            "top_p": (0.9, 1.0)[index % 2],
+            "top_k": (0, 20, 5)[index % 3],
+            "min_p": (0.0, 0.02)[index % 2],
+        }
+    if kind == "penalties":
+        options |= {
+            "temperature": (0.0, 0.9)[index % 2],
+            "repetition_penalty": (1.2, 1.0, 0.9)[index % 3],
+            "frequency_penalty": (0.0, 0.3)[index % 2],
+            "presence_penalty": 0.2,
+            "logit_bias": {5: 1.5, 9: -2.0},
+            "bad_words": ((7,), (8, 9)),
+            "min_tokens": 3,
+        }
+    if kind == "logprobs":
+        options |= {"logprobs": index % 4}
+    return SamplingParams(**options)
+
+
+def completions(pair: Pair, spec: str, batch: int, kind: str) -> list[Completion]:
+    """Return the answers of a batch; the budget cuts its drafts."""
+    chosen = with_store(with_head(spec, pair.draft), pair.near_copies(), 256)
+    draft = pair.draft if has_draft(spec) else None
+    llm = LLM(pair.target, chosen, draft_model=draft, max_batch=batch, batch_invariant=False)
+    prompts = [pair.prompts[index % len(pair.prompts)] for index in range(batch)]
+    return llm.generate(prompts, [params_of(kind, index) for index in range(batch)])
+
+
+class OnCpu:
+    """Answers on the CPU, each computed once."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._known: dict[tuple[str, int, str], list[Completion]] = {}
+
+    def __call__(self, *case: Any) -> list[Completion]:
+        """Return the answers of a drafter, a batch size and a kind of options."""
+        if case not in self._known:
+            self._known[case] = completions(self._pair, *case)
+        return self._known[case]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(pair: Pair) -> OnCpu:
+    """Answers on the CPU."""
+    return OnCpu(pair)
+
+
+@pytest.fixture(scope="module")
+def weights(pair: Pair) -> Weights | None:
+    """The draft head of the target."""
+    return fitted_weights(CachedLM(pair.target))
+
+
+@pytest.fixture
+def fitted_once(monkeypatch: pytest.MonkeyPatch, weights: Weights | None) -> None:
+    """Fit no further draft head."""
+    monkeypatch.setattr("paceline.draft_head.find.fitted_weights", lambda model: weights)
+
+
+@pytest.fixture(scope="module")
+def there(pair: Pair) -> Pair:
+    """The pair on the device."""
+    target, draft = (moved(copy.deepcopy(model)) for model in (pair.target, pair.draft))
+    return Pair(target, draft, pair.prompts, pair.answers)
+
+
+def assert_equal(found: list[Completion], expected: list[Completion]) -> None:
+    """Compare tokens, and log-probabilities up to rounding."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        for scored, known in zip(one.logprobs or (), other.logprobs or (), strict=True):
+            assert scored == pytest.approx(known, abs=1e-4)
+
+
+def is_forward(event: Event) -> bool:
+    """Return whether an event comes from a forward pass, or from moving cache positions."""
+    file, function, _ = event.caller
+    return file.startswith(FORWARD_ROOMS) or (file, function) in FORWARD_FUNCTIONS
+
+
+def run_there(
+    monkeypatch: pytest.MonkeyPatch, there: Pair, spec: str, batch: int, kind: str
+) -> tuple[list[Completion], list[Step]]:
+    """Return the answers on the device, and the steps."""
+    steps: list[Step] = []
+    forwards = 0
+    run, forward = StepRunner.run, CachedLM.forward_nodes
+
+    def counted_forward(self: CachedLM, *arguments: Any, **options: Any) -> Any:
+        nonlocal forwards
+        forwards += self.model is there.draft
+        return forward(self, *arguments, **options)
+
+    with simulated_cuda() as traffic:
+
+        def logged_run(self: StepRunner) -> Any:
+            nonlocal forwards
+            traffic.take()
+            forwards = 0
+            outcomes = run(self)
+            steps.append(Step([each for each in traffic.take() if not is_forward(each)], forwards))
+            return outcomes
+
+        monkeypatch.setattr(StepRunner, "run", logged_run)
+        monkeypatch.setattr(CachedLM, "forward_nodes", counted_forward)
+        return completions(there, spec, batch, kind), steps
+
+
+def check_steps(steps: Sequence[Step]) -> None:
+    """Check waits and bytes of every step but the first, in which a draft head may be fitted."""
+    for events, draft_forwards in steps[1:]:
+        waits = [f"{event.what} at {event.caller}" for event in events if event.waits]
+        assert num_waits(events) <= MAX_WAITS * (1 + draft_forwards), waits
+        assert bytes_down(events) <= MAX_BYTES_DOWN * (1 + draft_forwards)
+    assert any(event.down for step in steps for event in step.events), "nothing was logged"
+
+
+@pytest.mark.usefixtures("fitted_once")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("spec", "batch"), [*product(GUESSES, (1, 8)), *product(LARGE, (32,))])
+def test_guesses(
+    monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu, spec: str, batch: int, kind: str
+) -> None:
+    found, steps = run_there(monkeypatch, there, spec, batch, kind)
+    assert_equal(found, on_cpu("none", batch, kind))
+    if kind == "greedy" and spec not in ("auto", "token_recycling"):
+        check_steps(steps)
+
+
+@pytest.mark.usefixtures("fitted_once")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("spec", MODELS)
+def test_draft_models(
+    monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu, spec: str, batch: int, kind: str
+) -> None:
+    """Sampled drafts change which tokens are drawn, so they are compared with their own kind."""
+    found, _ = run_there(monkeypatch, there, spec, batch, kind)
+    assert_equal(found, on_cpu(spec, batch, kind))
+
+
+def test_a_draft_head_is_fitted_on_the_device(there: Pair, weights: Weights | None) -> None:
+    with simulated_cuda():
+        fitted = fitted_weights(CachedLM(there.target))
+    assert fitted is not None
+    assert weights is not None
+    torch.testing.assert_close(fitted.first, weights.first, atol=1e-2, rtol=1e-2)
+
+
+def test_the_device_refuses_to_meet_the_cpu() -> None:
+    with simulated_cuda() as traffic:
+        on_device = torch.ones(3).to(CUDA)
+        with pytest.raises(RuntimeError, match="same device"):
+            on_device + torch.ones(3)
+        assert (on_device[torch.tensor([0, 2])] + 1).cpu().tolist() == [2.0, 2.0]
+        assert [event.waits for event in traffic.events] == [True, True, True]
+
+
+def test_what_waits_is_logged() -> None:
+    with simulated_cuda() as traffic:
+        on_device = torch.from_numpy(np.arange(4)).to(CUDA, non_blocking=True)
+        on_device[2:] = on_device[:2] + 1
+        assert num_waits(traffic.take()) == 0
+        for work in (
+            lambda: on_device.tolist(),
+            lambda: bool(on_device[0]),
+            lambda: on_device[[0, 1]],
+            lambda: on_device[on_device > 1],
+            lambda: torch.tensor([1], device=CUDA),
+            lambda: torch.bincount(on_device),
+            lambda: torch.zeros(4, device=CUDA).copy_(torch.ones(4)),
+        ):
+            work()
+            assert num_waits(traffic.take()) == 1

@@ -1,0 +1,108 @@
+"""A CUDA device that is not there: tensors that say they are on `CUDA`, with real numbers beneath.
+
+`cuda_operations` runs operations on them. Modes of torch belong to a thread: run everything in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from paceline.backend import plain_tensors
+from tests.support.cuda_operations import CUDA, CudaTensor, Operations, is_there
+from tests.support.traffic import Traffic
+
+__all__ = ["CUDA", "CudaTensor", "moved", "simulated_cuda"]
+
+FREE_BYTES, TOTAL_BYTES = 60 << 30, 80 << 30
+
+
+class _Lists(TorchFunctionMode):
+    """Turns lists into tensors of the device and back, which never reaches a dispatch mode."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self._traffic = traffic
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "tolist" and isinstance(args[0], CudaTensor):
+            return args[0].cpu().tolist()
+        if name in ("__getitem__", "__setitem__") and isinstance(args[0], CudaTensor):
+            args = (args[0], self._index(args[1]), *args[2:])
+        if name == "new_tensor" and isinstance(args[0], CudaTensor):
+            return self._made(args[0].beneath.new_tensor(*args[1:], **kwargs), name)
+        lists = func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], CudaTensor)
+        if lists and is_there(kwargs.get("device")):
+            return self._made(func(*args, **{**kwargs, "device": "cpu"}), name)
+        if name == "pin_memory":
+            return args[0]
+        return func(*args, **kwargs)
+
+    def _index(self, index: Any) -> Any:
+        """Return an index with tensors of the device in place of lists."""
+        if isinstance(index, tuple):
+            return tuple(map(self._index, index))
+        if isinstance(index, list | np.ndarray):
+            dtype = None if len(index) else torch.long
+            return self._made(torch.as_tensor(index, dtype=dtype), "index by a list")
+        return index
+
+    def _made(self, tensor: Tensor, name: str) -> CudaTensor:
+        self._traffic.upload(tensor, name, waits=True)
+        return CudaTensor(tensor)
+
+
+def moved(model: Any) -> Any:
+    """Put the weights and buffers of a model on the device, in place; tied ones stay so."""
+    known: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module._parameters.items()):
+            if weight is not None and not isinstance(weight, CudaTensor):
+                made = nn.Parameter(CudaTensor(weight.detach()), requires_grad=weight.requires_grad)
+                module._parameters[name] = known.setdefault(id(weight), made)
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None and not isinstance(buffer, CudaTensor):
+                module._buffers[name] = CudaTensor(buffer)
+    return model
+
+
+class _Generator(torch.Generator):
+    """Stands in for a generator of the device by one of the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        """Return a generator for a device."""
+        there = "cpu" if is_there(device) else device
+        made: _Generator = super().__new__(cls, there)  # type: ignore[call-arg]
+        return made
+
+
+@contextmanager
+def simulated_cuda() -> Iterator[Traffic]:
+    """Make `CUDA` a device, within the context and in this thread; yield the log."""
+    traffic = Traffic()
+    with ExitStack() as stack:
+        for name, stub in {
+            "_lazy_init": lambda: None,
+            "current_device": lambda: 0,
+            "get_device_name": lambda device=None: "simulated",
+            "mem_get_info": lambda device=None: (FREE_BYTES, TOTAL_BYTES),
+            "synchronize": lambda device=None: traffic.wait("torch.cuda.synchronize"),
+        }.items():
+            stack.enter_context(patch.object(torch.cuda, name, stub))
+        stack.enter_context(patch.object(torch, "Generator", _Generator))
+        # To the code under test, these are torch's own tensors.
+        plain = plain_tensors.PLAIN | {CudaTensor}
+        stack.enter_context(patch.object(plain_tensors, "PLAIN", plain))
+        stack.enter_context(_Lists(traffic))
+        stack.enter_context(Operations(traffic))
+        yield traffic
