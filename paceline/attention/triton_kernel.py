@@ -74,10 +74,12 @@ def attention_by_position(
     splits = max(1, -(-paths.max_count // KEYS_PER_SPLIT))
     numbers = heads * splits * (_power_of_two(value_dim) + 2)  # unfinished sums of a query
     step = max(1, MAX_PARTIAL_SUMS // (columns * numbers))
-    for first in range(0, paths.num_tiles, step):
-        last = min(first + step, paths.num_tiles)
-        partial = paths.scratch((paths.first_query(last) - paths.first_query(first)) * numbers)
-        _launch(states, paths, (partial, out), options, (first, last, splits))
+    # Triton launches on the current device.
+    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+        for first in range(0, paths.num_tiles, step):
+            last = min(first + step, paths.num_tiles)
+            partial = paths.scratch((paths.first_query(last) - paths.first_query(first)) * numbers)
+            _launch(states, paths, (partial, out), options, (first, last, splits))
     return out
 
 

@@ -61,34 +61,22 @@ def attend_split(
     numbers, so that the compiler knows that reads are aligned.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
-    row, own, columns, column = (
-        tl.load(tile),
-        tl.load(tile + 1),
-        tl.load(tile + 2),
-        tl.load(tile + 3),
-    )
+    row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     start = table + tiles * 4
-    leading, count = start + queries, start + queries * 2
-    listed = start + queries * 3
-    head = tl.program_id(1) % key_heads
-    low = tl.program_id(2) * SPLIT
+    leading, count, listed = start + queries, start + queries * 2, start + queries * 3
+    head, low = tl.program_id(1) % key_heads, tl.program_id(2) * SPLIT
     ordinal = tl.program_id(1) // key_heads * QUERIES + tl.arange(0, QUERIES)
     place = tl.minimum(ordinal // groups, columns - 1)
-    member = head * groups + ordinal % groups
-    mine = own + place
+    member, mine = head * groups + ordinal % groups, own + place
     seen = tl.where(ordinal < columns * groups, tl.load(count + mine), 0)
     active = seen > low
-    # Blocks whose keys are the same for all active queries are read once, others once per column.
-    begin = tl.load(start + mine)
-    alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
-    whole = tl.min(tl.where(active, tl.load(leading + mine), 2147483647)) - low
-    blocks = (tl.maximum(tl.minimum(tl.max(seen) - low, SPLIT), 0) + KEYS - 1) // KEYS
-    shared = tl.where(alike, tl.minimum(blocks, tl.maximum(whole, 0) // KEYS), 0)
+    begin, whole = tl.load(start + mine), tl.load(leading + mine) - low
+    shared, blocks = _blocks(active, seen - low, begin, whole, KEYS, SPLIT)
     last = tl.max(tl.where(active, place, 0))
     first = tl.min(tl.where(active, place, last))
     dims, value_dims = tl.arange(0, DIMS), tl.arange(0, VALUE_DIMS)
-    across = tl.where(packed > 0, own, column) + place
-    at = tl.where(packed > 0, 0, row * query_row) + member * query_head + across * query_column
+    column = tl.where(packed > 0, own, tl.load(tile + 3)) + place
+    at = tl.where(packed > 0, 0, row * query_row) + member * query_head + column * query_column
     states = tl.load(
         query + at[:, None] * ALIGNMENT + dims[None, :],
         mask=active[:, None] & (dims < dim)[None, :],
@@ -105,16 +93,8 @@ def attend_split(
         reader = tl.where(turn < shared, last, first + alone % (last - first + 1))
         taking = (seen > rank) & ((turn < shared) | (place == reader))
         positions, there = _locate(start, leading, count, listed, own + reader, width, rank, KEYS)
-        keys = tl.load(
-            key + positions[:, None] * (key_place * ALIGNMENT) + dims[None, :],
-            mask=there[:, None] & (dims < dim)[None, :],
-            other=0.0,
-        )
-        values = tl.load(
-            value + positions[:, None] * (value_place * ALIGNMENT) + value_dims[None, :],
-            mask=there[:, None] & (value_dims < value_dim)[None, :],
-            other=0.0,
-        )
+        keys = _read(key, positions * (key_place * ALIGNMENT), there, dims, dim)
+        values = _read(value, positions * (value_place * ALIGNMENT), there, value_dims, value_dim)
         scores = tl.dot(states, tl.trans(keys), input_precision="ieee") * scaling
         if CAPPED:
             scores = _capped(scores, softcap)
@@ -138,6 +118,18 @@ def attend_split(
 
 
 @triton.jit
+def _blocks(active, seen, begin, whole, KEYS: tl.constexpr, SPLIT: tl.constexpr):
+    """Return how many blocks are the same for all queries, and how many there are.
+
+    The first ones are read once for all queries, the others once per column.
+    """
+    alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
+    together = tl.where(alike, tl.min(tl.where(active, whole, 2147483647)), 0)
+    blocks = (tl.maximum(tl.minimum(tl.max(seen), SPLIT), 0) + KEYS - 1) // KEYS
+    return tl.minimum(blocks, tl.maximum(together, 0) // KEYS), blocks
+
+
+@triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
     """Return cache positions of keys from a rank on, and which of them exist."""
     ranks = rank + tl.arange(0, KEYS)
@@ -148,6 +140,13 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
         listed + query.to(tl.int64) * width + (ranks - side_by_side), mask=behind, other=0
     )
     return tl.where(behind, others, tl.load(start + query) + ranks).to(tl.int64), there
+
+
+@triton.jit
+def _read(states, places, there, dims, dim: tl.constexpr):
+    """Return keys or values, zeros for those that do not exist."""
+    mask = there[:, None] & (dims < dim)[None, :]
+    return tl.load(states + places[:, None] + dims[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

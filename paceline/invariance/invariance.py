@@ -135,6 +135,8 @@ def _probe(
         # do so here, and not while answering.
         reason = " ".join(str(error).split())
         failure = f"it was tried on {model.device} and failed: {reason} ({type(error).__name__})"
+        if "CUDA error" in reason:
+            failure += ", after which only a new process can use the device"
         return None, Products(), failure
     if not report.reason and report.most - report.least + 1 < max_batch:
         obstacle = (

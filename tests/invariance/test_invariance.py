@@ -170,6 +170,22 @@ def test_what_fails_on_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         resolve_batch_invariance(model, True)
 
 
+def test_a_fault_of_a_kernel_ends_in_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> ProbeReport:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+    model = make("llama", "sdpa")
+    monkeypatch.setattr(invariance, "load_report", fail)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
+    with pytest.raises(ConfigError) as raised:
+        resolve_batch_invariance(model, True)
+    assert str(raised.value) == (
+        "batch_invariant: got True; it was tried on cuda:0 and failed: CUDA error: an illegal"
+        " memory access was encountered Compile with (RuntimeError), after which only a new"
+        " process can use the device. Pass 'auto' or False."
+    )
+
+
 def test_an_activation_whose_last_elements_differ_is_found() -> None:
     class Tail(nn.Module):
         def forward(self, input: Tensor) -> Tensor:
