@@ -47,6 +47,11 @@ def forward() -> str:
     return _per_card(_forward_of)
 
 
+def graph() -> str:
+    """Return the time of forward passes as CUDA graphs, by context and rows."""
+    return _per_card(_graph_of)
+
+
 def attention() -> str:
     """Return the time of attention kernels, by mask and columns."""
     return _per_card(_attention_of)
@@ -135,6 +140,19 @@ def _forward_of(name: str) -> str:
     for key, values in _rows(name, "forward").items():
         cells = (key, *(_number(values.get(what)) for what in ("ms", "growing_ms", "host_ms")))
         lines.append(_line(cells))
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _graph_of(name: str) -> str:
+    lines = [
+        "| forward pass | graph ms | its host ms | launched ms | its host ms | capture ms"
+        " | same bits as launched |",
+        f"|---|{'---:|' * 5}---|",
+    ]
+    times = ("graph_ms", "graph_host_ms", "launched_ms", "launched_host_ms", "capture_ms")
+    for key, values in _rows(name, "graph").items():
+        cells = (key, *(_number(values[what]) for what in times))
+        lines.append(_line((*cells, "yes" if values["same_bits"] else "no")))
     return "\n".join(lines) if len(lines) > 2 else ""
 
 

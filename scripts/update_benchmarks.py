@@ -69,6 +69,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-speed": gpu.speed,
     "gpu-exactness": gpu.exactness,
     "gpu-forward": gpu.forward,
+    "gpu-graph": gpu.graph,
     "gpu-attention": gpu.attention,
     "vllm-single": lambda: serving.inside_vllm("batch1"),
     "vllm-batches": lambda: serving.inside_vllm("spec60", "maths60"),

@@ -47,6 +47,7 @@ def test_all_measuring_parts_run_and_have_values(
     assert "Finished" in capsys.readouterr().out
     exact = rows(tmp_path, "exact")
     assert {values["equal"] for values in exact.values()} == {"2/2"}
+    assert all(values["same_bits"] for values in rows(tmp_path, "graph").values())
     whole = rows(tmp_path, "end_to_end")
     assert whole["batch 2, prompt_lookup"]["equal"] == "2/2"
     assert whole["batch 1, prompt_lookup"]["x_transformers"] > 0
@@ -63,6 +64,7 @@ def check_tables(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "| 2 | `prompt_lookup` |" in tables.speed()
     assert "| float32 | sampled | 4 of 4 |" in tables.exactness()
     assert "context 32, 4 rows" in tables.forward()
+    assert "context 32, 8 requests, 3 rows each" in tables.graph()
     assert "64 keys, mask bool, 4 columns" in tables.attention()
 
 

@@ -20,7 +20,7 @@ from gpu_parts.run import DeviceLost, Run, run_part, say
 from gpu_parts.settings import FULL, SMOKE
 from gpu_parts.summary import write_summary
 
-PARTS = ("env", "attention", "exact", "forward", "end_to_end", "profile", "tests")
+PARTS = ("env", "attention", "exact", "forward", "graph", "end_to_end", "profile", "tests")
 _MINUTES = 9.0
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gpu_parts.run import Run
@@ -20,7 +22,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import load_draft, load_model
 from paceline.model.tokenizer_loading import load_tokenizer
 
-_TOKEN = 1
+_NEXT, _TOKEN_IDS = 1, 500  # a token of every model, and the number of ids that texts use
 _LLAMA_8B = {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -54,27 +56,39 @@ class Opened:
     def __init__(self, run: Run, model: PreTrainedModel, requests: int, context: int) -> None:
         self._lm = CachedLM(model, fixed_shapes=run.fixed_shapes)
         self._requests = [
-            Request([_TOKEN] * context, SamplingParams(max_new_tokens=4096))
-            for _ in range(requests)
+            Request(_tokens(context, seed), SamplingParams(max_new_tokens=4096))
+            for seed in range(requests)
         ]
         for request in self._requests:
             self._lm.open(request)
             while request.pending:
                 self._lm.feed([request])
-            request.token_ids.append(_TOKEN)
+            request.token_ids.append(_NEXT)
 
     def forward(self, rows: int) -> None:
         """Launch a forward pass over each newest token and a chain of rows - 1 nodes."""
-        tree = DraftTree.chain([_TOKEN] * (rows - 1)) if rows > 1 else EMPTY_TREE
-        trees = [tree] * len(self._requests)
-        self._lm.forward_nodes(self._requests, trees)
+        self._lm.forward_nodes(self._requests, self._trees(rows))
+
+    def logits(self, rows: int) -> Tensor:
+        """Run the same, and return the logits, float32 [requests, rows, vocab]."""
+        return self._lm.forward(self._requests, self._trees(rows)).float()
 
     def step(self, rows: int) -> None:
         """Run `forward`, and keep one more token of each request."""
         self.forward(rows)
         self._lm.commit([()] * len(self._requests))
         for request in self._requests:
-            request.token_ids.append(_TOKEN)
+            request.token_ids.append(_NEXT)
+
+    def _trees(self, rows: int) -> list[DraftTree]:
+        tree = DraftTree.chain(_tokens(rows - 1, rows)) if rows > 1 else EMPTY_TREE
+        return [tree] * len(self._requests)
+
+
+def _tokens(count: int, seed: int) -> list[int]:
+    """Return random token ids, always the same ones."""
+    rng = random.Random(seed)
+    return [rng.randrange(_TOKEN_IDS) for _ in range(count)]
 
 
 def prefill(model: PreTrainedModel, tokens: int, chunk: int) -> None:
@@ -87,7 +101,7 @@ def prefill(model: PreTrainedModel, tokens: int, chunk: int) -> None:
     """
     lm = CachedLM(model, prefill_chunk=chunk)
     lm.reserve(1, tokens)
-    request = Request([_TOKEN] * tokens, SamplingParams())
+    request = Request(_tokens(tokens, 0), SamplingParams())
     lm.open(request)
     while request.pending:
         lm.feed([request])

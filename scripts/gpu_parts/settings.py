@@ -28,6 +28,7 @@ class Sizes:
         layers: Number of layers of the random model in the forward part.
         contexts: Numbers of cached tokens in the forward part.
         rows: Numbers of rows in the forward part.
+        graph_rows: Numbers of rows per request in the graph part.
         prompt: Number of tokens of a prompt in the forward part.
         prefill_chunks: Maximum numbers of its tokens per forward pass.
         scale: Width and layers of the enlarged target.
@@ -54,6 +55,7 @@ class Sizes:
     layers: int = 32
     contexts: tuple[int, ...] = (512, 4096)
     rows: tuple[int, ...] = (1, 16, 64, 2, 4, 8, 32, 128)
+    graph_rows: tuple[int, ...] = (1, 16, 64, 4)
     prompt: int = 4096
     prefill_chunks: tuple[int, ...] = (512, 2048)
     scale: str = "4096x32"
@@ -90,6 +92,7 @@ SMOKE = Sizes(
     layers=2,
     contexts=(32,),
     rows=(1, 4),
+    graph_rows=(1, 3),
     prompt=64,
     prefill_chunks=(32,),
     scale="512x6",
