@@ -98,8 +98,9 @@ def _paths(
     tiles = _tiles(visible.starts, tile_columns)
     queries, width = len(start), max(1, int((count - leading).max(initial=0)))
     size = tiles.size + queries * (3 + width)
-    # Pinned memory makes the only copy to the device asynchronous.
-    host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = torch.zeros(size, dtype=torch.int32)
+    if device.type == "cuda":
+        host = host.pin_memory()  # so that the host does not wait for the copy
     listed = np.split(host.numpy(), [size - queries * width])
     listed[0][:] = np.concatenate([tiles.ravel(), start, leading, count])
     _list(

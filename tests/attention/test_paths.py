@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from torch import Tensor
 
 from paceline.attention.paths import paths_of
 from tests.attention.test_by_position import lay
 from tests.support.attention import Columns
-from tests.support.other_device import OTHER, OtherTensor, other_device
+from tests.support.simulated_cuda import CUDA, CudaTensor, simulated_cuda
 
 
 def test_paths_name_the_keys_of_every_query() -> None:
@@ -41,19 +39,12 @@ def _counted(counts: Any) -> Any:
     return np.concatenate([np.arange(count) for count in counts])
 
 
-def test_a_forward_uploads_one_table_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies: list[tuple[Any, Any]] = []
-    original = Tensor.to
-
-    def watch(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        copies.append((args, kwargs))
-        return original(tensor, *args, **kwargs)
-
-    monkeypatch.setattr(Tensor, "to", watch)
+def test_a_forward_uploads_one_table_without_waiting() -> None:
     columns = Columns(lay([(7, 2, 9), (3, 1, 30)]), (1, 1, 16, 16), torch.float32)
     order, mask = columns.order, columns.mask()
-    copies.clear()
-    with other_device():
-        tables = [paths_of(order, mask, mask.shape[2], 4, OTHER).table for _ in range(3)]
-    assert isinstance(tables[0], OtherTensor)
-    assert copies == [((OTHER,), {"non_blocking": True})]
+    expected = paths_of(columns.order, mask, mask.shape[2], 4, torch.device("cpu")).table
+    with simulated_cuda() as traffic:
+        tables = [paths_of(order, mask, mask.shape[2], 4, CUDA).table for _ in range(3)]
+        assert isinstance(tables[0], CudaTensor)
+        assert torch.equal(tables[0].beneath, expected)
+    assert [(event.waits, event.up) for event in traffic.events] == [(False, expected.nbytes)]
