@@ -7,7 +7,9 @@ Not run where triton is not installed. The interpreter takes a minute:
 
 from __future__ import annotations
 
+import importlib
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -264,3 +266,22 @@ def test_a_model_decodes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.make("mistral")
     check_tree_forward(CachedLM(model, batch_invariant=True))
     assert len(calls) == 2 * model.config.num_hidden_layers
+
+
+@interpreted
+def test_the_script_times_the_kernel_and_other_launches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent.parent / "scripts")
+    script = importlib.import_module("attention_on_cuda")
+    monkeypatch.setattr(script, "HEADS", 2)
+    monkeypatch.setattr(script, "KEY_HEADS", 1)
+    monkeypatch.setattr(script, "REPEATS", 1)
+    monkeypatch.setattr(script, "CANDIDATES", {2: [script.LAUNCHES[2, 64]]})
+    device = torch.device("cpu")
+    script.time_attention(torch.bfloat16, 64, [(2, 5, 3), (1, 0, 4)], device)
+    script.time_launches(torch.bfloat16, 64, [(1, 5, 1)], device)
+    lines = capsys.readouterr().out.splitlines()
+    differences = [float(line.split("|")[-2]) for line in lines[2:4]]
+    assert max(differences) < 0.03
+    assert "chosen" in lines[-1]
