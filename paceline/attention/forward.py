@@ -6,10 +6,11 @@ modules. The attention functions find it in the module that calls them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
+from paceline.attention.tree import TreeInputs
 from paceline.backend.attention_metadata import AttentionMetadata
 
 BY_SDPA, BY_POSITION = "paceline_sdpa", "paceline"  # names in transformers' table
@@ -27,10 +28,12 @@ class AttentionState:
             them, while the cache is empty: a prompt. Default 0.
         metadata: Keys of each row by position; None for keys in the order of their cache
             positions.
+        trees: What columns see, by the address of a stand-in mask; empty if masks say it.
     """
 
     num_causal: int = 0
     metadata: AttentionMetadata | None = None
+    trees: dict[int, TreeInputs] = field(default_factory=dict)
 
 
 _NO_STATE = AttentionState()

@@ -50,3 +50,16 @@ MAX_PARTIAL_SUMS = 1 << 26
 
 # Multiple, in numbers, of dims and strides that the kernel reads.
 ALIGNMENT = 16
+
+# Tree attention: query rows of a program, for numbers of 2 and of 4 bytes.
+TREE_QUERIES = {2: 64, 4: 16}
+
+# Keys that a program of tree attention reads at once, up to head size 128; half for wider heads.
+TREE_KEYS = 64
+
+# Fewest keys of a split in tree attention.
+TREE_MIN_SPLIT_KEYS = 128
+
+# Programs of a launch of tree attention beyond which splits grow: three per multiprocessor of an
+# H100.
+TREE_PROGRAMS = 396

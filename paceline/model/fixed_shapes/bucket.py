@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.attention.fixed import BY_FIXED_SHAPE
+from paceline.attention.fixed import BY_FIXED_SHAPE, takes_trees
+from paceline.attention.tree import TreeInputs
+from paceline.backend.attention_metadata import mask_address, stand_in_mask
 from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture
@@ -18,7 +20,7 @@ from paceline.model.fixed_shapes.bucket_cache import BucketCache
 from paceline.model.fixed_shapes.buckets import BucketKey
 from paceline.model.fixed_shapes.graphs import CapturedForward
 from paceline.model.fixed_shapes.inputs import BucketInputs
-from paceline.model.fixed_shapes.masks import MaskBuilder
+from paceline.model.fixed_shapes.masks import MaskBuilder, key_positions
 from paceline.model.fixed_shapes.settings import USES_BEFORE_CAPTURE
 from paceline.model.model_view import View
 from paceline.model.padded_batch import PaddedBatch
@@ -71,7 +73,13 @@ class Bucket:
         tensors = self._inputs.tensors
         self._cache = BucketCache(cache, key, tensors.cache_positions)
         shape = key.rows, key.columns, key.positions
-        self._masks = MaskBuilder(shape, owner.groups, owner.architecture.dtype, owner.device)
+        self._builder = MaskBuilder(shape, owner.groups, owner.architecture.dtype, owner.device)
+        self._stand_ins: dict[str, Tensor] = {}  # by kind of layer; empty for real masks
+        if takes_trees(owner.device.type):
+            self._stand_ins = {
+                kind: stand_in_mask(key.columns, key.positions, owner.device)
+                for kind in owner.architecture.layer_kinds
+            }
         self._captured: CapturedForward[BucketOutput] | None = None
         self._uses = 0
 
@@ -107,7 +115,7 @@ class Bucket:
             view.config._attn_implementation = BY_FIXED_SHAPE
         view.state.metadata = None
         self._cache.begin()
-        masks = self._masks.masks(tensors, arch.reaches)
+        masks = self._masks()
         inputs: dict[str, Any] = {
             "input_ids": tensors.token_ids,
             "position_ids": tensors.positions,
@@ -120,6 +128,23 @@ class Bucket:
         with capture_states(owner.model, key.states) as states:
             logits = view.module(**inputs).logits
         return BucketOutput(logits, states)
+
+    def _masks(self) -> dict[str, Tensor]:
+        """Return one mask per kind of layer, and set what attention reads instead of it."""
+        state, inputs = self._owner.view.state, self._inputs.tensors
+        reaches = self._owner.architecture.reaches
+        state.trees = {}
+        if not self._stand_ins:
+            return self._builder.masks(inputs, reaches)
+        limited = any(reach.is_limited for reach in reaches.values())
+        keys = key_positions(inputs) if limited else inputs.positions
+        state.trees = {
+            mask_address(self._stand_ins[kind]): TreeInputs(
+                inputs.cached, inputs.block, inputs.positions, keys, reach
+            )
+            for kind, reach in reaches.items()
+        }
+        return self._stand_ins
 
 
 class SharedLogits:

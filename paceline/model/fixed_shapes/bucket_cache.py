@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from paceline.attention.fixed import takes_trees
 from paceline.kv_cache.slot_cache import SlotCache, SlotLayer
 from paceline.model.fixed_shapes.buckets import BucketKey
 
@@ -40,20 +41,37 @@ class RowIndices:
             scratch = self._num_slots * count * self._capacity
             self._indices[count] = torch.where(self._positions[:, None] < 0, scratch, rows).view(-1)
 
-    def __getitem__(self, heads: int) -> Tensor:
-        """Return row numbers, int64 [rows * heads * columns]."""
-        return self._indices[heads]
+    def __call__(self, layer: BucketLayer, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
+        index = self._indices[keys.shape[1]]
+        for store, states in ((layer.slots.key_rows, keys), (layer.slots.value_rows, values)):
+            store.index_copy_(0, index, states.reshape(-1, states.shape[-1]))
+
+
+class ColumnWriter(Protocol):
+    """Writes the keys and values of all columns to the slots of one layer."""
+
+    def __call__(self, layer: BucketLayer, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [rows, heads, columns, dim]."""
 
 
 class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, for the rows and cache positions of a bucket."""
+    """Keys and values of one layer, for the rows and cache positions of a bucket.
+
+    Args:
+        layer: The layer, with all slots.
+        key: Shape of the bucket.
+        write: Function that writes the columns.
+    Attributes:
+        slots: The layer, with all slots.
+    """
 
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, layer: SlotLayer, key: BucketKey, indices: RowIndices) -> None:
+    def __init__(self, layer: SlotLayer, key: BucketKey, write: ColumnWriter) -> None:
         super().__init__()
-        self._layer, self._indices, self._num_positions = layer, indices, key.positions
+        self.slots, self._write, self._num_positions = layer, write, key.positions
         rows = slice(key.first_slot, key.first_slot + key.rows)
         self.keys, self.values = (
             store[rows, :, : key.positions] for store in (layer.keys, layer.values)
@@ -67,12 +85,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the states of all columns; return the positions of the bucket."""
-        index = self._indices[key_states.shape[1]]
-        for store, states in (
-            (self._layer.key_rows, key_states),
-            (self._layer.value_rows, value_states),
-        ):
-            store.index_copy_(0, index, states.reshape(-1, states.shape[-1]))
+        self._write(self, key_states, value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -98,10 +111,19 @@ class BucketCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, cache: SlotCache, key: BucketKey, cache_positions: Tensor) -> None:
-        self._indices = RowIndices(key, cache, cache_positions)
-        self._heads = {layer.keys.shape[1] for layer in cache.layers}
-        super().__init__(layers=[BucketLayer(layer, key, self._indices) for layer in cache.layers])
+        self._indices: RowIndices | None = None
+        write: ColumnWriter
+        if takes_trees(cache_positions.device.type):
+            from paceline.attention.tree_kernel import store_columns
+
+            def write(layer: BucketLayer, keys: Tensor, values: Tensor) -> None:
+                store_columns((keys, values), (layer.keys, layer.values), cache_positions)
+
+        else:
+            self._indices = write = RowIndices(key, cache, cache_positions)
+        super().__init__(layers=[BucketLayer(layer, key, write) for layer in cache.layers])
 
     def begin(self) -> None:
         """Compute where the columns of the current forward pass are written."""
-        self._indices.compute(self._heads)
+        if self._indices is not None:
+            self._indices.compute({layer.keys.shape[1] for layer in self.layers})

@@ -53,15 +53,8 @@ class MaskBuilder:
         """Return the positions that are both seen and within reach."""
         if not reach.is_limited:
             return seen
-        # Text position of each cache position: pending tokens and nodes have their own. Columns
-        # without a token write theirs to a position that nobody reads.
-        stored = inputs.cache_positions >= 0
-        order = torch.where(stored, inputs.cache_positions - inputs.cached[:, None], self._columns)
-        own = inputs.positions.new_zeros(self._rows, self._columns + 1)
-        own = own.scatter(1, order, inputs.positions)
-        keys = torch.where(
-            offsets < 0, self._span, own.gather(1, offsets.clamp(0, self._columns - 1))
-        )
+        own = key_positions(inputs).gather(1, offsets.clamp(0, self._columns - 1))
+        keys = torch.where(offsets < 0, self._span, own)
         queries = inputs.positions[:, :, None]
         near: Tensor
         if reach.window:
@@ -75,3 +68,17 @@ class MaskBuilder:
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
         mask.masked_fill_(~seen, self._low)
         return mask[:, None].repeat(1, 1, self._groups, 1)
+
+
+def key_positions(inputs: BucketTensors) -> Tensor:
+    """Return the text position of each cache position after the cached ones, [rows, columns].
+
+    Args:
+        inputs: Inputs of the bucket.
+    """
+    rows, columns = inputs.positions.shape
+    # Columns without a token write theirs to a position that nobody reads.
+    stored = inputs.cache_positions >= 0
+    order = torch.where(stored, inputs.cache_positions - inputs.cached[:, None], columns)
+    positions: Tensor = inputs.positions.new_zeros(rows, columns + 1)
+    return positions.scatter(1, order, inputs.positions)[:, :columns].contiguous()
