@@ -51,11 +51,34 @@ MAX_PARTIAL_SUMS = 1 << 26
 # Multiple, in numbers, of dims and strides that the kernel reads.
 ALIGNMENT = 16
 
-# Tree attention: query rows of a program, for numbers of 2 and of 4 bytes.
-TREE_QUERIES = {2: 64, 4: 16}
 
-# Keys that a program of tree attention reads at once, up to head size 128; half for wider heads.
-TREE_KEYS = 64
+class TreeLaunch(NamedTuple):
+    """Tile and threads of the programs of tree attention for one size of heads.
+
+    Attributes:
+        queries: Maximum number of query rows of a program.
+        keys: Keys that a program reads at once.
+        warps: Warps of a program.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+
+
+# Launches of tree attention by bytes per number and largest head size, in dims. They spill few
+# registers or none on sm_90.
+TREE_LAUNCHES = {
+    (2, 64): TreeLaunch(64, 64, 4),
+    (2, 128): TreeLaunch(64, 64, 4),
+    (2, 256): TreeLaunch(32, 32, 4),
+    (4, 64): TreeLaunch(16, 64, 4),
+    (4, 128): TreeLaunch(16, 32, 8),
+    (4, 256): TreeLaunch(16, 16, 8),
+}
+
+# The launch of wider heads.
+WIDE_TREE_LAUNCH = TreeLaunch(16, 16, 8)
 
 # Fewest keys of a split in tree attention.
 TREE_MIN_SPLIT_KEYS = 128

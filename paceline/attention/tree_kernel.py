@@ -12,7 +12,12 @@ import torch
 import triton
 from torch import Tensor
 
-from paceline.attention.settings import TREE_KEYS, TREE_MIN_SPLIT_KEYS, TREE_PROGRAMS, TREE_QUERIES
+from paceline.attention.settings import (
+    TREE_LAUNCHES,
+    TREE_MIN_SPLIT_KEYS,
+    TREE_PROGRAMS,
+    WIDE_TREE_LAUNCH,
+)
 from paceline.attention.tree import TreeInputs
 from paceline.attention.tree_programs import attend_tree, combine_tree, store_states
 
@@ -35,15 +40,16 @@ def attention_over_tree(
     key_heads, value_dim = key.shape[1], value.shape[3]
     groups = heads // key_heads
     dims, value_dims = (max(16, triton.next_power_of_2(size)) for size in (dim, value_dim))
-    most = TREE_QUERIES[query.dtype.itemsize]
-    queries = max(16, min(most, triton.next_power_of_2(groups * columns)))
+    size = query.dtype.itemsize, max(64, dims, value_dims)
+    launch = TREE_LAUNCHES.get(size, WIDE_TREE_LAUNCH)
+    queries = max(16, min(launch.queries, triton.next_power_of_2(groups * columns)))
     tiles = -(-groups * columns // queries)
     splits, split_keys = _split(key.shape[2], rows * key_heads * tiles)
     if query.stride(3) != 1:
         query = query.contiguous()
     out = query.new_empty(rows, columns, heads, value_dim)
-    size = rows * columns * heads * splits * (value_dims + 2) if splits > 1 else 0
-    partial = torch.empty(size, dtype=torch.float32, device=query.device)
+    numbers = rows * columns * heads * splits * (value_dims + 2) if splits > 1 else 0
+    partial = torch.empty(numbers, dtype=torch.float32, device=query.device)
     attend_tree[rows * key_heads, tiles, splits](
         query,
         key,
@@ -70,8 +76,8 @@ def attention_over_tree(
         dims,
         value_dims,
         queries,
-        TREE_KEYS if max(dims, value_dims) <= 128 else TREE_KEYS // 2,
-        num_warps=4,
+        launch.keys,
+        num_warps=launch.warps,
     )
     if splits > 1:
         rounded = triton.next_power_of_2(splits)
