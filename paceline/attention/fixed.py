@@ -6,8 +6,6 @@ that is made once per forward pass.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,15 +16,15 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from paceline.attention.forward import attention_state
 from paceline.attention.sdpa import UNUSUAL
 from paceline.backend.attention_metadata import mask_address
+from paceline.backend.resolve import has_triton
 from paceline.errors import UnsupportedModelError
 
 BY_FIXED_SHAPE = "paceline_fixed"  # name in transformers' table of attention functions
 
 
-@cache
 def takes_trees(device: str) -> bool:
     """Return whether attention on a device reads `TreeInputs`, which needs Triton."""
-    return device == "cuda" and find_spec("triton") is not None
+    return device == "cuda" and has_triton()
 
 
 def _attend(

@@ -1,4 +1,4 @@
-"""Triton programs of attention over slots and draft trees; `tree_kernel` launches them."""
+"""Triton programs of attention over draft trees; `tree_kernel` launches them."""
 
 from __future__ import annotations
 

@@ -173,8 +173,6 @@ class Products:
     _max_width: int = field(default=MAX_ROWS, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.modules:
-            return
         self._overrides.update((id(module), _NormOverride) for module in self.norms)
         kind = _FixedRowsOverride if self.fixed_rows else _LinearOverride
         self._overrides.update((id(module), kind) for module in self.modules)

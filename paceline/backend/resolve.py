@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,9 +34,28 @@ def torch_backend() -> Backend:
     return backend
 
 
+@cache
+def cuda_backend() -> Backend:
+    """Return the backend of CUDA devices; torch's without Triton."""
+    if not has_triton():
+        return torch_backend()
+    backend: Backend = import_module("paceline.cuda.backend").CUDA
+    return backend
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed and there is a CUDA device."""
+    if find_spec("triton") is None:
+        return False
+    available: bool = import_module("torch").cuda.is_available()
+    return available
+
+
 def backend_of(device: torch.device) -> Backend:
     """Return the backend for tensors on a device."""
-    return cpu_backend() if device.type == "cpu" else torch_backend()
+    backends = {"cpu": cpu_backend, "cuda": cuda_backend}
+    return backends.get(device.type, torch_backend)()
 
 
 def argmax_tokens(logits: Tensor) -> Tensor:
@@ -56,8 +76,9 @@ def logit_entropies(logits: Tensor) -> Tensor:
 def fastest_products(model: PreTrainedModel) -> Products:
     """Return the products with which forward passes of a model take the least time."""
     if model.device.type != "cpu":
-        plain: Products = import_module("paceline.backend.products").Products()
-        return plain
+        backend = backend_of(model.device)
+        kind: type[Products] = import_module("paceline.backend.products").Products
+        return kind(norms=backend.rms_norms(model), backend=backend)
     products: Products = import_module("paceline.cpu.product_choice").fastest(model)
     return products
 

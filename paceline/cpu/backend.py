@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from paceline.backend.attention_metadata import AttentionMetadata
 from paceline.backend.interface import RowMover, ScoreOptions
+from paceline.backend.norm_modules import find_rms_norms
 from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.products import Products
 from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
@@ -23,7 +24,7 @@ from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.kv_row_moves import CacheTensors, move_rows
 from paceline.cpu.linear.dispatch import product
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
-from paceline.cpu.linear.norms import epsilon_of, rms_norm, rms_norm_modules
+from paceline.cpu.linear.norms import NORM_TOLERANCES, rms_norm, takes_norm
 from paceline.cpu.memory import KINDS
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TEAM
@@ -71,7 +72,9 @@ class CpuBackend(TorchBackend):
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
         """Return the norms of a model that were tried and compute the same, and their eps."""
-        return {module: epsilon_of(module) or 0.0 for module in rms_norm_modules(model)}
+        if model.device.type != "cpu":
+            return {}
+        return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
 
     def attention(
         self,

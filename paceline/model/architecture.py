@@ -152,7 +152,7 @@ class Architecture:
 
     @property
     def reaches(self) -> dict[str, Reach]:
-        """How far back each kind of layer looks."""
+        """Return how far back each kind of layer looks."""
         return {kind: self._reach(kind) for kind in self.layer_kinds}
 
     def _reach(self, kind: str) -> Reach:

@@ -15,7 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from paceline.backend.products import Products
 from paceline.cpu.backend import CPU, CpuBackend
-from paceline.cpu.linear.norms import rms_norm, rms_norm_modules
+from paceline.cpu.linear.norms import rms_norm
 from paceline.model.model_view import ModelView
 from tests.support.models import make
 
@@ -46,7 +46,7 @@ class _Holder(nn.Module):
 
 def found(*modules: nn.Module) -> tuple[nn.Module, ...]:
     model: Any = _Holder(*modules)
-    return rms_norm_modules(model)
+    return tuple(CPU.rms_norms(model))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

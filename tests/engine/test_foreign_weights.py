@@ -20,7 +20,6 @@ from paceline.backend.products import replaceable as replaceable_by
 from paceline.cpu import backend, product_choice
 from paceline.cpu.backend import CPU
 from paceline.cpu.linear.dispatch import product as own_product
-from paceline.cpu.linear.norms import rms_norm_modules
 from paceline.cpu.topk import argmax, topk
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
@@ -184,13 +183,13 @@ def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
 
 def test_norms_of_foreign_weights_are_theirs() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
-    assert len(rms_norm_modules(model)) == 5
+    assert len(CPU.rms_norms(model)) == 5
     norm = model.model.norm
     norm.weight = nn.Parameter(norm.weight.detach().as_subclass(Other), requires_grad=False)
     vars(model.model.layers[0].input_layernorm)["_parameters"] = WritingThrough(
         {"weight": norm.weight}
     )
-    assert len(rms_norm_modules(model)) == 3
+    assert len(CPU.rms_norms(model)) == 3
 
 
 class Other(Tensor):

@@ -9,22 +9,17 @@ of eight sums the squares of the numbers l, l + 8, ...
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
-from paceline.backend.plain_tensors import is_plain
 from paceline.cpu import simd_f32x8
 from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, KINDS, load_lanes
 from paceline.cpu.settings import NORM_TOLERANCE_BFLOAT16, NORM_TOLERANCE_FLOAT32
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.util.compiled import compiled
 
-_TOLERANCE = {torch.float32: NORM_TOLERANCE_FLOAT32, torch.bfloat16: NORM_TOLERANCE_BFLOAT16}
-_EPS = ("variance_epsilon", "eps")  # the attribute's names in modules
+NORM_TOLERANCES = {torch.float32: NORM_TOLERANCE_FLOAT32, torch.bfloat16: NORM_TOLERANCE_BFLOAT16}
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,54 +44,9 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def rms_norm_modules(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules of a model whose norms `rms_norm` can compute.
-
-    Each module is tried on two rows: norms of one name may differ in their formula.
-    """
-    return () if model.device.type != "cpu" else tuple(filter(_is_rms_norm, model.modules()))
-
-
-def epsilon_of(module: nn.Module) -> float | None:
-    """Return the epsilon attribute of a module; None if it has none."""
-    values = (vars(module).get(name) for name in _EPS)
-    return next((value for value in values if isinstance(value, float)), None)
-
-
-def _is_rms_norm(module: nn.Module) -> bool:
-    eps, parameters = epsilon_of(module), module._parameters
-    if (
-        eps is None
-        or type(parameters) is not dict
-        or list(parameters) != ["weight"]
-        or list(module.children())
-    ):
-        return False
-    weight = parameters["weight"]
-    if weight is None or not is_plain(weight):
-        return False
-    shaped = (
-        weight.dim() == 1
-        and len(weight) % WIDTH == 0
-        and weight.is_contiguous()
-        and weight.device.type == "cpu"
-    )
-    if not shaped or weight.dtype not in _TOLERANCE:
-        return False
-    # Rows with a mean that is not zero, which layer norms subtract; in the second row eps matters.
-    rows = (
-        torch.linspace(-1.0, 3.0, len(weight)).roll(len(weight) // 3)
-        * torch.tensor([[1.0], [eps**0.5]])
-    ).to(weight.dtype)
-    try:
-        with torch.inference_mode():
-            expected: Any = type(module).forward(module, rows)
-            result, tolerance = rms_norm(rows, weight.detach(), eps), _TOLERANCE[weight.dtype]
-            if (expected.shape, expected.dtype) != (result.shape, result.dtype):
-                return False
-            return bool(((expected - result).abs() <= tolerance * expected.abs()).all())
-    except Exception:  # the module takes other arguments, or is no norm in spite of its attributes
-        return False
+def takes_norm(weight: Tensor) -> bool:
+    """Return whether `rms_norm` takes a weight [size]."""
+    return weight.device.type == "cpu" and weight.is_contiguous() and len(weight) % WIDTH == 0
 
 
 @compiled

@@ -18,7 +18,7 @@ from paceline.model.architecture import Architecture
 from paceline.model.eagle.captured_states import CapturedStates, capture_states
 from paceline.model.fixed_shapes.bucket_cache import BucketCache
 from paceline.model.fixed_shapes.buckets import BucketKey
-from paceline.model.fixed_shapes.graphs import CapturedForward
+from paceline.model.fixed_shapes.graphs import CapturedForward, new_pool
 from paceline.model.fixed_shapes.inputs import BucketInputs
 from paceline.model.fixed_shapes.masks import MaskBuilder, key_positions
 from paceline.model.fixed_shapes.settings import USES_BEFORE_CAPTURE
@@ -151,13 +151,18 @@ class SharedLogits:
     """Memory pool of a model's graphs, and the logits that they all overwrite.
 
     Args:
-        pool: Memory pool.
         max_tokens: Maximum number of columns of all rows in a bucket.
+    Attributes:
+        pool: Memory pool of the graphs.
     """
 
-    def __init__(self, pool: Any, max_tokens: int) -> None:
-        self.pool, self._max_tokens = pool, max_tokens
+    def __init__(self, max_tokens: int) -> None:
+        self.pool, self._max_tokens = new_pool(), max_tokens
         self._logits: Tensor | None = None
+
+    def renew_pool(self) -> None:
+        """Make a new pool: torch frees a pool whose graphs were all dropped."""
+        self.pool = new_pool()
 
     def keep(self, output: BucketOutput) -> BucketOutput:
         """Return an output whose logits are in the shared memory.

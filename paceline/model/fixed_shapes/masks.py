@@ -71,10 +71,12 @@ class MaskBuilder:
 
 
 def key_positions(inputs: BucketTensors) -> Tensor:
-    """Return the text position of each cache position after the cached ones, [rows, columns].
+    """Return the text positions of the cache positions after the cached ones.
 
     Args:
         inputs: Inputs of the bucket.
+    Returns:
+        int64 [rows, columns].
     """
     rows, columns = inputs.positions.shape
     # Columns without a token write theirs to a position that nobody reads.

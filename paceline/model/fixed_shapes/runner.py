@@ -14,7 +14,6 @@ from paceline.model.eagle.captured_states import StateRequest
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.fixed_shapes.bucket import Bucket, BucketModel, BucketOutput, SharedLogits
 from paceline.model.fixed_shapes.buckets import BucketKey, bucket_of
-from paceline.model.fixed_shapes.graphs import new_pool
 from paceline.model.fixed_shapes.settings import MAX_TOKENS
 from paceline.model.model_view import View, is_steady
 from paceline.model.padded_batch import PaddedBatch
@@ -47,7 +46,7 @@ class FixedShapeRunner:
         self._shared: SharedLogits | None = None
         # Modules of other packages, such as adapters, may change between two forward passes.
         if model.device.type == "cuda" and all(map(is_steady, model.modules())):
-            self._shared = SharedLogits(new_pool(), MAX_TOKENS)
+            self._shared = SharedLogits(MAX_TOKENS)
 
     @property
     def num_graphs(self) -> int:
@@ -58,7 +57,7 @@ class FixedShapeRunner:
         """Drop the graphs if a weight of the model has moved to another address."""
         addresses = _addresses(self._owner.model)
         if addresses != self._weights:
-            self._buckets.clear()
+            self._drop_buckets()
             self._weights = addresses
 
     def run(
@@ -84,7 +83,7 @@ class FixedShapeRunner:
         if key is None:
             return None
         if self._generation != cache.generation:
-            self._buckets.clear()  # the stores have moved
+            self._drop_buckets()  # the stores have moved
             self._generation = cache.generation
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -96,6 +95,11 @@ class FixedShapeRunner:
                 raise
             self._stop_capturing(error)
             return bucket.run(layout, token_ids, positions, None)
+
+    def _drop_buckets(self) -> None:
+        self._buckets.clear()
+        if self._shared is not None:
+            self._shared.renew_pool()
 
     def _stop_capturing(self, error: RuntimeError) -> None:
         """Run all further forward passes without graphs, and warn."""
