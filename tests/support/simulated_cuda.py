@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.backend import plain_tensors
+from paceline.attention import fixed
+from paceline.backend import plain_tensors, resolve
+from paceline.model.fixed_shapes import bucket
 from tests.support.cuda_operations import CUDA, CudaTensor, Operations, is_there
-from tests.support.traffic import Traffic
+from tests.support.traffic import SimulatedEvent, Traffic
 
 __all__ = ["CUDA", "CudaTensor", "moved", "simulated_cuda"]
 
@@ -46,7 +49,7 @@ class _Lists(TorchFunctionMode):
             return self._made(func(*args, **{**kwargs, "device": "cpu"}), name)
         if name == "pin_memory":
             return args[0]
-        return func(*args, **kwargs)
+        return func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
 
     def _index(self, index: Any) -> Any:
         """Return an index with tensors of the device in place of lists."""
@@ -86,6 +89,26 @@ class _Generator(torch.Generator):
         return made
 
 
+class _CapturedForward:
+    """Stands in for a CUDA graph: runs the forward pass at every replay.
+
+    Args:
+        traffic: Log of waits and copies.
+        forward: Function without arguments that reads and writes tensors at fixed addresses.
+        pool: Ignored.
+    """
+
+    def __init__(self, traffic: Traffic, forward: Callable[[], Any], pool: Any) -> None:
+        self._traffic, self._forward = traffic, forward
+
+    def replay(self) -> Any:
+        """Run the forward pass, which must not wait or copy."""
+        before = len(self._traffic.events)
+        result = self._forward()
+        assert len(self._traffic.events) == before, self._traffic.events[before:]
+        return result
+
+
 @contextmanager
 def simulated_cuda() -> Iterator[Traffic]:
     """Make `CUDA` a device, within the context and in this thread; yield the log."""
@@ -97,8 +120,14 @@ def simulated_cuda() -> Iterator[Traffic]:
             "get_device_name": lambda device=None: "simulated",
             "mem_get_info": lambda device=None: (FREE_BYTES, TOTAL_BYTES),
             "synchronize": lambda device=None: traffic.wait("torch.cuda.synchronize"),
+            "Event": partial(SimulatedEvent, traffic),
+            "graph_pool_handle": lambda: None,
         }.items():
             stack.enter_context(patch.object(torch.cuda, name, stub))
+        captured = partial(_CapturedForward, traffic)
+        stack.enter_context(patch.object(bucket, "CapturedForward", captured))
+        for module in (fixed, resolve):  # Triton compiles for devices that are there
+            stack.enter_context(patch.object(module, "has_triton", lambda: False))
         stack.enter_context(patch.object(torch, "Generator", _Generator))
         # To the code under test, these are torch's own tensors.
         plain = plain_tensors.PLAIN | {CudaTensor}
