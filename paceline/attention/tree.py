@@ -11,7 +11,7 @@ from paceline.attention.reach import Reach
 
 @dataclass(frozen=True, slots=True)
 class TreeInputs:
-    """What pending tokens and nodes see.
+    """Inputs of attention over pending tokens and nodes.
 
     Attributes:
         cached: int64 [rows], tokens in the cache before the forward pass; all columns see them.

@@ -1,7 +1,7 @@
-"""Attend over slots and draft trees in Triton on CUDA, at any length without another launch.
+"""Attend over slots and draft trees in Triton on CUDA.
 
-The lengths are on the device, so that a captured graph serves every length of a bucket. Each split
-of the keys goes to a program of its own; programs behind the last key end at once.
+The kernel reads the lengths from the device, so that a captured graph serves every length of a
+bucket. Each split of the keys goes to another program; programs behind the last key end at once.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def store_columns(
 
 
 def _split(positions: int, programs: int) -> tuple[int, int]:
-    """Return the number of splits and their keys, so that the programs fill the device."""
+    """Return the number of splits and their keys; the programs fill the device."""
     keys = TREE_MIN_SPLIT_KEYS
     while -(-positions // keys) * programs > TREE_PROGRAMS and keys < positions:
         keys *= 2

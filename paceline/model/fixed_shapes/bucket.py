@@ -15,28 +15,16 @@ from paceline.backend.attention_metadata import mask_address, stand_in_mask
 from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture
-from paceline.model.eagle.captured_states import CapturedStates, capture_states
+from paceline.model.eagle.captured_states import capture_states
 from paceline.model.fixed_shapes.bucket_cache import BucketCache
 from paceline.model.fixed_shapes.buckets import BucketKey
-from paceline.model.fixed_shapes.graphs import CapturedForward, new_pool
+from paceline.model.fixed_shapes.graphs import CapturedForward, GraphMemory
 from paceline.model.fixed_shapes.inputs import BucketInputs
 from paceline.model.fixed_shapes.masks import MaskBuilder, key_positions
+from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.settings import USES_BEFORE_CAPTURE
 from paceline.model.model_view import View
 from paceline.model.padded_batch import PaddedBatch
-
-
-@dataclass(frozen=True, slots=True)
-class BucketOutput:
-    """Results of a forward pass; a replay of any graph of the model overwrites them.
-
-    Attributes:
-        logits: [rows, columns, vocab].
-        states: Captured hidden states; None if the caller reads none.
-    """
-
-    logits: Tensor
-    states: CapturedStates | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +68,7 @@ class Bucket:
                 kind: stand_in_mask(key.columns, key.positions, owner.device)
                 for kind in owner.architecture.layer_kinds
             }
-        self._captured: CapturedForward[BucketOutput] | None = None
+        self._captured: CapturedForward | None = None
         self._uses = 0
 
     def run(
@@ -88,7 +76,7 @@ class Bucket:
         layout: PaddedBatch,
         token_ids: IntArray,
         positions: IntArray,
-        shared: SharedLogits | None,
+        memory: GraphMemory | None,
     ) -> BucketOutput:
         """Run a forward pass.
 
@@ -96,16 +84,16 @@ class Bucket:
             layout: Padded batch.
             token_ids: As in `BucketInputs.fill`.
             positions: As in `BucketInputs.fill`.
-            shared: Memory for graphs; None to run without capturing.
+            memory: Memory of graphs; None to run without capturing.
         Raises:
             RuntimeError: An operation cannot be captured.
         """
         self._inputs.fill(layout, token_ids, positions)
         self._uses += 1
-        if shared is None or self._uses <= USES_BEFORE_CAPTURE:
+        if memory is None or self._uses <= USES_BEFORE_CAPTURE:
             return self._forward()
         if self._captured is None:
-            self._captured = CapturedForward(lambda: shared.keep(self._forward()), shared.pool)
+            self._captured = memory.capture(self._forward)
         return self._captured.replay()
 
     def _forward(self) -> BucketOutput:
@@ -145,32 +133,3 @@ class Bucket:
             for kind, reach in reaches.items()
         }
         return self._stand_ins
-
-
-class SharedLogits:
-    """Memory pool of a model's graphs, and the logits that they all overwrite.
-
-    Args:
-        max_tokens: Maximum number of columns of all rows in a bucket.
-    Attributes:
-        pool: Memory pool of the graphs.
-    """
-
-    def __init__(self, max_tokens: int) -> None:
-        self.pool, self._max_tokens = new_pool(), max_tokens
-        self._logits: Tensor | None = None
-
-    def renew_pool(self) -> None:
-        """Make a new pool: torch frees a pool whose graphs were all dropped."""
-        self.pool = new_pool()
-
-    def keep(self, output: BucketOutput) -> BucketOutput:
-        """Return an output whose logits are in the shared memory.
-
-        Graphs that kept their own logits would together hold a vocabulary per column of each.
-        """
-        logits = output.logits
-        if self._logits is None or self._logits.shape[1] != logits.shape[-1]:
-            self._logits = logits.new_empty(self._max_tokens, logits.shape[-1])
-        kept = self._logits[: logits.shape[0] * logits.shape[1]].view(logits.shape)
-        return BucketOutput(kept.copy_(logits), output.states)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import NamedTuple
 
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.eagle.captured_states import StateRequest
-from paceline.model.fixed_shapes.settings import COLUMNS, MAX_TOKENS, MIN_POSITIONS
+from paceline.model.fixed_shapes.settings import (
+    COLUMNS,
+    MAX_TOKENS,
+    MIN_POSITIONS,
+    MIN_POSITIONS_BY_LENGTH,
+    POSITIONS_RATIO,
+    POSITIONS_RATIO_BY_LENGTH,
+)
 from paceline.model.padded_batch import PaddedBatch
 
 
@@ -32,13 +38,18 @@ class BucketKey(NamedTuple):
 
 
 def bucket_of(
-    layout: PaddedBatch, cache: SlotCache, reduced_logits: bool, states: StateRequest | None
+    layout: PaddedBatch,
+    cache: SlotCache,
+    reads_lengths: bool,
+    reduced_logits: bool,
+    states: StateRequest | None,
 ) -> BucketKey | None:
     """Return the bucket of a padded batch; None if it is too large for any.
 
     Args:
         layout: Padded batch.
         cache: KV cache; its window is the one of the batch.
+        reads_lengths: Whether attention reads lengths from the device instead of a mask.
         reduced_logits: As in `ForwardState`.
         states: As in `BucketKey`.
     """
@@ -51,15 +62,17 @@ def bucket_of(
         rows = num_rows
     if rows * columns > MAX_TOKENS:
         return None
-    positions = min(position_bucket(cache.window.visible), cache.capacity)
+    positions = min(_position_bucket(cache.window.visible, reads_lengths), cache.capacity)
     return BucketKey(rows, columns, positions, layout.first_slot, reduced_logits, states)
 
 
-def position_bucket(visible: int) -> int:
+def _position_bucket(visible: int, reads_lengths: bool) -> int:
     """Return the smallest bucket of cache positions that holds `visible` ones."""
-    sizes = (
-        size
-        for power in count()
-        for size in (MIN_POSITIONS << power, MIN_POSITIONS * 3 << power >> 1)
+    size, ratio = (
+        (MIN_POSITIONS_BY_LENGTH, POSITIONS_RATIO_BY_LENGTH)
+        if reads_lengths
+        else (MIN_POSITIONS, POSITIONS_RATIO)
     )
-    return next(size for size in sizes if size >= visible)
+    while size < visible:
+        size *= ratio
+    return size

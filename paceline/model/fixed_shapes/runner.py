@@ -7,13 +7,16 @@ import warnings
 import torch
 from transformers import PreTrainedModel
 
+from paceline.attention.fixed import takes_trees
 from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.captured_states import StateRequest
 from paceline.model.eagle.modules import uses_target_states
-from paceline.model.fixed_shapes.bucket import Bucket, BucketModel, BucketOutput, SharedLogits
+from paceline.model.fixed_shapes.bucket import Bucket, BucketModel
 from paceline.model.fixed_shapes.buckets import BucketKey, bucket_of
+from paceline.model.fixed_shapes.graphs import GraphMemory
+from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.settings import MAX_TOKENS
 from paceline.model.model_view import View, is_steady
 from paceline.model.padded_batch import PaddedBatch
@@ -43,10 +46,10 @@ class FixedShapeRunner:
         self._owner = BucketModel(model, view, architecture, groups, model.device)
         self._buckets: dict[BucketKey, Bucket] = {}
         self._weights = _addresses(model)
-        self._shared: SharedLogits | None = None
+        self._memory: GraphMemory | None = None
         # Modules of other packages, such as adapters, may change between two forward passes.
         if model.device.type == "cuda" and all(map(is_steady, model.modules())):
-            self._shared = SharedLogits(MAX_TOKENS)
+            self._memory = GraphMemory(MAX_TOKENS)
 
     @property
     def num_graphs(self) -> int:
@@ -79,7 +82,8 @@ class FixedShapeRunner:
         if not all(layer.is_initialized for layer in cache.layers):
             return None
         reduced = self._owner.view.state.reduced_logits
-        key = bucket_of(layout, cache, reduced, states)
+        reads_lengths = takes_trees(self._owner.device.type)
+        key = bucket_of(layout, cache, reads_lengths, reduced, states)
         if key is None:
             return None
         if self._generation != cache.generation:
@@ -89,21 +93,21 @@ class FixedShapeRunner:
         if bucket is None:
             bucket = self._buckets[key] = Bucket(self._owner, key, cache)
         try:
-            return bucket.run(layout, token_ids, positions, self._shared)
+            return bucket.run(layout, token_ids, positions, self._memory)
         except RuntimeError as error:
-            if self._shared is None or isinstance(error, torch.OutOfMemoryError):
+            if self._memory is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             self._stop_capturing(error)
             return bucket.run(layout, token_ids, positions, None)
 
     def _drop_buckets(self) -> None:
         self._buckets.clear()
-        if self._shared is not None:
-            self._shared.renew_pool()
+        if self._memory is not None:
+            self._memory.renew_pool()
 
     def _stop_capturing(self, error: RuntimeError) -> None:
         """Run all further forward passes without graphs, and warn."""
-        self._shared = None
+        self._memory = None
         self._buckets.clear()
         warnings.warn(
             f"{self._owner.architecture.name}: its forward pass cannot be captured as a CUDA graph"
