@@ -145,13 +145,13 @@ class Datastore:
             DatastoreError: An id is not below the vocabulary size, or the store is closed.
         """
         grown = {
-            output: checked(token_ids, 0, self.vocab_size).copy()
+            output: checked(token_ids, 0, self.vocab_size).tolist()
             for output, token_ids in outputs.items()
         }
         with self._changed:
             self._check_open()
-            for output, document in grown.items():
-                self._running.extend(output, document)
+            for output, token_ids in grown.items():
+                self._running.extend(output, token_ids)
             if grown and self._running:
                 self._sort_soon()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +19,7 @@ class RunningOutputs:
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens, self._num_tokens = max_tokens, 0
-        self._texts: dict[int, list[NDArray[np.uint32]]] = {}  # lists of chunks, by output
+        self._texts: dict[int, array[int]] = {}  # by output
 
     def __bool__(self) -> bool:
         """Return whether there are two or more outputs; a request knows its own."""
@@ -27,10 +30,14 @@ class RunningOutputs:
         """Number of tokens that `documents` returns."""
         return self._num_tokens if self else 0
 
-    def extend(self, output: int, token_ids: NDArray[np.uint32]) -> None:
+    def extend(self, output: int, token_ids: Iterable[int]) -> None:
         """Append tokens to an output, creating it if it is new."""
-        self._texts.setdefault(output, []).append(token_ids)
-        self._num_tokens += token_ids.size
+        text = self._texts.get(output)
+        if text is None:
+            text = self._texts[output] = array("I")
+        before = len(text)
+        text.extend(token_ids)
+        self._num_tokens += len(text) - before
         while self._num_tokens > self._max_tokens:
             self.drop(max(self._texts, key=self._size_of))
 
@@ -42,7 +49,7 @@ class RunningOutputs:
 
     def documents(self) -> list[NDArray[np.uint32]]:
         """Return all outputs, or none if there is only one."""
-        return [np.concatenate(chunks) for chunks in self._texts.values()] if self else []
+        return [np.array(text, dtype=np.uint32) for text in self._texts.values()] if self else []
 
     def _size_of(self, output: int) -> int:
-        return sum(chunk.size for chunk in self._texts[output])
+        return len(self._texts[output])

@@ -11,6 +11,7 @@ SHORT_RUN = 12  # Runs of at most this many suffixes are sorted by insertion.
 MIN_BUCKETS = 1 << 12  # Buckets of the first tokens, for a small text with a large vocabulary.
 MAX_BUCKETS = 1 << 22  # Buckets of the first tokens; more need more memory than they save time.
 PARTS_PER_WORKER = 16  # Parts of the suffix array per thread, so that all threads finish together.
+MIN_PART_TOKENS = 1 << 14  # Smallest text per part; sorting a part takes a few milliseconds.
 
 # Writing.
 SORT_MEMORY = 2 << 30  # Bytes for sorting one shard.

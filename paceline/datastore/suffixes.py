@@ -22,6 +22,7 @@ from paceline.datastore.pair_sort import MAX_PENDING, sort_pairs
 from paceline.datastore.store_settings import (
     MAX_BUCKETS,
     MIN_BUCKETS,
+    MIN_PART_TOKENS,
     PARTS_PER_WORKER,
     SHORT_RUN,
     SORTED_TOKENS,
@@ -92,7 +93,8 @@ def suffix_array(
         _sort_buckets(packed, array, starts[first : last + 1], depth)
         return int(starts[last] - starts[first])
 
-    edges = np.linspace(0, starts[-1], workers * PARTS_PER_WORKER + 1)[1:-1]
+    num_parts = min(workers * PARTS_PER_WORKER, 1 + text.size // MIN_PART_TOKENS)
+    edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     parts = [(int(first), int(last)) for first, last in pairwise(cuts)]
     if workers == 1:  # without a thread, because no thread can be started while the process exits

@@ -18,16 +18,10 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import TreeBuilder
 from paceline.drafters import create
-from paceline.drafters.shared.draft_sources import (
-    DRAFT_HEAD,
-    DRAFT_MODEL,
-    RETRIEVAL,
-    flatten_sources,
-)
-from paceline.drafters.shared.merged_tree import grow
-from paceline.drafters.shared.recycled import new_table, remember
-from paceline.drafters.shared.source_calibration import new_source_calibration
-from paceline.drafters.shared.tree_candidate import CANDIDATE, TreeInputs, TreeQuery
+from paceline.drafters.shared.array_trees import ArrayTrees
+from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL
+from paceline.drafters.shared.recycled import VerifiedTrees, remember
+from paceline.drafters.shared.recycler import Recycler
 from paceline.errors import DrafterError
 from paceline.verification.tree_rules import check_trees
 from tests.support.shared import Pair
@@ -109,22 +103,22 @@ def test_prompt_lookup_across_the_border() -> None:
 
 
 def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
-    table, calibration = new_table(64), new_source_calibration()
+    request = Request([1], SamplingParams(max_new_tokens=2))
+    made = Recycler(1, rows=64)
     ids, probs = np.zeros((1, 8), np.int64), np.zeros((1, 8), np.float32)
     ids[0, :2], probs[0, :2] = [7, 8], [0.5, 0.3]
-    remember(table, np.array([1]), 1, np.empty(0, np.int64), np.empty(0, np.int64), ids, probs)
+    one, none = np.array([1]), np.empty(0, np.int64)
+    remember(made.table, 1, VerifiedTrees(one, one, none, none, np.array([0])), ids, probs)
 
     def tree(tokens: list[int], chance: list[float], origin: list[Origin]) -> DraftTree:
         return DraftTree(tokens, [-1] * len(tokens), None, chance, origins=origin)
 
     def origins(drafted: DraftTree, head_draft: DraftTree, modelled: DraftTree) -> dict[int, int]:
-        tree = np.empty(8, CANDIDATE)
-        sources = flatten_sources(
-            {RETRIEVAL: drafted, DRAFT_HEAD: head_draft, DRAFT_MODEL: modelled}
+        given = {RETRIEVAL: drafted, DRAFT_HEAD: head_draft, DRAFT_MODEL: modelled}
+        (tree,) = made.draft(
+            [request], [8], 0.0, {source: ArrayTrees.of([each]) for source, each in given.items()}
         )
-        query = TreeQuery(np.array([1]), 1, 0.0, 1, 0.0)
-        size = grow(TreeInputs(table, calibration, sources, query), tree)
-        return dict(zip(tree["token"][:size].tolist(), tree["origin"][:size].tolist(), strict=True))
+        return dict(zip(tree.token_ids, tree.origins or (), strict=True))
 
     nothing = tree([], [], [])
     assert origins(nothing, nothing, nothing) == {7: R, 8: R}

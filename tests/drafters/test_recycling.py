@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,21 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, IntArray
 from paceline.drafters import create
-from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL
-from paceline.drafters.shared.recycled import ABSENT, look_up, new_table, remember
+from paceline.drafters.shared import recycled
+from paceline.drafters.shared.array_trees import ArrayTrees
+from paceline.drafters.shared.draft_sources import (
+    DRAFT_HEAD,
+    DRAFT_MODEL,
+    RETRIEVAL,
+    DraftSource,
+)
+from paceline.drafters.shared.recycled import (
+    ABSENT,
+    SuccessorTable,
+    VerifiedTrees,
+    look_up,
+    new_table,
+)
 from paceline.drafters.shared.recycler import Recycler
 from paceline.drafters.shared.source_calibration import (
     CELLS,
@@ -29,6 +43,29 @@ from paceline.errors import ConfigError
 
 # the newest tokens -> what the target says then
 Said = dict[tuple[int, ...], list[tuple[int, float]]]
+
+
+def remember(
+    table: SuccessorTable, newest: IntArray, keys: int, tree: DraftTree, top: TopTokens
+) -> None:
+    """Cache what the target said of one request's tree."""
+    trees = VerifiedTrees(
+        newest, ids(len(newest)), ids(*tree.token_ids), ids(*tree.parents), ids(len(tree))
+    )
+    recycled.remember(table, keys, trees, top.token_ids, top.probs)
+
+
+def draft(
+    made: Recycler,
+    request: Request,
+    max_nodes: int,
+    least: float = 0.0,
+    trees: Mapping[DraftSource, DraftTree] | None = None,
+) -> DraftTree:
+    """The tree of one request."""
+    given = {source: ArrayTrees.of([tree]) for source, tree in (trees or {}).items()}
+    (tree,) = made.draft([request], [max_nodes], least, given)
+    return tree
 
 
 def ids(*tokens: int) -> IntArray:
@@ -58,14 +95,14 @@ def kept(table: Any, *newest: int, keys: int = LONGEST_KEY) -> tuple[list[int], 
 def test_what_was_said_after_every_node_is_kept_under_keys_of_all_lengths() -> None:
     table = new_table(64)
     said = tops([[(7, 0.6), (9, 0.3)], [(4, 0.8)], [(5, 0.9)]])
-    remember(table, ids(1, 2), 3, ids(7, 9), ids(-1, -1), said.token_ids, said.probs)
+    remember(table, ids(1, 2), 3, DraftTree([7, 9], [-1, -1]), said)
     assert kept(table, 1, 2) == ([7, 9], 2)
     assert kept(table, 8, 2) == ([7, 9], 1)
     assert kept(table, 1, 2, 7) == ([4], 3)
     assert kept(table, 2, 9) == ([5], 2)
     assert kept(table, 3) == ([], 0)
     again = tops([[(9, 0.7)]])
-    remember(table, ids(8, 2), 3, ids(), ids(), again.token_ids, again.probs)
+    remember(table, ids(8, 2), 3, EMPTY_TREE, again)
     assert kept(table, 1, 2) == ([7, 9], 2)  # the longer key still has what it had
     assert kept(table, 2) == ([9], 1)  # the newest
 
@@ -74,7 +111,7 @@ def test_a_full_table_forgets_the_oldest() -> None:
     table = new_table(8)
     for token in range(100):
         said = tops([[(token + 1, 0.9)]])
-        remember(table, ids(token), 1, ids(), ids(), said.token_ids, said.probs)
+        remember(table, ids(token), 1, EMPTY_TREE, said)
     assert kept(table, 99) == ([100], 1)
     assert sum(kept(table, token)[1] for token in range(100)) == 8
 
@@ -82,7 +119,7 @@ def test_a_full_table_forgets_the_oldest() -> None:
 def test_the_longest_key_in_use_bounds_what_is_looked_up() -> None:
     table = new_table(64)
     said = tops([[(7, 0.6)]])
-    remember(table, ids(1, 2, 3), 1, ids(), ids(), said.token_ids, said.probs)
+    remember(table, ids(1, 2, 3), 1, EMPTY_TREE, said)
     assert kept(table, 1, 2, 3, keys=3) == ([7], 1)
 
 
@@ -95,7 +132,7 @@ def taught(said: Said, keys: int = 3) -> Recycler:
 def teach(made: Recycler, said: Said, keys: int = 3) -> None:
     for newest, row in said.items():
         top = tops([row])
-        remember(made.table, ids(*newest), keys, ids(), ids(), top.token_ids, top.probs)
+        remember(made.table, ids(*newest), keys, EMPTY_TREE, top)
 
 
 def test_the_likeliest_paths_come_first_from_both_sources() -> None:
@@ -103,7 +140,7 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
     drafted = DraftTree([7, 4], [-1, 0], None, [0.8, 0.3])
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
-    tree = made.draft(request, 8, 0.0, {RETRIEVAL: drafted})
+    tree = draft(made, request, 8, 0.0, {RETRIEVAL: drafted})
     assert tree.token_ids[:2] == [7, 5]
     assert set(zip(tree.parents, tree.token_ids, strict=True)) == {(-1, 7), (0, 5), (-1, 9), (0, 4)}
     assert tree.confidence is not None
@@ -111,9 +148,9 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
     for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
         paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
     assert paths == sorted(paths, reverse=True)
-    assert len(made.draft(request, 2, 0.0, {RETRIEVAL: drafted})) == 2
-    assert len(made.draft(request, 8, 0.5, {RETRIEVAL: drafted})) < 4
-    assert made.draft(request, 0, 0.0, {RETRIEVAL: drafted}) is EMPTY_TREE
+    assert len(draft(made, request, 2, 0.0, {RETRIEVAL: drafted})) == 2
+    assert len(draft(made, request, 8, 0.5, {RETRIEVAL: drafted})) < 4
+    assert draft(made, request, 0, 0.0, {RETRIEVAL: drafted}) is EMPTY_TREE
 
 
 def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
@@ -123,8 +160,8 @@ def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     plain, joint = (
-        made.draft(request, 8, 0.0),
-        made.draft(request, 8, 0.0, {DRAFT_MODEL: DraftTree([9, 3], [-1, -1], None, [0.9, 0.2])}),
+        draft(made, request, 8),
+        draft(made, request, 8, 0.0, {DRAFT_MODEL: DraftTree([9, 3], [-1, -1], None, [0.9, 0.2])}),
     )
 
     def chances(tree: DraftTree) -> dict[int, float]:
@@ -149,7 +186,8 @@ def test_head_and_model_have_separate_counts(asked: bool, cells: int) -> None:
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     said = DraftTree([9], [-1], None, [0.6])
     model = replace(said, origins=[Origin.MODEL]) if asked else EMPTY_TREE
-    tree = made.draft(
+    tree = draft(
+        made,
         request,
         8,
         0.0,
@@ -177,7 +215,7 @@ def test_what_all_say_is_likelier_than_what_some_say() -> None:
     chances = [
         dict(zip(tree.token_ids, tree.confidence or (), strict=True))[7]
         for tree in (
-            made.draft(request, 8, 0.0, {DRAFT_HEAD: one, DRAFT_MODEL: other})
+            draft(made, request, 8, 0.0, {DRAFT_HEAD: one, DRAFT_MODEL: other})
             for one in (nine, seven)
             for other in (nine, seven)
         )
@@ -187,7 +225,7 @@ def test_what_all_say_is_likelier_than_what_some_say() -> None:
 
 def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:
     made = taught({(2,): [(2, 0.9)]})
-    tree = made.draft(Request([2], SamplingParams(max_new_tokens=4)), 20, 0.0)
+    tree = draft(made, Request([2], SamplingParams(max_new_tokens=4)), 20)
     assert len(tree) == 3
 
 
@@ -195,7 +233,7 @@ def test_chances_are_counted_of_what_was_fed_and_of_what_was_not() -> None:
     made = taught({(2,): [(7, 0.6), (9, 0.3)], (7,): [(5, 0.6)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     before = made.calibration.hits / made.calibration.trials
-    made.draft(request, 8, 0.0)
+    draft(made, request, 8)
     request.append([7, 3])
     made.observe([Outcome(request, EMPTY_TREE, [], [7, 3], [7], tops([[(7, 0.9)]]))])
     after = made.calibration.hits / made.calibration.trials
@@ -212,9 +250,7 @@ def test_sampled_requests_have_chances_of_their_own() -> None:
     assert pair_cell(False, 1, 0.5, -1.0) != pair_cell(True, 1, 0.5, -1.0)
     made = taught({(2,): [(7, 0.8), (9, 0.2)]})
     hot, cold = (
-        made.draft(
-            Request([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1, 0.0
-        ).confidence
+        draft(made, Request([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1).confidence
         for heat in (5.0, 0.2)
     )
     assert hot is not None

@@ -23,6 +23,7 @@ from paceline.drafters.auto.draft_model_gate import DraftModelGates
 from paceline.drafters.auto.model_source import ModelSource
 from paceline.drafters.auto.options import AutoOptions
 from paceline.drafters.auto.settings import AutoSettings
+from paceline.drafters.shared.array_trees import ArrayTrees
 from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL, DraftSource
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
@@ -127,13 +128,11 @@ class Auto(RecyclingDrafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per request from all sources."""
-        retrieved = self._retrieval.propose(
+        retrieved = self._retrieval.retrieve(
             requests, [_SETTINGS.retrieved_nodes if limit else 0 for limit in max_nodes]
         )
-        trees = {
-            RETRIEVAL: retrieved,
-            DRAFT_HEAD: [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests],
-        }
+        head_drafts = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
+        trees = {RETRIEVAL: retrieved, DRAFT_HEAD: ArrayTrees.of(head_drafts)}
         others = self._merge(requests, max_nodes, trees)
         if self._model is None:
             return others
@@ -144,7 +143,7 @@ class Auto(RecyclingDrafter):
                 self._model.propose(requests, [0] * len(requests))
                 return others
         self._model.seed_trees(requests, others)
-        trees[DRAFT_MODEL] = self._model.propose(requests, max_nodes)
+        trees[DRAFT_MODEL] = ArrayTrees.of(self._model.propose(requests, max_nodes))
         self._gates.model_finished()
         return self._merge(requests, max_nodes, trees)
 
@@ -152,18 +151,10 @@ class Auto(RecyclingDrafter):
         self,
         requests: Sequence[Request],
         max_nodes: list[int],
-        trees: Mapping[DraftSource, list[DraftTree]],
+        trees: Mapping[DraftSource, ArrayTrees],
     ) -> list[DraftTree]:
         """Merge the trees of each request into one tree."""
-        return [
-            self._recycler.draft(
-                request,
-                limit,
-                self._options.min_path_probability,
-                {source: of_requests[row] for source, of_requests in trees.items()},
-            )
-            for row, (request, limit) in enumerate(zip(requests, max_nodes, strict=True))
-        ]
+        return self._recycler.draft(requests, max_nodes, self._options.min_path_probability, trees)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Cache the target's distributions and update all sources."""

@@ -108,21 +108,23 @@ def _pair(
         Number of waiting candidates.
     """
     sources, sampled = inputs.sources, inputs.query.temperature > 0
+    begin, end = sources.begins[inputs.row, 0], sources.ends[inputs.row, 0]
     first, last, size = cached
     waiting = last
-    for drafted in range(sources.starts[1]):
-        if sources.parents[drafted] != node.nodes[0] or waiting == len(frontier):
+    for index_of_node in range(begin, end):
+        drafted = sources.nodes[index_of_node]
+        if drafted.parent != node.nodes[0] or waiting == len(frontier):
             continue
-        index = _index_of(frontier, first, last, sources.token_ids[drafted])
+        index = _index_of(frontier, first, last, drafted.token)
         is_new = index == ABSENT
         index = waiting if is_new else index
         probability = 0.0 if is_new else scratch[index - first]
         candidate = frontier[index]
-        candidate.token, candidate.nodes[0] = sources.token_ids[drafted], drafted
-        if is_new or sources.confidence[drafted] > probability:
-            candidate.origin = sources.origins[drafted]
+        candidate.token, candidate.nodes[0] = drafted.token, index_of_node - begin
+        if is_new or drafted.confidence > probability:
+            candidate.origin = drafted.origin
         candidate.cells[0] = pair_cell(
-            sampled, 0 if is_new else size, probability, sources.confidence[drafted]
+            sampled, 0 if is_new else size, probability, drafted.confidence
         )
         waiting += is_new
     return waiting
@@ -151,26 +153,27 @@ def _weigh(
     Returns:
         Number of waiting candidates.
     """
-    sources, start = inputs.sources, inputs.sources.starts[source]
+    sources = inputs.sources
+    begin, end = sources.begins[inputs.row, source], sources.ends[inputs.row, source]
     last, has_children = waiting, False
-    for node in range(sources.starts[source + 1] - start):
-        row = start + node
-        if sources.parents[row] != base or waiting == len(frontier):
+    for index_of_node in range(begin, end):
+        drafted = sources.nodes[index_of_node]
+        if drafted.parent != base or waiting == len(frontier):
             continue
         has_children = True
-        index = _index_of(frontier, first, last, sources.token_ids[row])
+        index = _index_of(frontier, first, last, drafted.token)
         if index == ABSENT:
             index = waiting
             candidate = frontier[index]
-            candidate.token, candidate.confidence = sources.token_ids[row], 0.0
+            candidate.token, candidate.confidence = drafted.token, 0.0
             for other in range(NUM_SOURCES):
                 candidate.nodes[other], candidate.cells[other] = ABSENT, ABSENT
-            candidate.origin = sources.origins[row]
+            candidate.origin = drafted.origin
             waiting += 1
         candidate = frontier[index]
-        candidate.nodes[source] = node
-        if sources.confidence[row] >= candidate.confidence:
-            candidate.origin = sources.origins[row]
+        candidate.nodes[source] = index_of_node - begin
+        if drafted.confidence >= candidate.confidence:
+            candidate.origin = drafted.origin
     if has_children:
         _calibrate(inputs, source, frontier, first, waiting)
     return waiting
@@ -182,10 +185,11 @@ def _calibrate(
 ) -> None:
     """Set the confidence of candidates by the calibration cells of a weighed source."""
     sources, sampled = inputs.sources, inputs.query.temperature > 0
+    begin = sources.begins[inputs.row, source]
     for index in range(first, last):
         candidate = frontier[index]
         node = candidate.nodes[source]
-        confidence = -1.0 if node == ABSENT else sources.confidence[sources.starts[source] + node]
+        confidence = -1.0 if node == ABSENT else sources.nodes[begin + node].confidence
         cell = weighed_cell(sources.tables[source], sampled, candidate.confidence, confidence)
         candidate.cells[source] = cell
         candidate.confidence = acceptance(inputs.calibration, cell)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.origin import Origin
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.tree import IntArray
+from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees, DraftNode
 from paceline.drafters.shared.settings import DRAFT_HEAD_PRIOR, DRAFT_MODEL_PRIOR, SourcePrior
+from paceline.util.compiled import Records
 
 PAIRED = -1  # `calibration_table` of the source that is paired with the cached distributions
 
@@ -52,53 +53,42 @@ WEIGHED = tuple(
 
 
 class SourceTrees(NamedTuple):
-    """Hold the trees of all sources for one request, one after the other.
+    """Hold the trees of all sources for a batch.
 
     Attributes:
-        token_ids: [nodes] token ids.
-        parents: [nodes] parent in the tree of the source; -1 is the root.
-        confidence: [nodes] acceptance probability given the parent, by the source.
-        origins: [nodes] origins of the tokens.
-        starts: [1 + sources] first node of each source, and the end.
+        nodes: [n] nodes of all trees.
+        begins: [batch, sources] first node of each tree.
+        ends: [batch, sources] end of the nodes of each tree.
         tables: [sources] `DraftSource.calibration_table` of each source.
     """
 
-    token_ids: IntArray
-    parents: IntArray
-    confidence: NDArray[np.float64]
-    origins: NDArray[np.int8]
-    starts: IntArray
+    nodes: Records[DraftNode]
+    begins: IntArray
+    ends: IntArray
     tables: IntArray
 
 
+_NO_NODES: NDArray[np.void] = np.empty(0, dtype=DRAFT_NODE)
 _TABLES: IntArray = np.array([source.calibration_table for source in SOURCES], dtype=np.int64)
 
 
-def flatten_sources(trees: Mapping[DraftSource, DraftTree]) -> SourceTrees:
-    """Return the trees in the form of `merged_tree.grow`.
+def join_sources(trees: Mapping[DraftSource, ArrayTrees], num_requests: int) -> SourceTrees:
+    """Return the trees of all sources in the form of `merged_tree.grow_trees`.
 
     Args:
-        trees: Draft tree of each source, with confidences; a source without a tree is left out.
+        trees: Trees of each source, with confidences; a source without trees is left out.
+        num_requests: Number of requests in the batch.
     """
-    token_ids: list[int] = []
-    parents: list[int] = []
-    confidence: list[float] = []
-    origins: list[int] = []
-    starts = [0]
-    for source in SOURCES:
-        tree = trees.get(source)
-        if tree is not None and tree.token_ids:
-            assert tree.confidence is not None, f"{source.name} gives confidences"
-            token_ids += tree.token_ids
-            parents += tree.parents
-            confidence += tree.confidence
-            origins += [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
-        starts.append(len(token_ids))
-    return SourceTrees(
-        np.array(token_ids, dtype=np.int64),
-        np.array(parents, dtype=np.int64),
-        np.array(confidence, dtype=np.float64),
-        np.array(origins, dtype=np.int8),
-        np.array(starts, dtype=np.int64),
-        _TABLES,
-    )
+    begins = np.zeros((num_requests, len(SOURCES)), dtype=np.int64)
+    ends = np.zeros((num_requests, len(SOURCES)), dtype=np.int64)
+    nodes: list[NDArray[np.void]] = []
+    num_nodes = 0
+    for column, source in enumerate(SOURCES):
+        given = trees.get(source)
+        if given is not None and given.nodes.size:
+            begins[:, column] = given.begins + num_nodes
+            ends[:, column] = given.ends + num_nodes
+            nodes.append(given.nodes)
+            num_nodes += given.nodes.size
+    joined: Any = nodes[0] if len(nodes) == 1 else np.concatenate([_NO_NODES, *nodes])
+    return SourceTrees(joined, begins, ends, _TABLES)

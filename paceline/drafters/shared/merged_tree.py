@@ -12,11 +12,15 @@ the order of `SOURCES`).
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
 from paceline.drafters.shared.candidate_offers import offer
-from paceline.drafters.shared.recycled import ABSENT, TOP
+from paceline.drafters.shared.draft_sources import SourceTrees
+from paceline.drafters.shared.recycled import ABSENT, TOP, SuccessorTable
 from paceline.drafters.shared.source_calibration import SourceCalibration, count_cell
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import (
@@ -24,57 +28,129 @@ from paceline.drafters.shared.tree_candidate import (
     NUM_SOURCES,
     TreeCandidate,
     TreeInputs,
+    TreeQueries,
+    TreeQuery,
 )
 from paceline.util.compiled import Records, compiled, kernel
 
 _FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64  # frontier size: per node, and constant
 
 
+class _Workspace(NamedTuple):
+    """Hold scratch arrays for one tree after the other.
+
+    Attributes:
+        root: [1] candidate of the root.
+        frontier: [room] candidates.
+        paths: [room] their path probabilities, which are compared most often.
+        scratch: [TOP] cached probabilities.
+    """
+
+    root: Records[TreeCandidate]
+    frontier: Records[TreeCandidate]
+    paths: NDArray[np.float64]
+    scratch: NDArray[np.float64]
+
+
 @compiled
-def grow(inputs: TreeInputs, tree: Records[TreeCandidate]) -> int:
+def grow_trees(
+    table: SuccessorTable,
+    calibration: SourceCalibration,
+    sources: SourceTrees,
+    queries: TreeQueries,
+    trees: Any,
+    ends: IntArray,
+) -> None:
+    """Grow a tree for each request of a batch, best first.
+
+    Args:
+        table: Cached distributions.
+        calibration: Acceptance rates by source.
+        sources: Draft trees of the sources.
+        queries: The requests.
+        trees: [sum of the maximum numbers of nodes] of CANDIDATE, filled with one tree after the
+            other; the path probabilities of a tree fall.
+        ends: [batch], filled with the end of each tree.
+    """
+    room = _FRONTIER + _FRONTIER_PER_NODE * queries.limits[:, 1].max() + len(sources.nodes)
+    work = _Workspace(
+        np.empty(1, dtype=CANDIDATE),
+        np.empty(room, dtype=CANDIDATE),
+        np.empty(room),
+        np.empty(TOP),
+    )
+    end = 0
+    for row in range(len(ends)):
+        known, max_nodes, max_depth = queries.limits[row]
+        query = TreeQuery(
+            queries.max_context,
+            queries.temperatures[row],
+            max_depth,
+            queries.min_path_probability,
+        )
+        if max_nodes > 0 and max_depth > 0:
+            _set_root(work.root[0], queries.newest[row], known)
+            inputs = TreeInputs(table, calibration, sources, row, query)
+            end += _grow(inputs, work, trees[end : end + max_nodes])
+        ends[row] = end
+
+
+@kernel
+def _grow(inputs: TreeInputs, work: _Workspace, tree: Records[TreeCandidate]) -> int:
     """Grow a tree best first and return its size.
 
     Args:
         inputs: Sources, calibration and request.
+        work: Scratch arrays, with the root.
         tree: [max_nodes], filled with falling path probabilities.
     """
-    max_nodes, query = len(tree), inputs.query
-    num_drafted = len(inputs.sources.token_ids)
-    frontier = np.empty(_FRONTIER + _FRONTIER_PER_NODE * max_nodes + num_drafted, dtype=CANDIDATE)
-    scratch = np.empty(TOP)
-    root = np.empty(1, dtype=CANDIDATE)
-    _set_root(root, query.newest)
-    waiting = offer(inputs, root[0], -1, frontier, 0, scratch)
+    max_nodes, query, frontier, paths = len(tree), inputs.query, work.frontier, work.paths
+    waiting = _offer(inputs, work, work.root[0], -1, 0)
     size = 0
     while size < max_nodes and waiting > 0:
         best = 0
         for index in range(1, waiting):
-            if frontier[index].path_confidence > frontier[best].path_confidence:
+            if paths[index] > paths[best]:
                 best = index
-        if frontier[best].path_confidence < query.min_path_probability:
+        if paths[best] < query.min_path_probability:
             break
         tree[size] = frontier[best]
         waiting -= 1
-        frontier[best] = frontier[waiting]
+        frontier[best], paths[best] = frontier[waiting], paths[waiting]
         if tree[size].depth < query.max_depth and size + 1 < max_nodes:
-            waiting = offer(inputs, tree[size], size, frontier, waiting, scratch)
+            waiting = _offer(inputs, work, tree[size], size, waiting)
         size += 1
     return size
 
 
 @kernel
-def _set_root(root: Records[TreeCandidate], newest: IntArray) -> None:
-    candidate = root[0]
-    candidate.depth, candidate.path_confidence, candidate.known = 0, 1.0, len(newest)
+def _offer(
+    inputs: TreeInputs, work: _Workspace, node: TreeCandidate, parent: int, waiting: int
+) -> int:
+    """Put the candidates after a node on the frontier; return their new number."""
+    first, frontier = waiting, work.frontier
+    waiting = offer(inputs, node, parent, frontier, first, work.scratch)
+    for index in range(first, waiting):
+        work.paths[index] = frontier[index].path_confidence
+    return waiting
+
+
+@kernel
+def _set_root(root: TreeCandidate, newest: IntArray, known: int) -> None:
+    root.depth, root.path_confidence, root.known = 0, 1.0, known
     for source in range(NUM_SOURCES):
-        candidate.nodes[source] = ABSENT
-    for index in range(len(newest)):
-        candidate.tail[LONGEST_KEY - len(newest) + index] = newest[index]
+        root.nodes[source] = ABSENT
+    for index in range(LONGEST_KEY):
+        root.tail[index] = newest[index]
 
 
 @compiled
 def learn(
-    calibration: SourceCalibration, tree: Records[TreeCandidate], size: int, new_tokens: IntArray
+    calibration: SourceCalibration,
+    trees: Any,
+    bounds: IntArray,
+    new_tokens: IntArray,
+    ends: IntArray,
 ) -> None:
     """Count the candidates that the target has decided.
 
@@ -82,14 +158,26 @@ def learn(
 
     Args:
         calibration: Acceptance rates by source.
-        tree: The tree that `grow` returned.
-        size: Number of its nodes.
-        new_tokens: Tokens of the target after the root.
+        trees: [n] of CANDIDATE, trees that `grow_trees` filled.
+        bounds: [requests, 2] first node and end of each request's tree.
+        new_tokens: Tokens of the target after each root, for one request after the other.
+        ends: [requests] end of each request's tokens.
     """
+    begin = 0
+    for row in range(len(ends)):
+        tree = trees[bounds[row, 0] : bounds[row, 1]]
+        _learn_tree(calibration, tree, new_tokens[begin : ends[row]])
+        begin = ends[row]
+
+
+@kernel
+def _learn_tree(
+    calibration: SourceCalibration, tree: Records[TreeCandidate], new_tokens: IntArray
+) -> None:
     parent = -1
     for token in new_tokens:
         passed = ABSENT
-        for node in range(size):
+        for node in range(len(tree)):
             if tree[node].parent == parent:
                 accepted = tree[node].token == token
                 for source in range(NUM_SOURCES):

@@ -25,35 +25,44 @@ ABSENT = -1
 _WAYS = 4
 
 
-class Successors:
-    """Hold the likeliest tokens after one context."""
+class ContextSlot:
+    """Hold the context of one index; the slots of a bucket lie in one cache line."""
 
     key: Annotated[Any, np.uint64]  # 0 = the index is free
     written: int  # number of the writing; a newer one is higher
+
+
+class Successors:
+    """Hold the likeliest tokens after one context."""
+
     size: int  # tokens that follow
     tokens: Annotated[Any, np.int64, TOP]
     probs: Annotated[Any, np.float32, TOP]  # at temperature 1
 
 
-ENTRY = record_dtype(Successors)
+SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 
 
 class SuccessorTable(NamedTuple):
     """Hold the cached distributions.
 
     Attributes:
-        entries: [rows] in buckets of `_WAYS`.
+        slots: [rows] contexts, in buckets of `_WAYS`.
+        entries: [rows] what follows them.
         clock: [1] number of writes.
     """
 
+    slots: Records[ContextSlot]
     entries: Records[Successors]
     clock: IntArray
 
 
 def new_table(rows: int) -> SuccessorTable:
     """Return an empty table of at least `rows` entries."""
-    buckets = max(1, -(-rows // _WAYS))
-    return SuccessorTable(np.zeros(buckets * _WAYS, dtype=ENTRY), np.zeros(1, dtype=np.int64))
+    rows = max(1, -(-rows // _WAYS)) * _WAYS
+    return SuccessorTable(
+        np.zeros(rows, dtype=SLOT), np.zeros(rows, dtype=ENTRY), np.zeros(1, dtype=np.int64)
+    )
 
 
 @kernel
@@ -68,7 +77,7 @@ def key_of(tail: IntArray, size: int) -> Any:
 
 @kernel
 def _bucket(table: SuccessorTable, key: Any) -> int:
-    return int((key >> np.uint64(20)) % np.uint64(len(table.entries) // _WAYS)) * _WAYS
+    return int((key >> np.uint64(20)) % np.uint64(len(table.slots) // _WAYS)) * _WAYS
 
 
 @kernel
@@ -86,7 +95,7 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
         key = key_of(tail, size)
         first = _bucket(table, key)
         for index in range(first, first + _WAYS):
-            if table.entries[index].key == key:
+            if table.slots[index].key == key:
                 return index, size
     return ABSENT, 0
 
@@ -97,78 +106,138 @@ def _entry_for(table: SuccessorTable, key: Any) -> Any:
     first = _bucket(table, key)
     chosen = first
     for index in range(first, first + _WAYS):
-        entry = table.entries[index]
-        if entry.key == key:
+        slot = table.slots[index]
+        if slot.key == key:
             chosen = index
             break
-        if entry.written < table.entries[chosen].written:
+        if slot.written < table.slots[chosen].written:
             chosen = index
     table.clock[0] += 1
-    entry = table.entries[chosen]
-    entry.key, entry.written = key, table.clock[0]
-    return entry
+    slot = table.slots[chosen]
+    slot.key, slot.written = key, table.clock[0]
+    return table.entries[chosen]
 
 
 @kernel
-def write(
-    table: SuccessorTable,
-    tail: IntArray,
-    size: int,
-    token_ids: Any,
-    probs: Any,
-    offset: int,
-    count: int,
+def _write(
+    table: SuccessorTable, key: Any, token_ids: IntArray, probs: NDArray[np.float32]
 ) -> None:
-    """Cache the distribution after the last `size` tokens of `tail`.
+    """Cache the distribution after a context.
 
-    The tokens are token_ids[offset : offset + count], likeliest first, with their probabilities.
+    Args:
+        table: Cached distributions.
+        key: Hash of the context.
+        token_ids: [k] tokens, likeliest first.
+        probs: [k] their probabilities.
     """
-    entry = _entry_for(table, key_of(tail, size))
-    size = 0
-    while size < min(count, TOP) and probs[offset + size] >= MIN_CACHED_PROB:
-        entry.tokens[size], entry.probs[size] = token_ids[offset + size], probs[offset + size]
+    entry = _entry_for(table, key)
+    size, count = 0, min(len(token_ids), TOP)
+    while size < count and probs[size] >= MIN_CACHED_PROB:
+        entry.tokens[size], entry.probs[size] = token_ids[size], probs[size]
         size += 1
     entry.size = size
+
+
+class VerifiedTrees(NamedTuple):
+    """Hold the trees that the target verified in a step, one after the other.
+
+    Attributes:
+        newest: Up to LONGEST_KEY newest tokens of each request, the root last.
+        newest_ends: [requests] end of each request's newest tokens.
+        drafted: [nodes] tokens of the nodes.
+        parents: [nodes] parent of each node in its tree; -1 for the root.
+        ends: [requests] end of the nodes of each tree.
+    """
+
+    newest: IntArray
+    newest_ends: IntArray
+    drafted: IntArray
+    parents: IntArray
+    ends: IntArray
 
 
 @compiled
 def remember(
     table: SuccessorTable,
-    newest: IntArray,
     keys: int,
-    drafted: IntArray,
-    parents: IntArray,
+    trees: VerifiedTrees,
     token_ids: IntArray,
     probs: NDArray[np.float32],
 ) -> None:
-    """Cache the target's distributions after every node of a tree.
+    """Cache the target's distributions after every node of the trees in a step.
 
     Args:
         table: Cached distributions.
-        newest: Up to LONGEST_KEY newest tokens, the root last.
         keys: Maximum number of tokens in a context.
-        drafted: [n] tokens of the nodes.
-        parents: [n] parents of the nodes.
-        token_ids: [1 + n, k] likeliest tokens, as in `TopTokens`.
-        probs: [1 + n, k] their probabilities; rows of zeros are skipped.
+        trees: The verified trees.
+        token_ids: [requests + nodes, k] likeliest tokens of all trees, as in `TopTokens`.
+        probs: [requests + nodes, k] their probabilities; rows of zeros are skipped.
     """
-    rows, width = token_ids.shape
+    rows = len(token_ids)
     tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)
     known = np.empty(rows, dtype=np.int64)
-    flat_ids, flat_probs = token_ids.ravel(), probs.ravel()
+    begin, newest_begin, root = 0, 0, 0
+    for tree in range(len(trees.ends)):
+        end, newest_end = trees.ends[tree], trees.newest_ends[tree]
+        known[root] = newest_end - newest_begin
+        tails[root, LONGEST_KEY - known[root] :] = trees.newest[newest_begin:newest_end]
+        _fill_tails(trees, begin, end, root, tails, known)
+        begin, newest_begin, root = end, newest_end, root + 1 + end - begin
+    hashes = np.zeros((rows, keys, 2), dtype=np.uint64)
+    _hash_contexts(table, tails, known, probs, hashes)
     for row in range(rows):
-        if row == 0:
-            known[0] = len(newest)
-            tails[0, LONGEST_KEY - len(newest) :] = newest
-        else:
-            above = parents[row - 1] + 1
-            tails[row, :-1] = tails[above, 1:]
-            tails[row, -1] = drafted[row - 1]
-            known[row] = min(known[above] + 1, LONGEST_KEY)
-        if flat_probs[row * width] <= 0.0:  # not known
-            continue
-        for size in range(1, min(keys, known[row]) + 1):
-            write(table, tails[row], size, flat_ids, flat_probs, row * width, width)
+        for size in range(keys):
+            if hashes[row, size, 0] != 0:
+                _write(table, hashes[row, size, 0], token_ids[row], probs[row])
+
+
+@kernel
+def _fill_tails(
+    trees: VerifiedTrees, begin: int, end: int, root: int, tails: IntArray, known: IntArray
+) -> None:
+    """Fill the newest tokens at the nodes of one tree.
+
+    Args:
+        trees: The verified trees.
+        begin: First node of the tree.
+        end: End of its nodes.
+        root: Row of the root; the rows of the nodes follow.
+        tails: [rows, LONGEST_KEY] newest tokens; the root's row is filled.
+        known: [rows] number of tokens that are known; the root's row is filled.
+    """
+    for node in range(begin, end):
+        row, above = root + 1 + node - begin, root + 1 + trees.parents[node]
+        for index in range(LONGEST_KEY - 1):
+            tails[row, index] = tails[above, index + 1]
+        tails[row, LONGEST_KEY - 1] = trees.drafted[node]
+        known[row] = min(known[above] + 1, LONGEST_KEY)
+
+
+@kernel
+def _hash_contexts(
+    table: SuccessorTable,
+    tails: IntArray,
+    known: IntArray,
+    probs: NDArray[np.float32],
+    hashes: NDArray[np.uint64],
+) -> None:
+    """Hash the contexts of all rows whose probabilities are known.
+
+    Args:
+        table: Cached distributions.
+        tails: [rows, LONGEST_KEY] newest tokens.
+        known: [rows] number of tokens that are known.
+        probs: [rows, k] probabilities.
+        hashes: [rows, keys, 2], filled with the hash of each context, and with what its bucket
+            holds. The second value only loads all buckets at the same time, which takes much less
+            time than one after the other.
+    """
+    for row in range(len(tails)):
+        if probs[row, 0] > 0.0:
+            for size in range(1, min(hashes.shape[1], known[row]) + 1):
+                key = key_of(tails[row], size)
+                hashes[row, size - 1, 0] = key
+                hashes[row, size - 1, 1] = table.slots[_bucket(table, key)].key
 
 
 @compiled

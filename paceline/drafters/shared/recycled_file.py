@@ -93,7 +93,7 @@ class SuccessorTableFile(StateFile):
             _KIND.refuse(self.path, f"ids of the tokenizer {self._tokenizer}", given)
 
     def _highest_id(self) -> int:
-        filled = entries_of(self._table)
+        _, filled = entries_of(self._table)
         there = np.arange(TOP) < filled["size"][:, None]
         return int(filled["tokens"].max(initial=-1, where=there))
 
@@ -113,10 +113,10 @@ class SuccessorTableFile(StateFile):
 
     def content(self) -> bytes:
         """Return the current table as file content, the oldest entry first."""
-        filled = entries_of(self._table)
+        keys, filled = entries_of(self._table)
         beyond = np.arange(TOP) >= filled["size"][:, None]  # left over from what stood there before
         columns = (
-            filled["key"],
+            keys,
             filled["size"],
             np.where(beyond, 0, filled["tokens"]),
             np.where(beyond, 0, filled["probs"]),
@@ -130,12 +130,13 @@ class SuccessorTableFile(StateFile):
         return _KIND.to_bytes(arrays, vocab_size=self._vocab_size, tokenizer=self._tokenizer)
 
 
-def entries_of(table: SuccessorTable) -> NDArray[np.void]:
-    """Return the used entries of a table, the oldest first."""
+def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
+    """Return the keys and the used entries of a table, the oldest first."""
+    slots = cast(NDArray[np.void], table.slots)
     entries = cast(NDArray[np.void], table.entries)
-    filled: NDArray[np.void] = entries[entries["key"] != 0]
-    ordered: NDArray[np.void] = filled[np.argsort(filled["written"])]
-    return ordered
+    used = np.flatnonzero(slots["key"])
+    ordered = used[np.argsort(slots["written"][used])]
+    return slots["key"][ordered], entries[ordered]
 
 
 def read_table(path: Path) -> tuple[Head, Arrays]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,21 @@ from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
 from paceline.core.settings import WITH_BUDGET
-from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.drafters.shared.draft_sources import DraftSource, flatten_sources
-from paceline.drafters.shared.merged_tree import grow, learn
-from paceline.drafters.shared.recycled import TOP, new_table, remember
+from paceline.core.tree import DraftTree, IntArray
+from paceline.drafters.shared.array_trees import ArrayTrees
+from paceline.drafters.shared.draft_sources import DraftSource, join_sources
+from paceline.drafters.shared.merged_tree import grow_trees, learn
+from paceline.drafters.shared.recycled import TOP, VerifiedTrees, new_table, remember
 from paceline.drafters.shared.recycled_file import SuccessorTableFile
 from paceline.drafters.shared.settings import RecyclingSettings
 from paceline.drafters.shared.source_calibration import new_source_calibration
 from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
-from paceline.drafters.shared.tree_candidate import CANDIDATE, TreeInputs, TreeQuery
+from paceline.drafters.shared.tree_candidate import CANDIDATE, TreeQueries
 from paceline.errors import ConfigError
 
 _SETTINGS = RecyclingSettings()
-_NO_TREES: Mapping[DraftSource, DraftTree] = {}
+_NO_TREES: Mapping[DraftSource, ArrayTrees] = {}
+_NO_TREE: tuple[None, int, int] = (None, 0, 0)
 
 
 def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
@@ -66,61 +69,104 @@ class Recycler:
         if self.pool_file is not None:
             weakref.finalize(self, self.pool_file.save_changes)
         self._max_context = max_context
-        # By request id: its newest tree, and the size of the tree.
-        self._trees: dict[int, tuple[NDArray[np.void], int]] = {}
+        # By request id: the array of its newest tree, and the tree's first node and end.
+        self._trees: dict[int, tuple[NDArray[np.void], int, int]] = {}
 
     def draft(
         self,
-        request: Request,
-        max_nodes: int,
+        requests: Sequence[Request],
+        max_nodes: Sequence[int],
         min_path_probability: float,
-        trees: Mapping[DraftSource, DraftTree] = _NO_TREES,
-    ) -> DraftTree:
-        """Return a tree of up to `max_nodes` nodes, the likeliest first.
+        trees: Mapping[DraftSource, ArrayTrees] = _NO_TREES,
+    ) -> list[DraftTree]:
+        """Return a tree for each request, with the likeliest nodes first.
 
         Args:
-            request: Request to draft for.
-            max_nodes: Maximum number of nodes.
+            requests: Requests to draft for.
+            max_nodes: Maximum number of nodes for each request.
             min_path_probability: Minimum path probability of a node; from 0 to 1.
-            trees: Trees of further sources for the same request, with confidences.
+            trees: Trees of further sources for the same requests, with confidences.
         """
-        max_depth = request.remaining - 1
-        if max_nodes <= 0 or max_depth <= 0:
-            self._trees.pop(request.id, None)
-            return EMPTY_TREE
-        tree: NDArray[np.void] = np.empty(max_nodes, dtype=CANDIDATE)
-        query = TreeQuery(
-            _array(request.token_ids[-LONGEST_KEY:]),
+        if not requests:
+            return []
+        newest: list[int] = []
+        limits: list[int] = []
+        for request, limit in zip(requests, max_nodes, strict=True):
+            tail = request.token_ids[-LONGEST_KEY:]
+            known = len(tail)
+            newest += tail if known == LONGEST_KEY else [0] * (LONGEST_KEY - known) + tail
+            limits += (known, limit, request.remaining - 1)
+        queries = TreeQueries(
+            _array(newest).reshape(-1, LONGEST_KEY),
+            _array(limits).reshape(-1, 3),
+            np.array([request.params.temperature for request in requests], dtype=np.float64),
             self._max_context,
-            request.params.temperature,
-            max_depth,
             min_path_probability,
         )
-        size = grow(TreeInputs(self.table, self.calibration, flatten_sources(trees), query), tree)
-        self._trees[request.id] = tree, size
-        return as_draft(tree, size)
+        grown: Any = np.empty(sum(max_nodes), dtype=CANDIDATE)
+        ends = np.empty(len(requests), dtype=np.int64)
+        sources = join_sources(trees, len(requests))
+        grow_trees(self.table, self.calibration, sources, queries, grown, ends)
+        begins = np.zeros_like(ends)
+        begins[1:] = ends[:-1]
+        for request, begin, end in zip(requests, begins.tolist(), ends.tolist(), strict=True):
+            self._trees[request.id] = grown, begin, end
+        return ArrayTrees(grown[: ends[-1]], begins, ends).draft_trees()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Cache the target's distributions, and calibrate with the outcomes."""
         if self.pool_file is not None:
             self.pool_file.changed = True
+        if outcomes:
+            self._remember(outcomes)
+            for _, of_array in groupby(outcomes, lambda outcome: id(self._array_of(outcome))):
+                self._learn(list(of_array))
+
+    def _array_of(self, outcome: Outcome) -> NDArray[np.void] | None:
+        """Return the array with the newest tree of the outcome's request."""
+        return self._trees.get(outcome.request.id, _NO_TREE)[0]
+
+    def _remember(self, outcomes: Sequence[Outcome]) -> None:
+        """Cache the target's distributions after every node."""
+        newest: list[int] = []
+        newest_ends: list[int] = []
+        drafted: list[int] = []
+        parents: list[int] = []
+        ends: list[int] = []
+        token_ids: list[IntArray] = []
+        probs: list[NDArray[np.float32]] = []
         for outcome in outcomes:
             request, tree, top = outcome.request, outcome.tree, outcome.target_top
             assert top is not None, "a drafter with top_k gets them"
             before = len(request.token_ids) - len(outcome.new_token_ids)
-            newest = _array(request.token_ids[max(0, before - LONGEST_KEY) : before])
-            remember(
-                self.table,
-                newest,
-                self._max_context,
-                _array(tree.token_ids),
-                _array(tree.parents),
-                top.token_ids,
-                top.probs,
-            )
-            known = self._trees.get(request.id)
-            if known is not None:
-                learn(self.calibration, *known, _array(outcome.new_token_ids))
+            newest += request.token_ids[max(0, before - LONGEST_KEY) : before]
+            newest_ends.append(len(newest))
+            drafted += tree.token_ids
+            parents += tree.parents
+            ends.append(len(drafted))
+            token_ids.append(top.token_ids)
+            probs.append(top.probs)
+        verified = VerifiedTrees(*map(_array, (newest, newest_ends, drafted, parents, ends)))
+        remember(
+            self.table,
+            self._max_context,
+            verified,
+            np.concatenate(token_ids),
+            np.concatenate(probs),
+        )
+
+    def _learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Calibrate with outcomes of requests whose newest trees share one array."""
+        trees = self._array_of(outcomes[0])
+        if trees is None:
+            return
+        bounds = [self._trees[outcome.request.id][1:] for outcome in outcomes]
+        new_tokens: list[int] = []
+        ends: list[int] = []
+        for outcome in outcomes:
+            new_tokens += outcome.new_token_ids
+            ends.append(len(new_tokens))
+        learn(self.calibration, trees, _array(bounds), _array(new_tokens), _array(ends))
 
     def stop(self, request: Request) -> None:
         """Free the state of a request; save the file once no request is open."""
@@ -157,20 +203,6 @@ class RecyclingDrafter(Drafter):
                 " Choose one with pool_file=PATH."
             )
         self._recycler.pool_file.save()
-
-
-def as_draft(tree: NDArray[np.void], size: int) -> DraftTree:
-    """Return the first `size` candidates of a tree as a draft tree."""
-    if size == 0:
-        return EMPTY_TREE
-    taken = tree[:size]
-    return DraftTree(
-        taken["token"].tolist(),
-        taken["parent"].tolist(),
-        None,
-        taken["confidence"].tolist(),
-        origins=taken["origin"].tolist(),
-    )
 
 
 def _array(numbers: Any) -> IntArray:

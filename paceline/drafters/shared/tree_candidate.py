@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
 from paceline.drafters.shared.draft_sources import SOURCES, SourceTrees
@@ -34,18 +35,35 @@ class TreeCandidate:
 CANDIDATE = record_dtype(TreeCandidate)
 
 
+class TreeQueries(NamedTuple):
+    """Describe the requests that trees are grown for.
+
+    Attributes:
+        newest: [batch, LONGEST_KEY] newest tokens of each request, the root last; a short text
+            fills the end.
+        limits: [batch, 3] number of newest tokens, maximum number of nodes, and maximum depth.
+        temperatures: [batch] temperature of each request; 0 = greedy.
+        max_context: Maximum number of tokens in a context of the cached distributions.
+        min_path_probability: Path probability below which no candidate is taken.
+    """
+
+    newest: IntArray
+    limits: IntArray
+    temperatures: NDArray[np.float64]
+    max_context: int
+    min_path_probability: float
+
+
 class TreeQuery(NamedTuple):
     """Describe the request that a tree is grown for.
 
     Attributes:
-        newest: Up to LONGEST_KEY newest tokens, the root last.
         max_context: Maximum number of tokens in a context of the cached distributions.
         temperature: Temperature of the request; 0 = greedy.
         max_depth: Maximum depth of the tree.
         min_path_probability: Path probability below which no candidate is taken.
     """
 
-    newest: IntArray
     max_context: int
     temperature: float
     max_depth: int
@@ -58,11 +76,13 @@ class TreeInputs(NamedTuple):
     Attributes:
         table: Cached distributions.
         calibration: Acceptance rates by source.
-        sources: Draft trees of the sources.
+        sources: Draft trees of the sources, for the batch.
+        row: Row of the request in `sources`.
         query: The request.
     """
 
     table: SuccessorTable
     calibration: SourceCalibration
     sources: SourceTrees
+    row: int
     query: TreeQuery

@@ -51,7 +51,7 @@ class AnswerMemory:
             outputs: New tokens since the last call, by request id.
         """
         for output, token_ids in outputs.items():
-            self._unfinished.extend(output, np.array(token_ids, dtype=np.uint32))
+            self._unfinished.extend(output, token_ids)
         finished = _size(self._finished)
         known = finished + self._unfinished.tokens
         if known < self._sorted:  # some were dropped

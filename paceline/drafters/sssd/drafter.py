@@ -25,8 +25,9 @@ from paceline.core.drafter import Drafter
 from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
 from paceline.core.settings import WITH_BUDGET
-from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree import DraftTree, IntArray
 from paceline.datastore.store import Snapshot
+from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees
 from paceline.drafters.sssd.answer_memory import AnswerMemory
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import load_weights
@@ -39,7 +40,6 @@ from paceline.drafters.sssd.settings import (
     REQUESTS_PER_THREAD,
     TREE_NODES,
 )
-from paceline.drafters.sssd.tree import DRAFT_NODE
 from paceline.util.machine import usable_cores
 from paceline.util.threads import Threads
 
@@ -109,9 +109,27 @@ class Sssd(Drafter):
         Raises:
             DatastoreError: A shard of the datastore is damaged; the shard is named.
         """
-        if not requests:
-            return []
-        return self._drafted(requests, max_nodes)
+        return self.retrieve(requests, max_nodes).draft_trees() if requests else []
+
+    def retrieve(self, requests: Sequence[Request], max_nodes: list[int]) -> ArrayTrees:
+        """Run `propose` for at least one request, and return the trees as arrays."""
+        batch = _SearchBatch(self._options.max_nodes or MAX_NODES)
+        for request, limit in zip(requests, max_nodes, strict=True):
+            batch.add(request, self._index[request.id], limit)
+        if self._learning is not None:
+            outputs = batch.outputs
+            if self._learning is self._store:
+                outputs = {
+                    output: stored
+                    for output, new in outputs.items()
+                    if (stored := self._storable(new))
+                }
+            self._learning.follow(outputs)
+        snapshot = self._searchable()  # kept alive until its shards have been checked
+        fusion = (None, True) if self._options.fusion == "paper" else (self._weights, None)
+        for result in self._searched(len(requests), *fusion, *batch.arguments(snapshot.table)):
+            snapshot.check(result)
+        return batch.trees()
 
     def stop(self, request: Request) -> None:
         """Drop the index; store the answer, joined to the end of the prompt."""
@@ -125,14 +143,6 @@ class Sssd(Drafter):
                 self._storable(request.token_ids[max(0, request.prompt_length - JOINT) :])
             )
 
-    def _new_output(self, request: Request) -> list[int]:
-        """Return a request's output since its last draft, at first with the prompt's end."""
-        known, prompt_length = len(self._index[request.id]), request.prompt_length
-        if len(request) <= prompt_length:
-            return []
-        begin = known if known > prompt_length else max(0, prompt_length - JOINT)
-        return self._storable(request.token_ids[begin:])
-
     def _storable(self, token_ids: list[int]) -> list[int]:
         """Return tokens up to the first id that the datastore does not have."""
         if (
@@ -143,23 +153,6 @@ class Sssd(Drafter):
             return token_ids
         end = next(index for index, token in enumerate(token_ids) if token >= self.ids_below)
         return token_ids[:end]
-
-    def _drafted(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        if self._learning is not None:
-            self._learning.follow(
-                {request.id: fresh for request in requests if (fresh := self._new_output(request))}
-            )
-        max_tree = self._options.max_nodes or MAX_NODES
-        batch = _SearchBatch(
-            requests,
-            [self._index[request.id] for request in requests],
-            [min(limit, max_tree) for limit in max_nodes],
-        )
-        snapshot = self._searchable()  # kept alive until its shards have been checked
-        fusion = (None, True) if self._options.fusion == "paper" else (self._weights, None)
-        for result in self._searched(len(requests), *fusion, *batch.arguments(snapshot.table)):
-            snapshot.check(result)
-        return batch.trees()
 
     def _searchable(self) -> Snapshot:
         """Return the datastore and the cached answers as they are now."""
@@ -177,40 +170,47 @@ class Sssd(Drafter):
 
 
 class _SearchBatch:
-    """Hold the arrays of one compiled call."""
+    """Gather the arrays of one compiled call.
 
-    def __init__(
-        self, requests: Sequence[Request], indices: list[RequestIndex], nodes: list[int]
-    ) -> None:
-        new_tokens: list[int] = []
-        jobs: list[tuple[int, ...]] = []
-        for request, index, limit in zip(requests, indices, nodes, strict=True):
-            index.reserve(len(request))
-            begin = len(new_tokens)
-            new_tokens += request.token_ids[len(index) :]
-            jobs.append((index.address, begin, len(new_tokens), limit, request.remaining - 1, 0))
-        self._new_tokens = np.array(new_tokens, dtype=np.int64)
-        self._jobs: NDArray[np.void] = np.array(jobs, dtype=JOB)
-        self._drafted: NDArray[np.void] = np.empty((len(indices), max(1, *nodes)), dtype=DRAFT_NODE)
+    Args:
+        max_tree: Maximum number of nodes in a tree.
+    Attributes:
+        outputs: New output tokens by request id; the first ones follow the prompt's end.
+    """
+
+    def __init__(self, max_tree: int) -> None:
+        self._max_tree = max_tree
+        self._new_tokens: list[int] = []
+        self._jobs: list[tuple[int, ...]] = []
+        self._sizes: IntArray = np.zeros(0, dtype=np.int64)
+        self._drafted: NDArray[np.void] = np.empty((0, 1), dtype=DRAFT_NODE)
+        self.outputs: dict[int, list[int]] = {}
+
+    def add(self, request: Request, index: RequestIndex, limit: int) -> None:
+        """Add a request whose tree may have `limit` nodes."""
+        token_ids, known, begin = request.token_ids, len(index), len(self._new_tokens)
+        length, prompt_length = len(token_ids), request.prompt_length
+        new = token_ids[known:]
+        if length > prompt_length:
+            joint = max(0, prompt_length - JOINT)
+            output = new if known > prompt_length else token_ids[joint:]
+            if output:
+                self.outputs[request.id] = output
+        index.reserve(length)
+        self._new_tokens += new
+        nodes, levels = min(limit, self._max_tree), request.max_length - length - 1
+        self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
         """Return the arguments of `draft_batch` after those of the fusion."""
-        return self._jobs, self._new_tokens, table, self._drafted, np.zeros(1, dtype=np.int64)
+        jobs: NDArray[np.void] = np.array(self._jobs, dtype=JOB)
+        max_nodes = max(1, *(nodes for _, _, _, nodes, _, _ in self._jobs))
+        self._drafted = np.empty((len(jobs), max_nodes), dtype=DRAFT_NODE)
+        self._sizes = jobs["size"]
+        new_tokens = np.array(self._new_tokens, dtype=np.int64)
+        return jobs, new_tokens, table, self._drafted, np.zeros(1, dtype=np.int64)
 
-    def trees(self) -> list[DraftTree]:
+    def trees(self) -> ArrayTrees:
         """Return the drafted trees."""
-        tokens, parents, confidence, origins = (
-            self._drafted[name] for name in ("token", "parent", "confidence", "origin")
-        )
-        return [
-            DraftTree(
-                tokens[row, :size].tolist(),
-                parents[row, :size].tolist(),
-                None,
-                confidence[row, :size].tolist(),
-                origins=origins[row, :size].tolist(),
-            )
-            if size
-            else EMPTY_TREE
-            for row, size in enumerate(self._jobs["size"].tolist())
-        ]
+        begins = np.arange(len(self._drafted)) * self._drafted.shape[1]
+        return ArrayTrees(self._drafted.ravel(), begins, begins + self._sizes)

@@ -12,10 +12,9 @@ After the newest tokens "1 2", with 7 and 8 as candidates and 4 after 7:
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import numpy as np
-
+from paceline.drafters.shared.array_trees import DraftNode
 from paceline.util.compiled import Records, kernel, record_dtype
 
 
@@ -49,23 +48,7 @@ class TreeNode:
     store_size: int
 
 
-class DraftNode:
-    """Describe a node of the result, numbered without the root.
-
-    Attributes:
-        token: The token.
-        parent: Index of the parent; -1 for the root.
-        origin: Value of `Origin`.
-        confidence: Probability given the parent.
-    """
-
-    token: int
-    parent: Annotated[int, np.int32]
-    origin: Annotated[int, np.int32]
-    confidence: float
-
-
-TREE_NODE, DRAFT_NODE = record_dtype(TreeNode), record_dtype(DraftNode)
+TREE_NODE = record_dtype(TreeNode)
 
 
 @kernel

@@ -14,7 +14,8 @@ import numpy as np
 from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, as_draft, node_rule_of
+from paceline.drafters.shared.array_trees import ArrayTrees
+from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import CANDIDATE
 from paceline.drafters.token_recycling.options import TokenRecyclingOptions
@@ -49,14 +50,10 @@ class TokenRecycling(RecyclingDrafter):
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per request."""
         most = self._options.max_nodes or MAX_NODES
-        draft = self._fixed_tree if self._options.tree == "paper" else self._best_tree
-        return [
-            draft(request, min(limit, most))
-            for request, limit in zip(requests, max_nodes, strict=True)
-        ]
-
-    def _best_tree(self, request: Request, nodes: int) -> DraftTree:
-        return self._recycler.draft(request, nodes, self._options.min_path_probability)
+        limits = [min(limit, most) for limit in max_nodes]
+        if self._options.tree == "paper":
+            return list(map(self._fixed_tree, requests, limits))
+        return self._recycler.draft(requests, limits, self._options.min_path_probability)
 
     def _fixed_tree(self, request: Request, nodes: int) -> DraftTree:
         tree = np.empty(nodes, dtype=CANDIDATE)
@@ -70,7 +67,8 @@ class TokenRecycling(RecyclingDrafter):
             request.remaining - 1,
             tree,
         )
-        return as_draft(tree, size)
+        begins, ends = np.zeros(1, dtype=np.int64), np.array([size])
+        return ArrayTrees(tree[:size], begins, ends).draft_trees()[0]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Cache the target's distributions from the step."""
