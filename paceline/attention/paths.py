@@ -123,6 +123,39 @@ def _paths(
     )
 
 
+def fill_paths(
+    table: _Ints,
+    visible: VisibleRanges,
+    order: AttentionMetadata,
+    tile_columns: int,
+    room: tuple[int, int],
+    first_slot: int,
+) -> bool:
+    """Write a table with room for other batches; return False if it is too small.
+
+    Args:
+        table: int32 [4 * tiles + queries * (3 + width)], zeros.
+        visible: Visible ranges of the batch.
+        order: Keys of each row by position.
+        tile_columns: Maximum number of queries of a tile.
+        room: Numbers of tiles and of queries in the table.
+        first_slot: Number that is added to the rows of tiles.
+    """
+    rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
+    start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)
+    tiles, (num_tiles, queries) = _tiles(visible.starts, tile_columns), room
+    width = (len(table) - 4 * num_tiles) // queries - 3
+    if len(tiles) > num_tiles or (count - leading).max(initial=0) > width:
+        return False
+    tiles[:, 0] += first_slot
+    table[: tiles.size] = tiles.ravel()
+    columns = table[4 * num_tiles : 4 * num_tiles + 3 * queries].reshape(3, queries)
+    columns[:, : len(start)] = start, leading, count
+    listed = table[4 * num_tiles + 3 * queries :].reshape(queries, width)
+    _list(visible.runs, visible.begin, order.cached, order.tail, rows, leading, listed)
+    return True
+
+
 def _tiles(starts: IntArray, tile_columns: int) -> _Ints:
     """Return the tiles of `Paths`: queries of one row each, in order."""
     columns = np.diff(starts)

@@ -86,3 +86,7 @@ TREE_MIN_SPLIT_KEYS = 128
 # Programs of a launch of tree attention beyond which splits grow: three per multiprocessor of an
 # H100.
 TREE_PROGRAMS = 396
+
+# Cache positions that a table of paths can list for each query of a bucket: the depth of a draft
+# tree.
+PATH_WIDTH = 64

@@ -88,14 +88,18 @@ def attention_over_tree(
 
 
 def store_columns(
-    states: tuple[Tensor, Tensor], stores: tuple[Tensor, Tensor], cache_positions: Tensor
+    states: tuple[Tensor, Tensor],
+    stores: tuple[Tensor, Tensor],
+    cache_positions: Tensor,
+    slots: Tensor,
 ) -> None:
     """Write keys and values of all columns to their slots.
 
     Args:
         states: Keys [rows, heads, columns, dim] and values [rows, heads, columns, value dim].
-        stores: Keys and values of the rows' slots, [rows, heads, positions, dim] each.
+        stores: Keys and values of all slots, [slots, heads, positions, dim] each.
         cache_positions: int64 [rows, columns]; columns with a negative one are not written.
+        slots: int64 [rows, columns].
     """
     keys, values = (one if one.stride(3) == 1 else one.contiguous() for one in states)
     rows, heads, columns, dim = keys.shape
@@ -105,6 +109,7 @@ def store_columns(
         values,
         *stores,
         cache_positions,
+        slots,
         *keys.stride()[:3],
         *values.stride()[:3],
         *stores[0].stride()[:2],

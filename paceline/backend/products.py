@@ -243,6 +243,8 @@ class Products:
 
 def _multiply_chunks(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
     flat = rows.reshape(-1, rows.shape[-1])
+    if len(flat) == size:
+        return multiply(flat).reshape(*rows.shape[:-1], -1)
     filled = functional.pad(flat, (0, 0, 0, -len(flat) % size)).contiguous()
     chunks = [multiply(filled[first : first + size]) for first in range(0, len(filled), size)]
     product = chunks[0] if len(chunks) == 1 else torch.cat(chunks)

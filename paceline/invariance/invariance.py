@@ -19,7 +19,7 @@ from paceline.core.settings import BatchInvariant
 from paceline.errors import ConfigError
 from paceline.invariance.probe_report import ProbeReport
 from paceline.invariance.probing import load_report, worst_conditions
-from paceline.invariance.settings import FIXED_ROWS, MAX_COST
+from paceline.invariance.settings import FIXED_ROWS, FIXED_ROWS_ON_CUDA, MAX_COST
 from paceline.model.architecture import Architecture
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
@@ -129,7 +129,7 @@ def _probe(
 ) -> tuple[ProbeReport | None, Products, str]:
     """Return the cheapest way's report and products, and an obstacle; "" = none."""
     try:
-        report, products = _cheapest(model, setting is True)
+        report, products = _cheapest(model, setting is True, _fixed_rows(model, max_batch))
     except Exception as error:
         # A module of another library, or a kernel on a new device, may fail in any way. It should
         # do so here, and not while answering.
@@ -173,7 +173,16 @@ def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | Non
     )
 
 
-def _cheapest(model: PreTrainedModel, with_kernels: bool) -> tuple[ProbeReport, Products]:
+def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
+    """Return the number of rows that all products get if they have a fixed number."""
+    if model.device.type != "cuda":
+        return FIXED_ROWS
+    return next(rows for batch, rows in FIXED_ROWS_ON_CUDA if max_batch <= batch)
+
+
+def _cheapest(
+    model: PreTrainedModel, with_kernels: bool, fixed_rows: int
+) -> tuple[ProbeReport, Products]:
     """Return the report and products of the cheapest way to batch invariance.
 
     The candidates are torch's matrix products, paceline's kernels, and products with a fixed number
@@ -182,6 +191,7 @@ def _cheapest(model: PreTrainedModel, with_kernels: bool) -> tuple[ProbeReport, 
     Args:
         model: Loaded model.
         with_kernels: Whether to try paceline's kernels on a small model, too.
+        fixed_rows: Number of rows of products with a fixed number.
     """
     kernels = _kernel_products(model, with_kernels)
     if kernels is not None and kernels[1].cost_everywhere <= allowed(kernels[1].conditions):
@@ -193,7 +203,7 @@ def _cheapest(model: PreTrainedModel, with_kernels: bool) -> tuple[ProbeReport, 
             return kernel_report, kernels[0]
     modules = plain_products(model)
     if report.reason and report.findings and modules:
-        fixed = Products(modules, fixed_rows=FIXED_ROWS)
+        fixed = Products(modules, fixed_rows=fixed_rows)
         fixed_report = load_report(model, fixed)
         if not fixed_report.reason:
             return fixed_report, fixed

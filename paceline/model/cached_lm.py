@@ -113,7 +113,11 @@ class CachedLM:
         on_cuda = self.device.type == "cuda"
         if self._fixed_shapes is True or (self._fixed_shapes == "auto" and on_cuda):
             self._runner.fixed_shapes = fixed_shape_runner(
-                self._model, self._runner.view, self.architecture, self._cache
+                self._model,
+                self._runner.view,
+                self.architecture,
+                self._cache,
+                self.products.fixed_rows,
             )
 
     @property

@@ -119,24 +119,21 @@ class ModelRunner:
         if state.text_lengths is not None:
             state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
         head_gets_picked = self._architecture.takes_logits_to_keep
-        num_requests = len(packing.cached)
         queries = torch.from_numpy(packing.logit_queries).to(self._device, non_blocking=True)
-        self._cache.begin(
-            int(packing.slots[0]),
-            num_requests,
-            packing.slots[None],
-            packing.cache_positions[None],
-            num_requests == 1,
-        )
-        masks, visible_ranges = self._architecture.ragged_masks(
-            packing, self._cache.window.visible, self._device
-        )
-        self.column_picks.append(lambda states: states[0, queries])
-        self.picks.append((lambda states: states[0]) if head_gets_picked else self.column_picks[-1])
         starts, counts = packing.starts.tolist(), packing.pending.tolist()
         self.pending.append(
             [(0, start, start + count - 1) for start, count in zip(starts, counts, strict=False)]
         )
+        self.column_picks.append(lambda states: states[0, queries])
+        logits = self._run_packed(packing)
+        if logits is not None:
+            self.picks.append(self.column_picks[-1])
+            return self.picks[-1](logits)
+        self._begin_packed(packing, len(packing.slots))
+        masks, visible_ranges = self._architecture.ragged_masks(
+            packing, self._cache.window.visible, self._device
+        )
+        self.picks.append((lambda states: states[0]) if head_gets_picked else self.column_picks[-1])
         self._use(BY_POSITION)
         state.metadata = packing.attention_metadata(visible_ranges)
         return self._call(
@@ -149,11 +146,35 @@ class ModelRunner:
             return None
         token_ids, positions = self._inputs(layout.token_ids, layout.positions)
         with self.timer:
-            output = self.fixed_shapes.run(layout, token_ids, positions, self.states_wanted)
+            output = self.fixed_shapes.run_padded(layout, token_ids, positions, self.states_wanted)
         if output is None:
             return None
         self.bucket_states = output.states
         return output.logits
+
+    def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
+        """Return logits [1, columns, vocab] of a packed batch; None without a bucket."""
+        if self.fixed_shapes is None:
+            return None
+        self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))
+        token_ids, positions = self._inputs(packing.token_ids, packing.positions)
+        with self.timer:
+            output = self.fixed_shapes.run_packed(packing, token_ids, positions, self.states_wanted)
+        if output is None:
+            return None
+        self.bucket_states = output.states
+        return output.logits
+
+    def _begin_packed(self, packing: RaggedBatch, count: int) -> None:
+        """Set the window of the cache to the first `count` queries of a packed batch."""
+        num_requests = len(packing.cached)
+        self._cache.begin(
+            int(packing.slots[0]),
+            num_requests,
+            packing.slots[None, :count],
+            packing.cache_positions[None, :count],
+            num_requests == 1,
+        )
 
     def _inputs(self, token_ids: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
         """Return token ids that the model can read, and positions within its context."""

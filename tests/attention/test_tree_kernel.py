@@ -96,9 +96,10 @@ def test_columns_without_a_token_are_not_stored() -> None:
     keys, values = torch.randn(2, 3, 5, 2, 24).transpose(2, 3)
     stores = torch.zeros(3, 2, 40, 24), torch.zeros(3, 2, 40, 24)
     positions = torch.tensor([[3, 4, 5, 6, -1], [0, 1, -1, -1, -1], [39, 38, 37, -1, 1]])
-    store_columns((keys, values), stores, positions)
+    slots = torch.tensor([2, 0, 1])[:, None].expand(3, 5).contiguous()
+    store_columns((keys, values), stores, positions, slots)
     for store, states in zip(stores, (keys, values), strict=True):
         wanted = torch.zeros_like(store)
         for row, column in (positions >= 0).nonzero().tolist():
-            wanted[row, :, positions[row, column]] = states[row, :, column]
+            wanted[slots[row, column], :, positions[row, column]] = states[row, :, column]
         assert torch.equal(store, wanted)

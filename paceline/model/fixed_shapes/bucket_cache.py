@@ -8,13 +8,43 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from paceline.attention.fixed import takes_trees
 from paceline.kv_cache.slot_cache import SlotCache, SlotLayer
 from paceline.model.fixed_shapes.buckets import BucketKey
 
 
-class RowIndices:
-    """Rows of stores to which the columns of a bucket are written.
+class ColumnWriter(Protocol):
+    """Writes the keys and values of all columns to the slots of one layer."""
+
+    def begin(self) -> None:
+        """Prepare the current forward pass."""
+
+    def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [rows, heads, columns, dim]."""
+
+
+class TritonWriter:
+    """Writes columns in one launch per layer.
+
+    Args:
+        cache_positions: int64 [rows, columns] on the device; negative for columns without a token.
+        slots: KV cache slot of each column, int64 [rows, columns].
+    """
+
+    def __init__(self, cache_positions: Tensor, slots: Tensor) -> None:
+        from paceline.attention.tree_kernel import store_columns
+
+        self._store, self._positions, self._slots = store_columns, cache_positions, slots
+
+    def begin(self) -> None:
+        """Do nothing: the kernel reads the positions."""
+
+    def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
+        self._store((keys, values), (layer.keys, layer.values), self._positions, self._slots)
+
+
+class TorchWriter:
+    """Writes columns by the row numbers of stores.
 
     Args:
         key: Shape of the bucket.
@@ -28,10 +58,11 @@ class RowIndices:
         self._num_slots, self._capacity = cache.slots, cache.capacity
         self._first_rows: dict[int, Tensor] = {}
         self._indices: dict[int, Tensor] = {}
+        self._heads = {layer.keys.shape[1] for layer in cache.layers}
 
-    def compute(self, heads: set[int]) -> None:
+    def begin(self) -> None:
         """Compute the rows of the current forward pass, for each number of key heads."""
-        for count in heads:
+        for count in self._heads:
             if count not in self._first_rows:
                 head = torch.arange(count, device=self._slots.device)
                 self._first_rows[count] = ((self._slots[:, None] * count + head) * self._capacity)[
@@ -41,40 +72,31 @@ class RowIndices:
             scratch = self._num_slots * count * self._capacity
             self._indices[count] = torch.where(self._positions[:, None] < 0, scratch, rows).view(-1)
 
-    def __call__(self, layer: BucketLayer, keys: Tensor, values: Tensor) -> None:
+    def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
         index = self._indices[keys.shape[1]]
-        for store, states in ((layer.slots.key_rows, keys), (layer.slots.value_rows, values)):
+        for store, states in ((layer.key_rows, keys), (layer.value_rows, values)):
             store.index_copy_(0, index, states.reshape(-1, states.shape[-1]))
 
 
-class ColumnWriter(Protocol):
-    """Writes the keys and values of all columns to the slots of one layer."""
-
-    def __call__(self, layer: BucketLayer, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values [rows, heads, columns, dim]."""
-
-
 class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, for the rows and cache positions of a bucket.
+    """Keys and values of one layer, for some slots and cache positions.
 
     Args:
         layer: The layer, with all slots.
-        key: Shape of the bucket.
+        slots: Slots that attention reads.
+        positions: Number of cache positions that attention reads.
         write: Function that writes the columns.
-    Attributes:
-        slots: The layer, with all slots.
     """
 
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, layer: SlotLayer, key: BucketKey, write: ColumnWriter) -> None:
+    def __init__(self, layer: SlotLayer, slots: slice, positions: int, write: ColumnWriter) -> None:
         super().__init__()
-        self.slots, self._write, self._num_positions = layer, write, key.positions
-        rows = slice(key.first_slot, key.first_slot + key.rows)
+        self._layer, self._write, self._num_positions = layer, write, positions
         self.keys, self.values = (
-            store[rows, :, : key.positions] for store in (layer.keys, layer.values)
+            store[slots, :, :positions] for store in (layer.keys, layer.values)
         )
         self.is_initialized = True
 
@@ -84,8 +106,8 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the states of all columns; return the positions of the bucket."""
-        self._write(self, key_states, value_states)
+        """Write the states of all columns; return what attention reads."""
+        self._write(self._layer, key_states, value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -102,28 +124,17 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class BucketCache(Cache):  # type: ignore[misc]
-    """Keys and values of all layers, for the rows and cache positions of a bucket.
+    """Keys and values of all layers, for some slots and cache positions.
 
     Args:
         cache: KV cache; all its layers have stores.
-        key: Shape of the bucket.
-        cache_positions: As in `RowIndices`.
+        slots: Slots that attention reads.
+        positions: Number of cache positions that attention reads.
+        write: Function that writes the columns.
     """
 
-    def __init__(self, cache: SlotCache, key: BucketKey, cache_positions: Tensor) -> None:
-        self._indices: RowIndices | None = None
-        write: ColumnWriter
-        if takes_trees(cache_positions.device.type):
-            from paceline.attention.tree_kernel import store_columns
-
-            def write(layer: BucketLayer, keys: Tensor, values: Tensor) -> None:
-                store_columns((keys, values), (layer.keys, layer.values), cache_positions)
-
-        else:
-            self._indices = write = RowIndices(key, cache, cache_positions)
-        super().__init__(layers=[BucketLayer(layer, key, write) for layer in cache.layers])
-
-    def begin(self) -> None:
-        """Compute where the columns of the current forward pass are written."""
-        if self._indices is not None:
-            self._indices.compute({layer.keys.shape[1] for layer in self.layers})
+    def __init__(self, cache: SlotCache, slots: slice, positions: int, write: ColumnWriter) -> None:
+        self.begin = write.begin
+        super().__init__(
+            layers=[BucketLayer(layer, slots, positions, write) for layer in cache.layers]
+        )

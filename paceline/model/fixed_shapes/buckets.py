@@ -9,12 +9,14 @@ from paceline.model.eagle.captured_states import StateRequest
 from paceline.model.fixed_shapes.settings import (
     COLUMNS,
     MAX_TOKENS,
+    MIN_PACKED_TOKENS,
     MIN_POSITIONS,
     MIN_POSITIONS_BY_LENGTH,
     POSITIONS_RATIO,
     POSITIONS_RATIO_BY_LENGTH,
 )
 from paceline.model.padded_batch import PaddedBatch
+from paceline.model.ragged_batch import RaggedBatch
 
 
 class BucketKey(NamedTuple):
@@ -22,9 +24,9 @@ class BucketKey(NamedTuple):
 
     Attributes:
         rows: Number of rows: requests and empty rows.
-        columns: Columns per row.
+        columns: Columns per row; in a packed batch, of all rows.
         positions: Cache positions that attention reads.
-        first_slot: KV cache slot of row 0.
+        first_slot: KV cache slot of row 0; 0 in a packed batch, whose slots are inputs.
         reduced_logits: As in `ForwardState`.
         states: Hidden states that the caller reads; None for none.
     """
@@ -37,7 +39,7 @@ class BucketKey(NamedTuple):
     states: StateRequest | None
 
 
-def bucket_of(
+def padded_bucket(
     layout: PaddedBatch,
     cache: SlotCache,
     reads_lengths: bool,
@@ -64,6 +66,33 @@ def bucket_of(
         return None
     positions = min(_position_bucket(cache.window.visible, reads_lengths), cache.capacity)
     return BucketKey(rows, columns, positions, layout.first_slot, reduced_logits, states)
+
+
+def packed_bucket(
+    packing: RaggedBatch,
+    cache: SlotCache,
+    fixed_rows: int,
+    reduced_logits: bool,
+    states: StateRequest | None,
+) -> BucketKey | None:
+    """Return the bucket of a packed batch; None if it is too large for any.
+
+    Args:
+        packing: Packed batch.
+        cache: KV cache; its window is the one of the batch.
+        fixed_rows: Rows of every matrix product; the tokens of a bucket fill such products.
+        reduced_logits: As in `ForwardState`.
+        states: As in `BucketKey`.
+    """
+    step = fixed_rows or MIN_PACKED_TOKENS
+    tokens = step
+    while tokens < len(packing.token_ids):
+        tokens *= 2
+    if tokens > MAX_TOKENS:
+        return None
+    rows = 1 << (len(packing.cached) - 1).bit_length()
+    positions = min(_position_bucket(cache.window.visible, True), cache.capacity)
+    return BucketKey(rows, tokens, positions, 0, reduced_logits, states)
 
 
 def _position_bucket(visible: int, reads_lengths: bool) -> int:

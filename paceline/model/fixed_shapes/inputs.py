@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.tree import IntArray
+from paceline.model.fixed_shapes.upload import UploadBuffer
 from paceline.model.padded_batch import PaddedBatch
 
 SCRATCH = -1  # cache position of a column that stands for no token
@@ -47,15 +48,9 @@ class BucketInputs:
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
         shape = rows, columns
         size = _INT_BYTES * (3 * rows * columns + rows) + rows * columns * columns
-        self._on_device = device.type != "cpu"
-        with torch.inference_mode(False):
-            self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-            self._device = (
-                torch.zeros_like(self._host, device=device) if self._on_device else self._host
-            )
-        self.tensors = _views(self._device, *shape)
-        self._arrays = BucketTensors(*(view.numpy() for view in _views(self._host, *shape)))
-        self._sent: torch.cuda.Event | None = None
+        self._buffer = UploadBuffer(size, device)
+        self.tensors = _views(self._buffer.device, *shape)
+        self._arrays = BucketTensors(*(view.numpy() for view in _views(self._buffer.host, *shape)))
 
     def fill(self, layout: PaddedBatch, token_ids: IntArray, positions: IntArray) -> None:
         """Write the inputs of a batch, and send them to the device.
@@ -65,8 +60,7 @@ class BucketInputs:
             token_ids: Token ids that the model reads, [requests, columns of the batch].
             positions: Text positions within the model's context, in the same shape.
         """
-        if self._sent is not None:
-            self._sent.synchronize()
+        self._buffer.wait()
         arrays = self._arrays
         num_rows, num_columns = token_ids.shape
         root = num_columns - layout.width - 1
@@ -81,11 +75,7 @@ class BucketInputs:
         arrays.cached.fill(0)
         arrays.cached[:num_rows] = layout.cached
         self._fill_block(layout, root)
-        if self._on_device:
-            self._device.copy_(self._host, non_blocking=True)
-            if self._device.device.type == "cuda":
-                self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._sent.record()
+        self._buffer.send()
 
     def _fill_block(self, layout: PaddedBatch, root: int) -> None:
         num_rows, num_columns = layout.token_ids.shape

@@ -14,13 +14,16 @@ from paceline.model.architecture import Architecture
 from paceline.model.eagle.captured_states import StateRequest
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.fixed_shapes.bucket import Bucket, BucketModel
-from paceline.model.fixed_shapes.buckets import BucketKey, bucket_of
+from paceline.model.fixed_shapes.buckets import BucketKey, packed_bucket, padded_bucket
 from paceline.model.fixed_shapes.graphs import GraphMemory
 from paceline.model.fixed_shapes.output import BucketOutput
+from paceline.model.fixed_shapes.packed_bucket import PackedBucket
+from paceline.model.fixed_shapes.padded_bucket import PaddedBucket
 from paceline.model.fixed_shapes.settings import MAX_TOKENS
 from paceline.model.model_view import View, is_steady
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.per_layer import layer_values
+from paceline.model.ragged_batch import RaggedBatch
 
 
 class FixedShapeRunner:
@@ -32,6 +35,7 @@ class FixedShapeRunner:
         architecture: Facts about the model.
         cache: KV cache of the model.
         groups: Query heads per key head, the same in all layers.
+        fixed_rows: Rows of every matrix product; 0 for any number.
     """
 
     def __init__(
@@ -41,7 +45,9 @@ class FixedShapeRunner:
         architecture: Architecture,
         cache: SlotCache,
         groups: int,
+        fixed_rows: int,
     ) -> None:
+        self._fixed_rows = fixed_rows
         self._cache, self._generation = cache, cache.generation
         self._owner = BucketModel(model, view, architecture, groups, model.device)
         self._buckets: dict[BucketKey, Bucket] = {}
@@ -63,14 +69,14 @@ class FixedShapeRunner:
             self._drop_buckets()
             self._weights = addresses
 
-    def run(
+    def run_padded(
         self,
         layout: PaddedBatch,
         token_ids: IntArray,
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a forward pass in its bucket; None if it has none.
+        """Run a padded batch in its bucket; None if it has none.
 
         Args:
             layout: Padded batch; the window of the cache is set to it.
@@ -78,27 +84,60 @@ class FixedShapeRunner:
             positions: Text positions within the model's context, [rows, columns].
             states: Hidden states that the caller reads; None for none.
         """
-        cache = self._cache
-        if not all(layer.is_initialized for layer in cache.layers):
+        owner, cache = self._owner, self._cache
+        reads_lengths = takes_trees(owner.device.type)
+        reduced = owner.view.state.reduced_logits
+        key = padded_bucket(layout, cache, reads_lengths, reduced, states)
+        if key is None or not self._has_stores():
             return None
-        reduced = self._owner.view.state.reduced_logits
-        reads_lengths = takes_trees(self._owner.device.type)
-        key = bucket_of(layout, cache, reads_lengths, reduced, states)
-        if key is None:
-            return None
-        if self._generation != cache.generation:
-            self._drop_buckets()  # the stores have moved
-            self._generation = cache.generation
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = Bucket(self._owner, key, cache)
+            bucket = self._buckets[key] = PaddedBucket(owner, key, cache)
+        assert isinstance(bucket, PaddedBucket), "one kind per model"
+        bucket.fill(layout, token_ids, positions)
+        return self._run(bucket)
+
+    def run_packed(
+        self,
+        packing: RaggedBatch,
+        token_ids: IntArray,
+        positions: IntArray,
+        states: StateRequest | None,
+    ) -> BucketOutput | None:
+        """Run a packed batch in its bucket; None if it has none.
+
+        Args:
+            packing: Packed batch; the window of the cache is set to it.
+            token_ids: Token ids that the model reads, [queries].
+            positions: Text positions within the model's context, [queries].
+            states: Hidden states that the caller reads; None for none.
+        """
+        owner, cache = self._owner, self._cache
+        reduced = owner.view.state.reduced_logits
+        key = packed_bucket(packing, cache, self._fixed_rows, reduced, states)
+        if key is None or not self._has_stores():
+            return None
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = PackedBucket(owner, key, cache)
+        assert isinstance(bucket, PackedBucket), "one kind per model"
+        return self._run(bucket) if bucket.fill(packing, token_ids, positions) else None
+
+    def _has_stores(self) -> bool:
+        """Return whether all layers have stores; drop the buckets of earlier ones."""
+        if self._generation != self._cache.generation:
+            self._drop_buckets()
+            self._generation = self._cache.generation
+        return all(layer.is_initialized for layer in self._cache.layers)
+
+    def _run(self, bucket: Bucket) -> BucketOutput:
         try:
-            return bucket.run(layout, token_ids, positions, self._memory)
+            return bucket.run(self._memory)
         except RuntimeError as error:
             if self._memory is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             self._stop_capturing(error)
-            return bucket.run(layout, token_ids, positions, None)
+            return bucket.run(None)
 
     def _drop_buckets(self) -> None:
         self._buckets.clear()
@@ -117,19 +156,23 @@ class FixedShapeRunner:
 
 
 def fixed_shape_runner(
-    model: PreTrainedModel, view: View, architecture: Architecture, cache: SlotCache
+    model: PreTrainedModel,
+    view: View,
+    architecture: Architecture,
+    cache: SlotCache,
+    fixed_rows: int,
 ) -> FixedShapeRunner | None:
     """Return a runner for a model; None if it cannot run in fixed shapes.
 
     Args:
-        model, view, architecture, cache: As in `FixedShapeRunner`.
+        model, view, architecture, cache, fixed_rows: As in `FixedShapeRunner`.
     """
     groups = _groups(model)
     facts = architecture
+    has_attention = takes_trees(model.device.type) if facts.by_position else facts.tree_attention
     possible = (
-        facts.tree_attention
+        has_attention
         and facts.takes_position_ids
-        and not facts.by_position
         and groups is not None
         and view.state.text_lengths is None
         and not uses_target_states(model)
@@ -138,7 +181,7 @@ def fixed_shape_runner(
     if not possible:
         return None
     assert groups is not None, "checked above"
-    return FixedShapeRunner(model, view, architecture, cache, groups)
+    return FixedShapeRunner(model, view, architecture, cache, groups, fixed_rows)
 
 
 def _groups(model: PreTrainedModel) -> int | None:

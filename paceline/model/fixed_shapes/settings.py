@@ -10,6 +10,9 @@ COLUMNS = (1, 8, 16, 32, 64)
 # It bounds the memory of the logits that graphs share.
 MAX_TOKENS = 1024
 
+# Smallest number of tokens in a bucket of packed batches; larger buckets double it.
+MIN_PACKED_TOKENS = 16
+
 # Smallest number of cache positions that attention reads in a bucket, and the ratio of one bucket
 # to the next smaller one. A kernel that reads lengths from the device skips what lies behind them;
 # with a mask, all positions cost time.

@@ -1,0 +1,137 @@
+"""Forward passes in fixed shapes against forward passes in their own shapes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.model.cached_lm import CachedLM
+from paceline.model.fixed_shapes import padded_bucket, runner
+from paceline.model.fixed_shapes.settings import COLUMNS
+from tests.support import models
+from tests.support.attention import random_parents
+from tests.support.shared import Pair
+from tests.support.triton import mend_interpreter
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton and TRITON_INTERPRET=1"
+)
+
+
+def run_steps(lm: CachedLM, lengths: Sequence[int], steps: int = 3, max_nodes: int = 12) -> Any:
+    """Logits after every pending token and node of some steps with random trees, and the engine's
+    requests; the same for each model of one vocabulary.
+    """
+    chance = np.random.default_rng(5)
+
+    def tokens(count: int) -> list[int]:
+        return chance.integers(1, lm.vocab_size, count).tolist()
+
+    requests = [Request(tokens(length), SamplingParams()) for length in lengths]
+    for request in requests:
+        lm.open(request)
+        lm.feed([request])
+        request.token_ids += tokens(1)
+    logits = []
+    for step in range(steps):
+        sizes = chance.integers(0, max_nodes + 1, len(requests))
+        trees = [DraftTree(tokens(size), random_parents(chance, size)) for size in sizes]
+        nodes = lm.forward_nodes(requests, trees)
+        logits += [nodes[row] for row in range(len(requests))]
+        accepted = [tree.path(len(tree) - 1) for tree in trees]
+        lm.commit(accepted)
+        for request, tree, path in zip(requests, trees, accepted, strict=True):
+            request.token_ids += [tree.token_ids[node] for node in path] + tokens(1 + step)
+        if step == 1:
+            lm.close(requests.pop(0))
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in models.CASES if kind == "sdpa"])
+def test_logits_are_those_of_other_shapes(name: str) -> None:
+    model = models.make(name, "sdpa")
+    own, fixed = (CachedLM(model, fixed_shapes=setting) for setting in (False, True))
+    lengths = [30, 7, 18]
+    expected, result = run_steps(own, lengths), run_steps(fixed, lengths)
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_mask_without_the_tree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blind(padded_bucket.MaskBuilder):
+        def masks(self, inputs: Any, reaches: Any) -> Any:
+            block = torch.ones_like(inputs.block).tril()
+            return super().masks(inputs._replace(block=block), reaches)
+
+    model = models.make("llama", "sdpa")
+    expected = run_steps(CachedLM(model, fixed_shapes=False), [30, 7, 18])
+    monkeypatch.setattr(padded_bucket, "MaskBuilder", Blind)
+    result = run_steps(CachedLM(model, fixed_shapes=True), [30, 7, 18])
+    assert (result - expected).abs().max() > 1e-2
+
+
+def test_states_are_those_of_other_shapes() -> None:
+    model = models.make("llama", "sdpa")
+    states = []
+    for setting in (False, True):
+        lm = CachedLM(model, fixed_shapes=setting)
+        requests = [Request(list(range(1, length)), SamplingParams()) for length in (9, 20)]
+        for request in requests:
+            lm.open(request)
+            lm.feed([request])
+            request.token_ids += [3, 4, 5]
+        trees = [DraftTree([7, 8], [-1, -1]), DraftTree([9], [-1])]
+        logits = lm.forward_with_states(requests, trees, layers=(1,), pending=True)
+        assert logits.states is not None
+        assert logits.pending is not None
+        states.append(torch.cat([logits.states, *logits.pending]))
+    torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=1e-4)
+
+
+def test_few_shapes_serve_many_steps() -> None:
+    lm = CachedLM(models.make("llama", "sdpa"), fixed_shapes=True)
+    lm.reserve(4, 256)
+    run_steps(lm, [30, 7, 18], steps=2)
+    fixed = lm._runner.fixed_shapes
+    assert fixed is not None
+    assert {key.columns for key in fixed._buckets} <= set(COLUMNS)
+    assert {key.positions for key in fixed._buckets} == {256}
+    lm.reserve(4, 512)  # the stores move
+    run_steps(lm, [5], steps=1, max_nodes=0)
+    assert len(fixed._buckets) == 2
+    assert {key.positions for key in fixed._buckets} == {256}
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookahead", "auto"])
+def test_answers_are_those_of_generate(pair: Pair, drafter: str) -> None:
+    params = SamplingParams(max_new_tokens=len(pair.answers[0]), ignore_eos=True)
+    llm = LLM(pair.target, drafter, max_batch=3, batch_invariant=False, fixed_shapes=True)
+    answers = llm.generate(pair.prompts, params)
+    assert [answer.token_ids for answer in answers] == pair.answers
+
+
+@interpreted
+@pytest.mark.parametrize("by_position", [False, True])
+def test_kernels_compute_the_same_logits(
+    by_position: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.attention import registered, triton_kernel
+
+    mend_interpreter(monkeypatch, in_order=False)
+    monkeypatch.setattr(registered, "_attention_of", lambda _: triton_kernel.attention_by_position)
+    model = models.make("llama", "sdpa")
+    expected = run_steps(CachedLM(model, fixed_shapes=False), [30, 7], 2, 5)
+    for module in (runner, padded_bucket):
+        monkeypatch.setattr(module, "takes_trees", lambda device: True)
+    lm = CachedLM(model, batch_invariant=by_position, fixed_shapes=True)
+    result = run_steps(lm, [30, 7], 2, 5)
+    assert lm._runner.fixed_shapes is not None
+    assert lm._runner.fixed_shapes.num_graphs
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)
