@@ -106,7 +106,7 @@ def _drafter(setting: Any, batch: int, name: str) -> Values:
     start = time.perf_counter()
     llm = engine(here, batch, name)
     prompts, others = here.prompts(batch)
-    llm.generate(others, greedy(_WARM_TOKENS))
+    llm.generate(others, greedy(here.run.sizes.tokens))  # captures the graphs of most shapes
     made = time.perf_counter() - start
     timing, forwards = llm.timing, llm.load.forwards
     start = time.perf_counter()
@@ -153,7 +153,7 @@ def engine(setting: Setting, batch: int, name: str) -> LLM:
         draft_model=setting.draft() if entry(name).needs_draft_model else None,
         tokenizer=setting.tokenizer,
         max_batch=batch,
-        batch_invariant=False,
+        batch_invariant=setting.run.batch_invariant,
         fixed_shapes=setting.run.fixed_shapes,
     )
 

@@ -15,6 +15,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.model.cached_lm import CachedLM
 from paceline.model.fixed_shapes import padded_bucket, runner
+from paceline.model.fixed_shapes.masks import MaskBuilder
 from paceline.model.fixed_shapes.settings import COLUMNS
 from tests.support import models
 from tests.support.attention import random_parents
@@ -33,7 +34,7 @@ def run_steps(lm: CachedLM, lengths: Sequence[int], steps: int = 3, max_nodes: i
     chance = np.random.default_rng(5)
 
     def tokens(count: int) -> list[int]:
-        return chance.integers(1, lm.vocab_size, count).tolist()
+        return [int(token) for token in chance.integers(1, lm.vocab_size, count)]
 
     requests = [Request(tokens(length), SamplingParams()) for length in lengths]
     for request in requests:
@@ -65,7 +66,7 @@ def test_logits_are_those_of_other_shapes(name: str) -> None:
 
 
 def test_a_mask_without_the_tree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Blind(padded_bucket.MaskBuilder):
+    class Blind(MaskBuilder):
         def masks(self, inputs: Any, reaches: Any) -> Any:
             block = torch.ones_like(inputs.block).tril()
             return super().masks(inputs._replace(block=block), reaches)
