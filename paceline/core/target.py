@@ -94,7 +94,7 @@ class Target(Protocol):
 
     @property
     def growth_step(self) -> int:
-        """Return the number of cache positions of which the cache should grow by a multiple."""
+        """Return the step in cache positions by which the cache should grow."""
 
     def check_length(self, request: Request) -> None:
         """Check that a request is not longer than the context.

@@ -215,7 +215,7 @@ class CachedLM:
 
     @property
     def growth_step(self) -> int:
-        """Return the number of cache positions of which the cache should grow by a multiple.
+        """Return the step in cache positions by which the cache should grow.
 
         An allocation ends the use of all captured graphs.
         """
