@@ -77,11 +77,11 @@ class CudaTensor(Tensor):
         return f"CudaTensor({self.beneath!r})"
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
     """Return what arguments of an operation consist of."""
     if isinstance(value, tuple | list):
         for one in value:
-            yield from _leaves(one)
+            yield from leaves(one)
     else:
         yield value
 
@@ -116,10 +116,14 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         traffic: Log of waits and copies.
+    Attributes:
+        captured: Receives operations on the tensors beneath, their arguments and results, while a
+            graph is captured.
     """
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.captured: list[tuple[Any, Any, dict[str, Any], Any]] | None = None
         self._traffic = traffic
         self._special: dict[str, Callable[[Any, Any, dict[str, Any]], Any]] = {
             "aten::_to_copy": self._convert,
@@ -139,10 +143,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation on what lies beneath, if it is the device's."""
         name = func._schema.name
-        leaves = [*_leaves(args), *kwargs.values()]
-        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        operands = [*leaves(args), *kwargs.values()]
+        tensors = [one for one in operands if isinstance(one, Tensor)]
         there = [one for one in tensors if isinstance(one, CudaTensor)]
-        device = next((one for one in leaves if isinstance(one, torch.device)), None)
+        device = next((one for one in operands if isinstance(one, torch.device)), None)
         if not there and not is_there(device):
             return func(*args, **kwargs)
         if name not in _WHOLE and _is_composed(func):
@@ -161,7 +165,15 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inner = {key: _beneath(value) for key, value in kwargs.items()}
         if device is not None:
             inner |= {"device": "cpu", "pin_memory": None}
-        return _on_device(func(*_beneath(args), **inner), {id(one.beneath): one for one in there})
+        result = self._execute(func, _beneath(args), inner)
+        return _on_device(result, {id(one.beneath): one for one in there})
+
+    def _execute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation on tensors of the CPU."""
+        result = func(*args, **kwargs)
+        if self.captured is not None:
+            self.captured.append((func, args, kwargs, result))
+        return result
 
     def _check_devices(self, name: str, args: Any, tensors: list[Tensor]) -> None:
         """Raise if tensors of the CPU take part that are no numbers, and no indices."""
@@ -186,7 +198,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         (tensor,), device = args, kwargs.get("device")
         goes = isinstance(tensor, CudaTensor) if device is None else is_there(device)
         options = {**kwargs, "device": "cpu", "pin_memory": None, "non_blocking": False}
-        copied = func(_beneath(tensor), **options)
+        copied = self._execute(func, [_beneath(tensor)], options)
         waits = not kwargs.get("non_blocking")
         if not isinstance(tensor, CudaTensor):
             self._traffic.upload(tensor, "copy to the device", waits)
@@ -199,7 +211,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _overwrite(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         target, source = args[:2]
         waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-        func(_beneath(target), _beneath(source))
+        self._execute(func, [_beneath(target), _beneath(source)], {})
         if isinstance(target, CudaTensor) and not isinstance(source, CudaTensor):
             self._traffic.upload(source, "copy into a tensor of the device", waits)
         elif isinstance(source, CudaTensor) and not isinstance(target, CudaTensor):
@@ -213,9 +225,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _attend_with_bias(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Stand in for a kernel that only CUDA has."""
         query, key, value, bias = map(_beneath, args[:4])
-        output = scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, scale=kwargs.get("scale")
-        )
+        options = {"attn_mask": bias, "scale": kwargs.get("scale")}
+        output = self._execute(scaled_dot_product_attention, [query, key, value], options)
         nothing = CudaTensor(torch.empty(0))
         return CudaTensor(output), nothing, nothing, nothing
 

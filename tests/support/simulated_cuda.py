@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -18,13 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.attention import fixed
 from paceline.backend import plain_tensors, resolve
-from paceline.model.fixed_shapes import bucket
 from tests.support.cuda_operations import CUDA, CudaTensor, Operations, is_there
-from tests.support.traffic import SimulatedEvent, Traffic
+from tests.support.cuda_stubs import cuda_stubs
+from tests.support.traffic import Traffic
 
 __all__ = ["CUDA", "CudaTensor", "moved", "simulated_cuda"]
-
-FREE_BYTES, TOTAL_BYTES = 60 << 30, 80 << 30
 
 
 class _Lists(TorchFunctionMode):
@@ -89,49 +86,20 @@ class _Generator(torch.Generator):
         return made
 
 
-class _CapturedForward:
-    """Stands in for a CUDA graph: runs the forward pass at every replay.
-
-    Args:
-        traffic: Log of waits and copies.
-        forward: Function without arguments that reads and writes tensors at fixed addresses.
-        pool: Ignored.
-    """
-
-    def __init__(self, traffic: Traffic, forward: Callable[[], Any], pool: Any) -> None:
-        self._traffic, self._forward = traffic, forward
-
-    def replay(self) -> Any:
-        """Run the forward pass, which must not wait or copy."""
-        before = len(self._traffic.events)
-        result = self._forward()
-        assert len(self._traffic.events) == before, self._traffic.events[before:]
-        return result
-
-
 @contextmanager
 def simulated_cuda() -> Iterator[Traffic]:
     """Make `CUDA` a device, within the context and in this thread; yield the log."""
     traffic = Traffic()
+    operations = Operations(traffic)
+    # To the code under test, the tensors are torch's own. Triton compiles for real devices only.
+    plain = plain_tensors.PLAIN | {CudaTensor}
     with ExitStack() as stack:
-        for name, stub in {
-            "_lazy_init": lambda: None,
-            "current_device": lambda: 0,
-            "get_device_name": lambda device=None: "simulated",
-            "mem_get_info": lambda device=None: (FREE_BYTES, TOTAL_BYTES),
-            "synchronize": lambda device=None: traffic.wait("torch.cuda.synchronize"),
-            "Event": partial(SimulatedEvent, traffic),
-            "graph_pool_handle": lambda: None,
-        }.items():
+        for name, stub in cuda_stubs(traffic, operations).items():
             stack.enter_context(patch.object(torch.cuda, name, stub))
-        captured = partial(_CapturedForward, traffic)
-        stack.enter_context(patch.object(bucket, "CapturedForward", captured))
-        for module in (fixed, resolve):  # Triton compiles for devices that are there
-            stack.enter_context(patch.object(module, "has_triton", lambda: False))
         stack.enter_context(patch.object(torch, "Generator", _Generator))
-        # To the code under test, these are torch's own tensors.
-        plain = plain_tensors.PLAIN | {CudaTensor}
         stack.enter_context(patch.object(plain_tensors, "PLAIN", plain))
+        for module in (fixed, resolve):
+            stack.enter_context(patch.object(module, "has_triton", lambda: False))
         stack.enter_context(_Lists(traffic))
-        stack.enter_context(Operations(traffic))
+        stack.enter_context(operations)
         yield traffic

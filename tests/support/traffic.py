@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,11 +51,13 @@ class Traffic:
     Attributes:
         events: The events since they were taken.
         waits: Number of waits so far.
+        is_forbidden: Whether a wait or a copy raises, as in the capture of a graph.
         helpers: Files whose callers are logged in their place.
     """
 
     events: list[Event] = field(default_factory=list)
     waits: int = 0
+    is_forbidden: bool = False
     helpers: frozenset[str] = frozenset({"util/device_copies.py"})
 
     def caller(self) -> Caller:
@@ -82,6 +83,8 @@ class Traffic:
         self._log(Event(what, self.caller(), waits, down=_size(tensor)))
 
     def _log(self, event: Event) -> None:
+        if self.is_forbidden:
+            raise RuntimeError(f"not permitted in a graph: {event.what} at {event.caller}")
         self.events.append(event)
         self.waits += event.waits
 
@@ -89,36 +92,6 @@ class Traffic:
         """Return the events since the last call."""
         taken, self.events = self.events, []
         return taken
-
-
-class SimulatedEvent:
-    """Stands in for `torch.cuda.Event`.
-
-    Args:
-        traffic: Log of waits and copies.
-        enable_timing: Ignored.
-    """
-
-    def __init__(self, traffic: Traffic, enable_timing: bool = False) -> None:
-        self._traffic = traffic
-        self._waits, self._time = 0, 0.0
-
-    def record(self, stream: object = None) -> None:
-        """Note what was launched before."""
-        self._waits, self._time = self._traffic.waits, time.perf_counter()
-
-    def query(self) -> bool:
-        """Return whether the device is known to have passed the event."""
-        return self._traffic.waits > self._waits
-
-    def synchronize(self) -> None:
-        """Wait for the event, unless a later wait included it."""
-        if not self.query():
-            self._traffic.wait("torch.cuda.Event.synchronize")
-
-    def elapsed_time(self, end: SimulatedEvent) -> float:
-        """Return the milliseconds until another event, by the host's clock."""
-        return 1e3 * (end._time - self._time)
 
 
 def _size(tensor: Tensor) -> int:
