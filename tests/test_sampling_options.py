@@ -20,7 +20,7 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
-from paceline.sampling import logit_adjustments
+from paceline.sampling import adjustment_places, logit_adjustments
 from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, Pair, ScriptedTree
 
 LENGTH = 24
@@ -145,9 +145,9 @@ def test_options_hold_at_every_node_of_a_tree(
 
 
 FAULTS: dict[str, Any] = {
-    "_counts": lambda right: lambda scores, token_ids, tree: right(scores, token_ids, EMPTY_TREE),
+    "_on_path": lambda right: lambda request, tree, vocab: right(request, EMPTY_TREE, vocab),
     "_ends_with": lambda right: lambda output, tree, node, tokens: right(output, tree, -1, tokens),
-    "tree_shape": lambda right: lambda parents: (np.zeros(len(parents), int), right(parents)[1]),
+    "node_depths": lambda right: lambda parents: np.zeros(len(parents), int),
 }
 
 
@@ -159,7 +159,7 @@ def test_a_prefix_without_the_nodes_path_is_found_out(
     known = {
         tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)
     }
-    monkeypatch.setattr(logit_adjustments, name, FAULTS[name](getattr(logit_adjustments, name)))
+    monkeypatch.setattr(adjustment_places, name, FAULTS[name](getattr(adjustment_places, name)))
     with pytest.raises((AssertionError, ConfigError)):
         same(
             LLM(pair.target, ScriptedTree(known, 256)).generate(pair.prompts, requests(pair, 0.0)),

@@ -62,18 +62,17 @@ def attention_over_tree(
         tree.key_positions,
         *query.stride()[:3],
         *key.stride()[:2],
-        *value.stride()[:2],
         split_keys,
-        splits,
-        columns,
         1 / math.sqrt(dim) if scaling is None else scaling,
+        columns,
         key_heads,
         groups,
         dim,
         value_dim,
+        *value.stride()[:2],
         tree.reach.window or 0,
         tree.reach.chunk or 0,
-        splits > 1,
+        splits,
         dims,
         value_dims,
         queries,
@@ -83,7 +82,7 @@ def attention_over_tree(
     if splits > 1:
         rounded = triton.next_power_of_2(splits)
         combine_tree[(rows * columns * heads,)](
-            partial, out, splits, value_dim, rounded, value_dims, num_warps=4
+            partial, out, value_dim, splits, rounded, value_dims, num_warps=4
         )
     return out
 

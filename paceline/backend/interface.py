@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.core.tree import IntArray
@@ -96,7 +94,7 @@ class Backend(Protocol):
             logits: [..., vocab].
         """
 
-    def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens of each row and their probabilities, in order.
 
         If a row is not numbers, the tokens are any, and the probabilities are 0.
@@ -105,7 +103,8 @@ class Backend(Protocol):
             logits: [..., vocab].
             count: Number of tokens per row.
         Returns:
-            Token ids and probabilities, [..., count] each.
+            Token ids, int64 [..., count], and probabilities, float32 [..., count], on the device
+            of the logits.
         """
 
     def entropies(self, logits: Tensor) -> Tensor:

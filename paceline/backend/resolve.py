@@ -8,15 +8,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from paceline.backend.interface import Backend
     from paceline.backend.products import Products
-    from paceline.core.tree import IntArray
 
 
 @cache
@@ -63,7 +60,7 @@ def argmax_tokens(logits: Tensor) -> Tensor:
     return backend_of(logits.device).argmax(logits)
 
 
-def topk_tokens(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+def topk_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Run `Backend.topk` on the backend of the logits' device."""
     return backend_of(logits.device).topk(logits, count)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -74,19 +73,16 @@ class TorchBackend:
         """Return the most likely token of each row; NO_TOKEN if a row is not numbers."""
         return marked_argmax(logits)
 
-    def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens of each row and their probabilities, in order."""
-        count = min(count, logits.shape[-1])
-        token_ids = _largest_first(logits, count)
-        log_totals = logits.float().logsumexp(-1, keepdim=True)
-        probs = (logits.gather(-1, token_ids).float() - log_totals).exp()
-        probs = torch.where(probs[..., :1].isfinite(), probs, 0.0)
-        return token_ids.cpu().numpy(), probs.cpu().numpy()
+        token_ids = _largest_first(logits, min(count, logits.shape[-1]))
+        probs: Tensor = logits.softmax(-1, dtype=torch.float32).gather(-1, token_ids)
+        return token_ids, probs.nan_to_num_(0.0)
 
     def entropies(self, logits: Tensor) -> Tensor:
         """Return the entropy of the distribution of each row, float32 [...], in nats."""
-        logs = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)
-        return (logs.exp() * logs).sum(-1).neg()
+        entropies: Tensor = torch.special.entr(logits.softmax(-1, dtype=torch.float32)).sum(-1)
+        return entropies
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
         """Return a function that moves cache positions block by block."""
@@ -128,14 +124,12 @@ def _dense(
 
 
 def _largest_first(logits: Tensor, count: int) -> Tensor:
-    # torch's topk takes any of equal logits first: its argmax comes before what topk returns.
-    token_ids = torch.cat(
-        (logits.argmax(-1, keepdim=True), logits.topk(count, dim=-1).indices), dim=-1
-    )
-    repeated = token_ids == token_ids[..., :1]
-    repeated[..., 0] = False
-    order = repeated.byte().argsort(dim=-1, stable=True)
-    return token_ids.gather(-1, order)[..., :count]
+    # torch's topk takes any of equal logits first, and its argmax the lowest token id.
+    token_ids = logits.topk(count, dim=-1).indices
+    best = logits.argmax(-1, keepdim=True)
+    token_ids = torch.where(token_ids == best, token_ids[..., :1], token_ids)
+    token_ids[..., :1] = best
+    return token_ids
 
 
 TORCH = TorchBackend()

@@ -50,6 +50,10 @@ class TopTokens:
         """Return the given rows, in the given order."""
         return TopTokens(self.token_ids[rows], self.probs[rows])
 
+    def first(self, count: int) -> TopTokens:
+        """Return the `count` most likely tokens of each row."""
+        return TopTokens(self.token_ids[:, :count], self.probs[:, :count])
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -5,11 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.drafter import TopTokens
+from paceline.core.tree import IntArray
+from paceline.util.device_copies import Arrays, upload
+
+
+class TopLogits(NamedTuple):
+    """Hold the most likely tokens of each row on the device of the logits.
+
+    Attributes:
+        columns: [rows, k] columns of the logits, most likely first.
+        probs: float32 [rows, k] their probabilities; a row of zeros has logits that are not
+            numbers.
+        vocabulary_ids: Token id of each column; None = column i is token i.
+    """
+
+    columns: Tensor
+    probs: Tensor
+    vocabulary_ids: IntArray | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Return the tensors that `tokens` needs."""
+        return self.columns, self.probs
+
+    def tokens(self, arrays: Arrays) -> TopTokens:
+        """Return the tokens on the CPU.
+
+        Args:
+            arrays: The copied `tensors`.
+        """
+        columns, probs = arrays
+        return TopTokens(
+            columns if self.vocabulary_ids is None else self.vocabulary_ids[columns], probs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +67,7 @@ class NodeLogits:
     counts: list[int]
     states: Tensor | None = None
     pending: list[Tensor] | None = None
-    top: TopTokens | None = None
+    top: TopLogits | None = None
 
     @staticmethod
     def from_rows(flat: Tensor, counts: list[int], scored: list[int] | None = None) -> NodeLogits:
@@ -82,24 +117,18 @@ class NodeLogits:
     def _selected(self, rows: Sequence[int]) -> NodeLogits:
         counts = [self.counts[row] for row in rows]
         starts = [self.starts[row] for row in rows]
-        flat, states = (
-            None
-            if tensor is None
-            else torch.cat(
-                [tensor[:0], *(tensor[a : a + n] for a, n in zip(starts, counts, strict=True))]
-            )
-            for tensor in (self.flat, self.states)
-        )
-        assert flat is not None, "rows have logits"
-        if self.top is None:
-            return replace(NodeLogits.from_rows(flat, counts), states=states)
-        selected_rows = [
-            row
-            for start, count in zip(starts, counts, strict=True)
-            for row in range(start, start + count)
-        ]
+
+        def selected(tensor: Tensor) -> Tensor:
+            spans = zip(starts, counts, strict=True)
+            return torch.cat([tensor[:0], *(tensor[start : start + n] for start, n in spans)])
+
+        states, top = self.states, self.top
         return replace(
-            NodeLogits.from_rows(flat, counts), states=states, top=self.top.of(selected_rows)
+            NodeLogits.from_rows(selected(self.flat), counts),
+            states=None if states is None else selected(states),
+            top=None
+            if top is None
+            else TopLogits(selected(top.columns), selected(top.probs), top.vocabulary_ids),
         )
 
     def padded(self) -> Tensor:
@@ -109,5 +138,5 @@ class NodeLogits:
         if even and self.starts == list(range(0, len(self.flat), width)):
             return self.flat.view(len(self.starts), width, self.flat.shape[-1])
         last = len(self.flat) - 1
-        rows = [[min(start + column, last) for column in range(width)] for start in self.starts]
-        return self.flat[torch.tensor(rows, device=self.flat.device)]
+        rows = np.minimum(np.array(self.starts, dtype=np.int64)[:, None] + np.arange(width), last)
+        return self.flat[upload(self.flat.device, rows)[0]]

@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.core.hidden_state_log import HiddenStateLog
     from paceline.core.processors import Processed
+    from paceline.core.token_counts import TokenCounts
     from paceline.text.stop_strings import StopStrings
 
 _ids = itertools.count()
@@ -60,6 +61,7 @@ class Request:
         states: The target's hidden states for this request, if its drafter requested them in
             `start`.
         processed: The request's logits processors, created on first use.
+        token_counts: Counts of its tokens on the device, if penalties need them.
         tainted: Whether keys or values may be NaN; if so, the model clears the slot before it is
             reused.
         without_draft: Whether the next step runs this request without a draft tree.
@@ -94,6 +96,7 @@ class Request:
         self.prompt_logprobs: list[dict[int, float] | None] | None = None
         self.states: HiddenStateLog | None = None
         self.processed: Processed | None = None
+        self.token_counts: TokenCounts | None = None
         self.tainted = self.without_draft = False
         self.failure: Exception | None = None
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -18,7 +16,6 @@ from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.products import Products
 from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
 from paceline.backend.torch_backend import TorchBackend
-from paceline.core.tree import IntArray
 from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.kv_row_moves import CacheTensors, move_rows
@@ -90,9 +87,7 @@ class CpuBackend(TorchBackend):
 
     argmax = staticmethod(argmax)
 
-    def topk(self, logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
-        """Return the top-k tokens of each row and their probabilities, likeliest first."""
-        return topk(logits, count)
+    topk = staticmethod(topk)
 
     entropies = staticmethod(entropies)
 

@@ -43,7 +43,7 @@ def argmax(logits: Tensor) -> Tensor:
     return torch.from_numpy(_search(logits, 1, False)[0]).reshape(logits.shape[:-1])
 
 
-def topk(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+def topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the top-k tokens of each row and their probabilities, both [..., count].
 
     The most likely token comes first. A row with NaN or only infinities gets arbitrary tokens with
@@ -55,10 +55,9 @@ def topk(logits: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
     """
     count = min(count, logits.shape[-1])
     if _readable(logits):
-        token_ids, probs = _search(logits, count, True)
-        return token_ids.reshape(*logits.shape[:-1], count), probs.reshape(
-            *logits.shape[:-1], count
-        )
+        token_ids, probs = map(torch.from_numpy, _search(logits, count, True))
+        shape = *logits.shape[:-1], count
+        return token_ids.view(shape), probs.view(shape)
     return TORCH.topk(logits, count)
 
 

@@ -10,8 +10,7 @@ predicted state is the input to the next level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,32 +22,37 @@ from paceline.backend.resolve import topk_tokens
 from paceline.core.drafter import Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.origin import Origin
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.tree import DraftTree
 from paceline.draft_head.settings import PredictionSettings
 from paceline.draft_head.weights import Weights, embedding_and_head
 from paceline.model.cached_lm import CachedLM
+from paceline.util.device_copies import Arrays, Pending, finish, upload
 
 _SETTINGS = PredictionSettings()
 
 
 class _Level(NamedTuple):
-    """Hold the predicted tokens for one level.
+    """Hold the predicted tokens for one level, on the device.
 
     Attributes:
         token_ids: [requests, tokens] token ids.
-        parents: [requests, tokens] parent in the previous level; -1 = the newest token.
-        probs: [requests, tokens] probability given the parent.
-        path_probs: [requests, tokens] path probability.
-        rows: [requests, tokens] row of `states` from which the token was predicted.
-        states: [n, hidden] predicted states.
+        probs: float32 [requests, tokens] probability given the parent.
+        path_probs: float32 [requests, tokens] path probability.
+        continued: [requests, paths] tokens of the previous level from which the tokens were
+            predicted, the same number for each. None = they follow the newest token.
+        states: [requests * paths, hidden] predicted states.
     """
 
-    token_ids: IntArray
-    parents: IntArray
-    probs: NDArray[np.float32]
-    path_probs: NDArray[np.float32]
-    rows: IntArray
+    token_ids: Tensor
+    probs: Tensor
+    path_probs: Tensor
+    continued: Tensor | None
     states: Tensor
+
+    @property
+    def to_fetch(self) -> list[Tensor]:
+        """Return the tensors from which trees are built."""
+        return [self.token_ids, self.probs, *([] if self.continued is None else [self.continued])]
 
 
 class DraftHead:
@@ -73,10 +77,9 @@ class DraftHead:
         rows = slice(len(token_ids)) if is_prefix else token_ids
         self._head = head.weight[rows]
         self._head_bias = None if head.bias is None else head.bias[rows]
-        self._token_ids = weights.token_ids.cpu().numpy()
+        self._token_ids = None if is_prefix else token_ids
         self.levels = weights.levels
 
-    @torch.inference_mode()
     def predict(
         self, states: Tensor, token_ids: Sequence[int], levels: int = _SETTINGS.max_levels
     ) -> list[DraftTree]:
@@ -87,19 +90,14 @@ class DraftHead:
             token_ids: [n] tokens chosen from the logits at these states.
             levels: Maximum number of tokens ahead.
         """
-        level = self._after(
-            states, torch.tensor(token_ids, device=states.device), _SETTINGS.num_first
-        )
-        num_requests = len(token_ids)
-        predicted = [level]
-        continued = min(_SETTINGS.num_continued, _SETTINGS.max_rows // num_requests)
-        for _ in range(min(levels, self.levels) - 1 if continued else 0):
-            level = self._next(level, min(continued, level.token_ids.shape[1]))
-            predicted.append(level)
-        return [_tree(predicted, row) for row in range(num_requests)]
+        (tokens,) = upload(states.device, token_ids)
+        trees: list[DraftTree] = finish([self._predict(states, tokens, levels)])[0]
+        return trees
 
-    def add_to(self, outcomes: Sequence[Outcome], logits: NodeLogits, levels: int) -> list[Outcome]:
-        """Add `head_draft` to the outcomes of a step.
+    def predict_after(
+        self, outcomes: Sequence[Outcome], logits: NodeLogits, levels: int
+    ) -> Pending:
+        """Return the pending draft tree for each outcome of a step.
 
         Args:
             outcomes: Outcomes in the step.
@@ -107,51 +105,49 @@ class DraftHead:
             levels: Maximum number of tokens ahead.
         """
         if not outcomes:
-            return []
+            return Pending((), lambda arrays: [])
         assert logits.states is not None, "the forward pass returns them"
         rows = [
             start + (1 + outcome.accepted[-1] if outcome.accepted else 0)
             for start, outcome in zip(logits.starts, outcomes, strict=True)
         ]
-        trees = self.predict(
-            logits.states[rows, 0], [outcome.new_token_ids[-1] for outcome in outcomes], levels
-        )
-        return [
-            replace(outcome, head_draft=tree) for outcome, tree in zip(outcomes, trees, strict=True)
-        ]
+        newest = [outcome.new_token_ids[-1] for outcome in outcomes]
+        which, tokens = upload(logits.flat.device, rows, newest)
+        return self._predict(logits.states[which, 0], tokens, levels)
 
-    def _after(self, states: Tensor, token_ids: Tensor, count: int) -> _Level:
+    @torch.inference_mode()
+    def _predict(self, states: Tensor, token_ids: Tensor, levels: int) -> Pending:
+        """Return the pending trees of `predict`."""
+        level = self._after(states, token_ids)
+        predicted = [level]
+        continued = min(_SETTINGS.num_continued, _SETTINGS.max_rows // len(token_ids))
+        for _ in range(min(levels, self.levels) - 1 if continued else 0):
+            level = self._next(level, min(continued, level.token_ids.shape[1]))
+            predicted.append(level)
+        return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
+
+    def _after(self, states: Tensor, token_ids: Tensor) -> _Level:
         """Return the level after the newest tokens."""
         following = self.next_states(states, token_ids)
-        guesses, probs = self.guess(following, count)
-        rows = np.repeat(np.arange(len(guesses))[:, None], guesses.shape[1], axis=1)
-        return _Level(guesses, np.full_like(guesses, -1), probs, probs, rows, following)
+        guesses, probs = self.guess(following, _SETTINGS.num_first)
+        return _Level(guesses, probs, probs, None, following)
 
-    def _next(self, level: _Level, continued: int) -> _Level:
-        """Return the next level, after each request's `continued` most likely paths."""
-        best = np.argsort(-level.path_probs, axis=1, kind="stable")[:, :continued]
-        rows, token_ids, path_probs = (
-            np.take_along_axis(column, best, axis=1)
-            for column in (level.rows, level.token_ids, level.path_probs)
-        )
-        device = level.states.device
-        tokens = torch.from_numpy(token_ids.ravel()).to(device)
+    def _next(self, level: _Level, num_continued: int) -> _Level:
+        """Return the next level, after each request's `num_continued` most likely paths."""
+        order = level.path_probs.sort(dim=1, descending=True, stable=True).indices
+        best = order[:, :num_continued]
+        num_requests, num_tokens = level.token_ids.shape
+        # Tokens with the same parent are neighbours, and so are the states of a request.
+        num_paths = len(level.states) // num_requests
+        first = torch.arange(num_requests, device=best.device)[:, None] * num_paths
+        rows = first + best.div(num_tokens // num_paths, rounding_mode="floor")
         following = self.next_states(
-            level.states[torch.from_numpy(rows.ravel()).to(device)], tokens
+            level.states[rows.view(-1)], level.token_ids.gather(1, best).view(-1)
         )
         guesses, probs = self.guess(following, _SETTINGS.num_later)
-        each = guesses.shape[1]
-        num_requests = len(level.token_ids)
-        paths = np.repeat(path_probs, each, axis=1) * probs.reshape(num_requests, -1)
-        next_rows = np.arange(num_requests * continued).reshape(num_requests, continued)
-        return _Level(
-            guesses.reshape(num_requests, -1),
-            np.repeat(best, each, axis=1),
-            probs.reshape(num_requests, -1),
-            paths,
-            np.repeat(next_rows, each, axis=1),
-            following,
-        )
+        paths = level.path_probs.gather(1, best)[..., None] * probs.view(*best.shape, -1)
+        shape = num_requests, -1
+        return _Level(guesses.view(shape), probs.view(shape), paths.view(shape), best, following)
 
     def next_states(self, states: Tensor, token_ids: Tensor) -> Tensor:
         """Return the predicted states [n, hidden] after the given states and tokens."""
@@ -166,27 +162,48 @@ class DraftHead:
             functional.silu(both[:, hidden:]), self._outer, None
         )
 
-    def guess(self, states: Tensor, count: int) -> tuple[IntArray, NDArray[np.float32]]:
+    def guess(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens for states [n, hidden], and their probabilities.
 
-        Both are [n, count]. The probabilities are over the reduced draft vocabulary.
+        Both are [n, count] on the device. The probabilities are over the reduced draft vocabulary.
         """
         logits = self._products.linear(states, self._head, self._head_bias)
         columns, probs = topk_tokens(logits, count)
-        return self._token_ids[columns], probs
+        return columns if self._token_ids is None else self._token_ids[columns], probs
 
 
-def _tree(levels: Sequence[_Level], row: int) -> DraftTree:
-    """Return the predicted tokens for one request."""
+def _trees(arrays: Arrays) -> list[DraftTree]:
+    """Return the predicted trees.
+
+    Args:
+        arrays: Token ids and probabilities of the first level; then these and `_Level.continued` of
+            each further level.
+    """
+    first, rest = arrays[:2], arrays[2:]
+    levels: list[tuple[NDArray[Any], ...]] = [(*first, np.full_like(first[0], -1))]
+    for start in range(0, len(rest), 3):
+        token_ids, probs, continued = rest[start : start + 3]
+        each = token_ids.shape[1] // continued.shape[1]
+        levels.append((token_ids, probs, np.repeat(continued, each, axis=1)))
+    return [_tree(levels, row) for row in range(len(first[0]))]
+
+
+def _tree(levels: Sequence[tuple[NDArray[Any], ...]], row: int) -> DraftTree:
+    """Return the predicted tokens for one request.
+
+    Args:
+        levels: Token ids, probabilities and parents in the previous level, [requests, tokens] each.
+        row: The request.
+    """
     token_ids: list[int] = []
     parents: list[int] = []
     confidence: list[float] = []
     before = 0
-    for level in levels:
+    for level_ids, probs, above in levels:
         start = len(token_ids)
-        parents += (level.parents[row] + before).tolist()
-        token_ids += level.token_ids[row].tolist()
-        confidence += level.probs[row].tolist()
+        parents += (above[row] + before).tolist()
+        token_ids += level_ids[row].tolist()
+        confidence += probs[row].tolist()
         before = start
     return DraftTree(
         token_ids, parents, None, confidence, origins=[Origin.DRAFT_HEAD] * len(token_ids)

@@ -16,6 +16,7 @@ from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
 from paceline.core.settings import (
     BATCH_INVARIANT,
+    PREFILL_CHUNK,
     BatchInvariant,
     FixedShapes,
     OnDrafterError,
@@ -55,7 +56,7 @@ class Engine:
         max_batch: Maximum number of requests per forward pass; None = no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
-            may lower this limit. None = the default for the model's device.
+            may lower this limit.
         ranks: Processes that share the work on every draft tree (`engine/parallel`).
         verify: Verification rule that chooses the tokens.
     Attributes:
@@ -78,7 +79,7 @@ class Engine:
         tokenizer: Any = None,
         max_batch: int | None = 8,
         max_nodes: int = 256,
-        prefill_chunk: int | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
         ranks: Ranks | None = None,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
         fixed_shapes: FixedShapes = "auto",

@@ -229,7 +229,7 @@ def _verify_drafts(
         record_states(requests, all_logits, layers, accepted)
     model.commit(accepted)
     _rewind(model, retries)
-    _append(model, outcomes)
+    _append(model, [outcome for result in results for outcome in result.outcomes])
     return results, bool(retries)
 
 

@@ -8,18 +8,17 @@ and the path to the node, so drafts change nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree, tree_shape
-from paceline.sampling.settings import MAX_DIVISOR, MIN_DIVISOR
-
-
-def clamp_divisor(value: float) -> float:
-    """Return `value` within bounds that float32 logits can be divided by."""
-    return min(max(value, MIN_DIVISOR), MAX_DIVISOR)
+from paceline.core.tree import DraftTree
+from paceline.sampling.adjustment_places import bans_tokens, counts_tokens, find_places
+from paceline.sampling.token_counts import ANSWER, TEXT, count_changes, counts_of
+from paceline.util.device_copies import upload
 
 
 def adjust_scores(
@@ -38,44 +37,85 @@ def adjust_scores(
     rows = [row for row, request in enumerate(requests) if request.params.adjusts]
     if not rows:
         return scores
-    scores = scores.clone()
-    for row in rows:
-        _adjust(scores[row, : 1 + len(trees[row])], requests[row], trees[row])
+    batch, width, vocab = scores.shape
+    own, own_trees = [requests[row] for row in rows], [trees[row] for row in rows]
+    which = np.concatenate(
+        [
+            row * width + np.arange(1 + len(tree), dtype=np.int64)
+            for row, tree in zip(rows, own_trees, strict=True)
+        ]
+    )
+    places = find_places(own, own_trees, vocab)
+    changes = count_changes(own, vocab) if any(map(counts_tokens, own)) else ()
+    row_index, *copied = upload(scores.device, which, *places, *changes)
+    on_device = _OnDevice(*copied[: len(places)])
+    counts = counts_of(own, copied[len(places) :], vocab) if changes else None
+    flat, is_all = scores.reshape(-1, vocab), len(which) == batch * width
+    adjusted = flat.clone() if is_all else flat[row_index]
+    if len(places.biased):
+        adjusted.view(-1).index_add_(0, on_device.biased, on_device.biases)
+    if counts is not None:
+        adjusted = _penalise(adjusted, counts, on_device, own)
+    if any(map(bans_tokens, own)):
+        _ban(adjusted, on_device.banned)
+    return (adjusted if is_all else flat.index_copy(0, row_index, adjusted)).view_as(scores)
+
+
+class _OnDevice(NamedTuple):
+    """Hold `Places` on the device."""
+
+    owner: Tensor
+    penalties: Tensor
+    paths: Tensor
+    biased: Tensor
+    biases: Tensor
+    banned: Tensor
+
+
+def _penalise(
+    scores: Tensor, counts: Tensor, places: _OnDevice, requests: Sequence[Request]
+) -> Tensor:
+    """Return scores [rows, vocab] with the penalties on tokens of the text.
+
+    Args:
+        scores: Scores; changed in place.
+        counts: Counts of the requests' tokens, from `counts_of`.
+        places: Places of the scores' rows.
+        requests: The requests.
+    """
+    repetition, frequency, presence = places.penalties[..., None]
+    if any(request.params.repetition_penalty != 1.0 for request in requests):
+        seen = _counts_at(counts[:, TEXT], places) > 0
+        penalised = torch.where(scores < 0, scores * repetition, scores / repetition)
+        scores = torch.where(seen, penalised, scores)
+    if any(r.params.frequency_penalty or r.params.presence_penalty for r in requests):
+        answer = _counts_at(counts[:, ANSWER], places)
+        scores -= frequency * answer
+        scores -= presence * (answer > 0)
     return scores
 
 
-def _adjust(scores: Tensor, request: Request, tree: DraftTree) -> None:
-    """Change the scores [1 + nodes, vocab] of one request in place."""
-    params = request.params
-    if params.logit_bias:
-        tokens = torch.tensor(list(params.logit_bias), device=scores.device)
-        scores[:, tokens] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
-    if params.repetition_penalty != 1.0:
-        seen = _counts(scores, request.token_ids, tree) > 0
-        penalty = clamp_divisor(params.repetition_penalty)
-        scores.copy_(
-            torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
-        )
-    if params.frequency_penalty or params.presence_penalty:
-        counts = _counts(scores, request.output_ids, tree)
-        scores -= params.frequency_penalty * counts
-        scores -= params.presence_penalty * (counts > 0)
-    missing = params.min_tokens - len(request.output_ids)
-    has_tokens = (
-        (scores > -torch.inf).any(-1, keepdim=True) if params.bad_words or missing > 0 else None
-    )
-    if params.bad_words:
-        for nodes, token in _completed(request, tree):
-            scores[nodes, token] = -torch.inf
-    if missing > 0 and request.eos_token_ids:
-        early = torch.tensor(
-            [depth < missing for depth in (0, *tree_shape(tuple(tree.parents))[0].tolist())]
-        )
-        ends = torch.tensor(sorted(request.eos_token_ids), device=scores.device)
-        scores[early.nonzero().to(scores.device), ends] = -torch.inf
+def _counts_at(counts: Tensor, places: _OnDevice) -> Tensor:
+    """Return counts of tokens before each row's node, float32 [rows, vocab].
+
+    Args:
+        counts: Counts before the trees, [requests, vocab].
+        places: Places of the rows.
+    """
+    if not len(places.paths) and len(places.owner) == len(counts):
+        return counts
+    at_nodes = counts[places.owner]
+    ones = torch.ones_like(places.paths, dtype=at_nodes.dtype)
+    at_nodes.view(-1).index_add_(0, places.paths, ones)
+    return at_nodes
+
+
+def _ban(scores: Tensor, banned: Tensor) -> None:
+    """Set scores [rows, vocab] at the banned places to -inf, in place."""
+    had_tokens = (scores > -torch.inf).any(-1, keepdim=True)
+    scores.view(-1).index_fill_(0, banned, -torch.inf)
     # If all tokens are forbidden, keep a distribution; `contains_forbidden_token` reports it.
-    if has_tokens is not None:
-        scores.masked_fill_(has_tokens & ~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
+    scores.masked_fill_(had_tokens & ~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
 
 
 def contains_forbidden_token(request: Request, run: list[int]) -> bool:
@@ -95,53 +135,3 @@ def contains_forbidden_token(request: Request, run: list[int]) -> bool:
         for word in request.params.bad_words
         for end in ends
     )
-
-
-def _counts(scores: Tensor, token_ids: list[int], tree: DraftTree) -> Tensor:
-    """Return how often each token occurs before each node, float32 [1 + nodes, vocab].
-
-    Args:
-        scores: Scores of the same shape.
-        token_ids: Tokens before the tree.
-        tree: Draft tree; the path to a node counts.
-    """
-    counts = torch.zeros_like(scores)
-    if token_ids:
-        counts += torch.bincount(
-            torch.tensor(token_ids, device=scores.device), minlength=scores.shape[-1]
-        )
-    if tree.token_ids:
-        nodes, ancestors = tree_shape(tuple(tree.parents))[1].nonzero()
-        tokens = torch.tensor(tree.token_ids)[torch.from_numpy(ancestors)]
-        indices = torch.from_numpy(nodes).to(scores.device) + 1, tokens.to(scores.device)
-        counts.index_put_(indices, counts.new_ones(()), accumulate=True)
-    return counts
-
-
-def _completed(request: Request, tree: DraftTree) -> list[tuple[slice | list[int], int]]:
-    """Return the tokens that complete a bad word, each with the rows before it.
-
-    Row 0 is the root.
-    """
-    output, completions = request.output_ids, list[tuple[slice | list[int], int]]()
-    for word in request.params.bad_words:
-        *before, last = map(int, word)
-        if not before:
-            completions.append((slice(None), last))
-            continue
-        nodes = [
-            node + 1 for node in range(-1, len(tree)) if _ends_with(output, tree, node, before)
-        ]
-        if nodes:
-            completions.append((nodes, last))
-    return completions
-
-
-def _ends_with(output: list[int], tree: DraftTree, node: int, tokens: list[int]) -> bool:
-    """Return whether the answer with the path to `node` ends with `tokens`."""
-    left = len(tokens)
-    while left and node >= 0:
-        if tree.token_ids[node] != tokens[left - 1]:
-            return False
-        left, node = left - 1, tree.parents[node]
-    return left == 0 or output[-left:] == tokens[:left]

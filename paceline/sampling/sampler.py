@@ -10,19 +10,22 @@ so the draw is computed as `argmax(target_probs / E)`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.backend.resolve import argmax_tokens
 from paceline.core.not_numbers import marked_argmax
 from paceline.core.request import Request
-from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree, node_depths
-from paceline.sampling.logit_adjustments import adjust_scores, clamp_divisor
-from paceline.sampling.settings import MIN_PLAIN_TEMPERATURE, SORTED_TOKENS
+from paceline.sampling.logit_adjustments import adjust_scores
+from paceline.sampling.warping import try_warp, warp_scores
+from paceline.util.device_copies import Arrays, fetch, upload
 
 # Streams keep draws at the same position independent of each other.
 TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
@@ -55,77 +58,55 @@ def is_greedy(requests: Sequence[Request]) -> bool:
     return all(request.params.greedy and not request.params.adjusts for request in requests)
 
 
-def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Apply temperature, top_k, top_p and min_p to the scores of each request.
+class Drawn(NamedTuple):
+    """Hold drawn tokens, and what was copied from the device along with them.
+
+    Attributes:
+        scores: Scores [batch, 1 + width, vocab] from `target_scores`.
+        tokens: Token ids, batch lists of 1 + width; entries beyond a tree mean nothing. NO_TOKEN
+            stands for scores that are not numbers.
+        others: Copied tensors of the caller.
+    """
+
+    scores: Tensor
+    tokens: list[list[int]]
+    others: Arrays
+
+
+def draw_tokens(
+    logits: Tensor,
+    requests: Sequence[Request],
+    trees: Sequence[DraftTree],
+    stream: int = TARGET,
+    others: Callable[[Tensor, Tensor], Sequence[Tensor]] = lambda scores, tokens: (),
+) -> Drawn:
+    """Sample the token after the root and after every node; wait for the device once.
+
+    It waits again only if truncation had sorted too few tokens.
 
     Args:
-        scores: Scores [batch, rows, vocab].
-        params: Sampling parameters of each request. Scores of greedy requests stay as they are.
+        logits: As in `target_scores`.
+        requests: Requests of the batch.
+        trees: Draft trees of the requests.
+        stream: Stream of the noise.
+        others: Function that returns other tensors to copy from the device, given the scores and
+            the tokens.
     """
-    if all(p.greedy for p in params):
-        return scores
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=scores.device)[:, None, None]
-
-    if any(p.temperature not in (0.0, 1.0) for p in params):
-        scores = _at_temperature(scores, [p.temperature or 1.0 for p in params])
-    limits = [(0, 1.0, 0.0) if p.greedy else (p.top_k, p.top_p, p.min_p) for p in params]
-    if any(limit != (0, 1.0, 0.0) for limit in limits):
-        top_k, top_p, min_p = (list(values) for values in zip(*limits, strict=True))
-        scores = _truncate(scores, top_k, column(top_p), column(min_p))
-    return scores
-
-
-def _at_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
-    """Divide the scores of each request by its temperature.
-
-    At tiny temperatures the best score of each row becomes 0, so that none overflows.
-    """
-    cold = [temperature < MIN_PLAIN_TEMPERATURE for temperature in temperatures]
-    is_cold = torch.tensor(cold, device=scores.device)[:, None, None]
-    if min(temperatures) < MIN_PLAIN_TEMPERATURE:
-        scores = torch.where(is_cold, scores - scores.amax(-1, keepdim=True), scores)
-    divisors = [clamp_divisor(temperature) for temperature in temperatures]
-    return scores / torch.tensor(divisors, device=scores.device)[:, None, None]
-
-
-def _truncate(scores: Tensor, top_k: list[int], top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Set the tokens outside top_k, then top_p, then min_p to -inf.
-
-    Tokens with the same score as the last one inside stay.
-    """
-    # The nucleus is nearly always among the few most likely tokens, so only these are sorted. The
-    # loop sorts more tokens if it is not.
-    vocab = scores.shape[-1]
-    ks = torch.tensor([k if 0 < k < vocab else vocab for k in top_k], device=scores.device)[
-        :, None, None
-    ]
-    sorted_size = min(vocab, max([SORTED_TOKENS, *(k for k in top_k if k < vocab)]))
+    adjusted = adjust_scores(logits.float(), requests, trees)
+    params = [request.params for request in requests]
+    warped = try_warp(adjusted, params)
     while True:
-        best = scores.topk(sorted_size, dim=-1).values
-        rank = torch.arange(sorted_size, device=scores.device)
-        kth = best.gather(-1, (ks - 1).clamp(max=sorted_size - 1).expand(-1, scores.shape[1], 1))
-        total = torch.where(
-            ks < vocab,
-            best.masked_fill(best < kth, -torch.inf).logsumexp(-1, True),
-            scores.logsumexp(-1, True),
-        )
-        probs = (best - total).exp()
-        stays = (probs.cumsum(-1) - probs < top_p) & (probs >= min_p * probs[..., :1]) & (rank < ks)
-        stays |= rank == 0
-        count = stays.sum(-1, keepdim=True)
-        unbounded = (top_p >= 1.0) & (min_p <= 0.0) & (ks >= vocab)
-        if sorted_size == vocab or not bool(((count == sorted_size) & ~unbounded).any()):
-            break
-        sorted_size = min(vocab, 16 * sorted_size)
-    floor = best.gather(-1, count - 1)
-    return scores.masked_fill((scores < floor) & ~unbounded, -torch.inf)
+        tokens = draw(warped.scores, requests, trees, stream)
+        flag = () if warped.is_short is None else (warped.is_short,)
+        drawn, *copied = fetch(tokens, *others(warped.scores, tokens), *flag)
+        if not flag or not copied.pop():
+            return Drawn(warped.scores, drawn.tolist(), copied)
+        warped = try_warp(adjusted, params, warped.num_sorted)
 
 
 def draw(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], stream: int = TARGET
-) -> list[list[int]]:
+) -> Tensor:
     """Sample the token after the root and after every node, in one vectorised call.
 
     Args:
@@ -134,19 +115,14 @@ def draw(
         trees: Draft trees of the requests.
         stream: Stream of the noise.
     Returns:
-        Token ids, batch lists of 1 + width; entries beyond a tree mean nothing. NO_TOKEN stands for
-        scores that are not numbers.
+        Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree mean
+        nothing. NO_TOKEN stands for scores that are not numbers.
     """
     sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
     if not sampled:
-        return _to_lists(argmax_tokens(scores))
-    tokens = (
-        argmax_tokens(scores)
-        if len(sampled) < len(requests)
-        else scores.new_empty(scores.shape[:2], dtype=torch.long)
-    )
+        return argmax_tokens(scores)
     keys: list[tuple[int, int]] = []  # one row of noise per distinct (request, position)
-    index = torch.zeros(len(sampled), scores.shape[1], dtype=torch.long)
+    index = np.zeros((len(sampled), scores.shape[1]), dtype=np.int64)
     for sample, row in enumerate(sampled):
         request, tree = requests[row], trees[row]
         first, start = len(keys), len(request) - request.prompt_length
@@ -156,12 +132,13 @@ def draw(
             noise_key(request.params.seed, start + offset, stream) for offset in range(deepest + 1)
         )
         index[sample] = first
-        if len(tree):
-            index[sample, 1 : 1 + len(tree)] += torch.tensor(depth)
-    noise = exponential_noise(keys, scores.shape[-1], scores.device)[index.to(scores.device)]
-    weights = (scores if len(sampled) == len(requests) else scores[sampled]).softmax(-1)
-    tokens[sampled] = marked_argmax(weights.div_(noise))
-    return _to_lists(tokens)
+        index[sample, 1 : 1 + len(tree)] += depth
+    rows, which, words = upload(scores.device, sampled, index, words_of(keys))
+    noise = noise_from(words, scores.shape[-1])[which]
+    if len(sampled) == len(requests):
+        return marked_argmax(scores.softmax(-1).div_(noise))
+    drawn = marked_argmax(scores[rows].softmax(-1).div_(noise))
+    return argmax_tokens(scores).index_copy(0, rows, drawn)
 
 
 class LazyDraws:
@@ -187,11 +164,6 @@ class LazyDraws:
             0, 0
         ].softmax(-1)
         return draw_one(weights, self._params.seed, self._start + self._depths[row], TARGET)
-
-
-def _to_lists(tokens: Tensor) -> list[list[int]]:
-    lists: list[list[int]] = tokens.tolist()  # the one device synchronisation of a step
-    return lists
 
 
 def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
@@ -228,11 +200,18 @@ def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch
 
     Equal keys give equal rows.
     """
-    words = torch.tensor(
-        [[_signed(word) for word in key] for key in keys], dtype=torch.int32, device=device
-    )
+    return noise_from(upload(device, words_of(keys))[0], vocab)
+
+
+def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """Return keys of noise as the words that `noise_from` reads, [n, 2]."""
+    return np.array(keys, dtype=np.uint32).view(np.int32)
+
+
+def noise_from(words: Tensor, vocab: int) -> Tensor:
+    """Return `exponential_noise` from the words [n, 2] of its keys, on their device."""
     high, low = words[:, :, None].unbind(1)
-    bits = _mix((_token_words(vocab, device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
+    bits = _mix((_token_words(vocab, words.device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
     # E = -log(1 - v): small v give the small E that win, and floats are finest there.
     fraction = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return fraction.neg_().log1p_().neg_()
@@ -259,10 +238,6 @@ def _mix(words: Tensor) -> Tensor:
     words *= 0x735A2D97
     words ^= (words >> 15).bitwise_and_(0x1FFFF)
     return words
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >= 1 << 31 else word
 
 
 def _splitmix(word: int) -> int:

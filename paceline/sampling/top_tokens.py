@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.backend.resolve import topk_tokens
-from paceline.core.drafter import TopTokens
-from paceline.core.node_logits import NodeLogits
+from paceline.core.node_logits import NodeLogits, TopLogits
 from paceline.core.tree import IntArray
 
 
@@ -20,6 +19,4 @@ def find_top_tokens(
         count: Number of tokens per row; at least 1.
         vocabulary_ids: Token id of each column of the logits; None = column i is token i.
     """
-    columns, probs = topk_tokens(logits.flat, count)
-    token_ids = columns if vocabulary_ids is None else vocabulary_ids[columns]
-    return replace(logits, top=TopTokens(token_ids, probs))
+    return replace(logits, top=TopLogits(*topk_tokens(logits.flat, count), vocabulary_ids))

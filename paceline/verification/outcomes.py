@@ -33,7 +33,6 @@ def make_outcome(
     accepted: list[int],
     run: list[int],
     argmax: list[int],
-    logprobs: list[dict[int, float]] | None = None,
 ) -> Outcome:
     """Return a request's outcome, and record logits that are not numbers.
 
@@ -43,7 +42,6 @@ def make_outcome(
         accepted: Accepted nodes.
         run: Emitted tokens.
         argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
-        logprobs: Log-probabilities for each emitted token, if the request wants them.
     """
     unclean = NO_TOKEN in argmax
     if unclean:
@@ -51,7 +49,7 @@ def make_outcome(
             argmax[row] == NO_TOKEN for row in (0, *(node + 1 for node in accepted))
         )
         argmax = [max(token, 0) for token in argmax]
-    return Outcome(request, tree, accepted, run, argmax, logprobs=logprobs, unclean=unclean)
+    return Outcome(request, tree, accepted, run, argmax, unclean=unclean)
 
 
 def token_chooser(

@@ -72,32 +72,60 @@ def reject(
     Returns:
         Accepted nodes and emitted tokens, as in `follow`.
     """
+    weights: Vector = None
+
+    def reaches(node: int) -> bool:
+        nonlocal weights
+        weights = target(node)
+        return weights is not None
+
+    def accepts(child: int) -> bool:
+        nonlocal weights
+        token = tree.token_ids[child]
+        drawn_from = None if tree.probs is None else tree.probs[child]
+        chance = weights[token] if drawn_from is None else weights[token] / drawn_from[token]
+        if coin(child, chance):
+            return True
+        weights = _without(weights, token) if drawn_from is None else _residual(weights, drawn_from)
+        return False
+
+    return try_children(tree, reaches, accepts, lambda _, depth: draw(depth, weights), ended)
+
+
+def try_children(
+    tree: DraftTree,
+    reaches: Callable[[int], bool],
+    accepts: Callable[[int], bool],
+    draw: Callable[[int, int], int],
+    ended: Callable[[list[int]], object],
+) -> tuple[list[int], list[int]]:
+    """Walk the tree by testing the children of each node in order.
+
+    Args:
+        tree: Draft tree.
+        reaches: Function that is called for each node of the walk (-1 = root), and returns False to
+            end the walk before a token is emitted after it.
+        accepts: Function that returns whether a child is accepted.
+        draw: Function that returns the token after a node and its depth, if no child is accepted.
+        ended: As in `follow`.
+    Returns:
+        Accepted nodes and emitted tokens, as in `follow`.
+    """
     children = tree.children()
     accepted: list[int] = []
     run: list[int] = []
     node = -1
     while True:
-        weights = target(node)
-        if weights is None:  # as in `follow`
+        if not reaches(node):  # as in `follow`
             return accepted[:-1], run
-        for child in children[node + 1]:
-            token, drawn_from = (
-                tree.token_ids[child],
-                None if tree.probs is None else tree.probs[child],
-            )
-            chance = weights[token] if drawn_from is None else weights[token] / drawn_from[token]
-            if coin(child, chance):
-                node = child
-                accepted.append(child)
-                run.append(token)
-                break
-            weights = (
-                _without(weights, token) if drawn_from is None else _residual(weights, drawn_from)
-            )
-        else:
-            run.append(draw(len(run), weights))
+        child = next(filter(accepts, children[node + 1]), None)
+        if child is None:
+            run.append(draw(node, len(run)))
             ended(run)
             return accepted, run
+        accepted.append(child)
+        run.append(tree.token_ids[child])
+        node = child
         if ended(run):
             return accepted, run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from paceline.core.tree import DraftTree, node_depths
 from paceline.errors import ConfigError, PacelineError
 from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import adjust_scores
+from paceline.sampling.warping import warp_scores
+from paceline.verification.batched_rejection import Rejections
 from paceline.verification.outcomes import draft_may_cause_nan
-from paceline.verification.rules import follow, reject
+from paceline.verification.rules import follow, reject, try_children
 
 
 def walk_sampled(
@@ -42,13 +45,7 @@ def walk_sampled(
         Accepted nodes and emitted tokens.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
-    depths = node_depths(tree.parents)
-
-    def coin(node: int, probability: Tensor) -> bool:
-        # Each position is decided in only one step, so its random numbers are new. Siblings differ
-        # by node.
-        position = start + int(depths[node]) - 1
-        return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(probability)
+    is_below = _coin_of(request, tree)
 
     def draw(depth: int, weights: Tensor) -> int:
         token = sampler.draw_one(weights, seed, start + depth, sampler.RESIDUAL)
@@ -57,7 +54,47 @@ def walk_sampled(
     def weights(node: int) -> Tensor | None:
         return None if draft_may_cause_nan(tree, argmax, node) else target(node + 1)
 
-    return reject(tree, weights, coin, draw, request.end_reason)
+    return reject(tree, weights, is_below, draw, request.end_reason)
+
+
+def walk_prepared(
+    request: Request,
+    tree: DraftTree,
+    rejections: Rejections,
+    argmax: Sequence[int],
+    dtype: torch.dtype,
+) -> tuple[list[int], list[int]]:
+    """Run `walk_sampled` with results that were computed for the whole tree.
+
+    Args:
+        request: Request to verify.
+        tree: Its draft tree.
+        rejections: Results for the tree.
+        argmax: As in `token_chooser`.
+        dtype: As in `token_chooser`.
+    """
+    is_below = _coin_of(request, tree)
+    return try_children(
+        tree,
+        lambda node: not draft_may_cause_nan(tree, argmax, node),
+        lambda child: is_below(child, rejections.chances[child]),
+        lambda node, depth: take_token(request, rejections.tokens[node + 1], dtype),
+        request.end_reason,
+    )
+
+
+def _coin_of(request: Request, tree: DraftTree) -> Callable[[int, Any], bool]:
+    """Return a function that compares a node's random number with a probability."""
+    seed, start = request.params.seed, len(request) - request.prompt_length
+    depths = node_depths(tree.parents)
+
+    def is_below(node: int, probability: Any) -> bool:
+        # Each position is decided in only one step, so its random numbers are new. Siblings differ
+        # by node.
+        position = start + int(depths[node]) - 1
+        return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(probability)
+
+    return is_below
 
 
 def walk_processed(
@@ -128,7 +165,7 @@ class _ProcessedScores:
             request.failure = request.failure or _unusable(
                 self._rows[node + 1], largest, request.params, self._dtype
             )
-        warped: Tensor = sampler.warp_scores(row[None], [request.params])[0, 0]
+        warped: Tensor = warp_scores(row[None], [request.params])[0, 0]
         return warped
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from paceline.bench.run import Maker
 from paceline.core.sampling_params import SamplingParams
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
-from paceline.drafters.shared.chain import Chain, NewTokens
+from paceline.drafters.shared.chain import Chain
+from paceline.drafters.shared.drawn_tokens import NewTokens
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.settings import LengthRuleSettings
 from paceline.errors import DrafterError

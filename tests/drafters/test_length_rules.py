@@ -17,7 +17,8 @@ from torch import Tensor
 from paceline import LLM, DraftTree, SamplingParams
 from paceline.core.request import Request
 from paceline.drafters import create
-from paceline.drafters.shared.chain import Chain, NewTokens
+from paceline.drafters.shared.chain import Chain
+from paceline.drafters.shared.drawn_tokens import DrawnRows, NewTokens
 from paceline.drafters.shared.length_rules import (
     ConfidenceRule,
     EntropyRule,
@@ -99,6 +100,20 @@ def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
     assert len(set(lengths.values())) > 1
 
 
+def stops_of(
+    rule: LengthRule,
+    chains: list[Chain],
+    runs: list[list[int]],
+    scores: Tensor,
+    hidden: Tensor | None = None,
+) -> list[int | None]:
+    """Return where a rule stops chains with runs of the same length, each row's token in `runs`."""
+    figures = rule.figures(DrawnRows(chains, scores, torch.tensor(runs), hidden))
+    return rule.stop_after(
+        NewTokens(chains, runs, [each.flatten(0, 1).numpy() for each in figures])
+    )
+
+
 CERTAIN, UNSURE, EVEN = [0.9, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.25] * 4
 
 
@@ -127,9 +142,8 @@ def test_where_rules_stop(
     stops: list[int | None] = []
     for step in [table] if at_once else [[row] for row in table]:
         rows = [*step, *([CERTAIN] * len(step))]
-        found = rule.stop_after(
-            NewTokens(chains, [[0] * len(step)] * 2, torch.tensor(rows).log(), None)
-        )
+        scores = torch.tensor(rows).log().view(2, len(step), -1)
+        found = stops_of(rule, chains, [[0] * len(step)] * 2, scores)
         assert found[1] is None or (isinstance(rule, EntropyRule | ProductRule) and found[1] > 4)
         stops.append(found[0])
         chains[0].tokens += [0] * len(step)
@@ -258,7 +272,8 @@ def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTr
         hidden[0, tree.tokens[node] if node >= 0 else 0] = 1.0
         node = tree.draw(node)
         probs: Any = torch.tensor([[float(chance) for chance in tree.probs[node]]])
-        (stop,) = rule.stop_after(NewTokens([state], [[tree.tokens[node]]], probs.log(), hidden))
+        runs = [[tree.tokens[node]]]
+        (stop,) = stops_of(rule, [state], runs, probs[None].log(), hidden[None])
         state.tokens.append(tree.tokens[node])
         if stop is not None:
             break
@@ -289,12 +304,16 @@ def test_rules_see_the_same_in_a_reduced_vocabulary() -> None:
     scores = torch.randn(3, len(kept), generator=torch.Generator().manual_seed(3))
     whole = torch.full((3, 14), torch.finfo(torch.float32).min / 4)
     whole[:, kept] = scores
-    said = kept[scores.argmax(-1).numpy()].tolist()
-    runs = [said[:2], said[2:]]
-    some, every = NewTokens([], runs, scores, None, kept), NewTokens([], runs, whole, None)
+    columns = scores.argmax(-1)
+    said = torch.from_numpy(kept)[columns]
+    some, every = DrawnRows([], scores, columns), DrawnRows([], whole, said)
     assert torch.allclose(some.token_probs(), every.token_probs())
     assert torch.allclose(some.entropies(), every.entropies(), atol=1e-6)
-    (tokens, probs), (all_tokens, all_probs) = some.seconds(), every.seconds()
+    runs = [said.tolist()[:2], said.tolist()[2:]]
+    (tokens, probs), (all_tokens, all_probs) = (
+        NewTokens([], runs, [], vocabulary).seconds(*map(Tensor.numpy, rows.two_likeliest()))
+        for rows, vocabulary in ((some, kept), (every, None))
+    )
     assert tokens == all_tokens
     assert probs == pytest.approx(all_probs)
     assert set(tokens) < set(kept.tolist())

@@ -23,9 +23,6 @@ from tests.support.traffic import Event, bytes_down, num_waits
 COUNT = 16
 MAX_WAITS = 2
 MAX_BYTES_DOWN = 16_000
-# Their waits are not those of sampling, verification and drafting.
-FORWARD_ROOMS = ("model/", "kv_cache/", "attention/")
-FORWARD_FUNCTIONS = (("backend/torch_backend.py", "<genexpr>"),)
 GUESSES = (
     "none",
     "jacobi",
@@ -46,7 +43,7 @@ class Step(NamedTuple):
     """What a step did.
 
     Attributes:
-        events: Waits and copies, without those of `FORWARD_ROOMS`.
+        events: Waits and copies.
         draft_forwards: Number of forward passes of the draft model.
     """
 
@@ -139,12 +136,6 @@ def assert_equal(found: list[Completion], expected: list[Completion]) -> None:
             assert scored == pytest.approx(known, abs=1e-4)
 
 
-def is_forward(event: Event) -> bool:
-    """Return whether an event comes from a forward pass, or from moving cache positions."""
-    file, function, _ = event.caller
-    return file.startswith(FORWARD_ROOMS) or (file, function) in FORWARD_FUNCTIONS
-
-
 def run_there(
     monkeypatch: pytest.MonkeyPatch, there: Pair, spec: str, batch: int, kind: str
 ) -> tuple[list[Completion], list[Step]]:
@@ -165,7 +156,7 @@ def run_there(
             traffic.take()
             forwards = 0
             outcomes = run(self)
-            steps.append(Step([each for each in traffic.take() if not is_forward(each)], forwards))
+            steps.append(Step(traffic.take(), forwards))
             return outcomes
 
         monkeypatch.setattr(StepRunner, "run", logged_run)
@@ -190,8 +181,7 @@ def test_guesses(
 ) -> None:
     found, steps = run_there(monkeypatch, there, spec, batch, kind)
     assert_equal(found, on_cpu("none", batch, kind))
-    if kind == "greedy" and spec not in ("auto", "token_recycling"):
-        check_steps(steps)
+    check_steps(steps)
 
 
 @pytest.mark.usefixtures("fitted_once")
@@ -202,8 +192,9 @@ def test_draft_models(
     monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu, spec: str, batch: int, kind: str
 ) -> None:
     """Sampled drafts change which tokens are drawn, so they are compared with their own kind."""
-    found, _ = run_there(monkeypatch, there, spec, batch, kind)
+    found, steps = run_there(monkeypatch, there, spec, batch, kind)
     assert_equal(found, on_cpu(spec, batch, kind))
+    check_steps(steps)
 
 
 def test_a_draft_head_is_fitted_on_the_device(there: Pair, weights: Weights | None) -> None:

@@ -134,7 +134,7 @@ def test_low_precision_logits_are_widened() -> None:
 def test_top_k_of_one_is_greedy() -> None:
     params = [SamplingParams(temperature=2.0, top_k=1, seed=seed) for seed in range(40)]
     logits, requests, trees = batch(params, 70, 1.0)
-    tokens = sampler.draw(sampler.target_scores(logits, requests, trees), requests, trees)
+    tokens = sampler.draw(sampler.target_scores(logits, requests, trees), requests, trees).tolist()
     for row, tree in enumerate(trees):
         assert tokens[row][: 1 + len(tree)] == logits[row, : 1 + len(tree)].argmax(-1).tolist()
 
@@ -148,7 +148,9 @@ def test_draws_that_are_asked_for_are_those_of_the_batch(vocab: int, spread: flo
         if not one.adjusts
     ]
     logits, requests, trees = batch(params, vocab, spread)
-    together = sampler.draw(sampler.target_scores(logits.clone(), requests, trees), requests, trees)
+    together = sampler.draw(
+        sampler.target_scores(logits.clone(), requests, trees), requests, trees
+    ).tolist()
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
         draws = sampler.LazyDraws(logits[row], request, tree)
         assert [draws[place] for place in range(1 + len(tree))] == together[row][: 1 + len(tree)]
@@ -167,7 +169,7 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
         requests[-1].token_ids += [1] * answer
         trees = [EMPTY_TREE] * neighbours + [tree]
         scores = row.expand(len(requests), 1 + len(tree), vocab)
-        return sampler.draw(scores, requests, trees)[-1]
+        return sampler.draw(scores, requests, trees)[-1].tolist()
 
     plain = [draws(position, EMPTY_TREE)[0] for position in range(4)]
     assert len(set(plain)) > 1
@@ -194,7 +196,7 @@ def draw_seeds(scores: Tensor, positions: int, stream: int = sampler.TARGET) -> 
     chain = DraftTree.chain([0] * (positions - 1))
     return sampler.draw(
         scores.expand(DRAWS, positions, len(scores)), requests, [chain] * DRAWS, stream
-    )
+    ).tolist()
 
 
 def test_draws_over_seeds_follow_the_law_and_are_independent_over_positions() -> None:
@@ -213,7 +215,7 @@ def test_draws_over_positions_follow_the_law() -> None:
     chain = DraftTree.chain([0] * (size - 1))
     tokens: list[int] = []
     for _ in range(DRAWS // size):
-        tokens += sampler.draw(LAW.log().expand(1, size, len(LAW)), [request], [chain])[0]
+        tokens += sampler.draw(LAW.log().expand(1, size, len(LAW)), [request], [chain])[0].tolist()
         request.token_ids += [0] * size
     pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
     assert fits(Counter(tokens), CHANCES)
@@ -255,7 +257,7 @@ def test_a_large_vocabulary_is_drawn_evenly() -> None:
         row[0]
         for row in sampler.draw(
             torch.zeros(1, 1, vocab).expand(2000, 1, vocab), requests, [EMPTY_TREE] * 2000
-        )
+        ).tolist()
     ]
     even = dict.fromkeys(range(64), 1 / 64)
     assert fits(Counter(token % 64 for token in tokens), even)
@@ -297,7 +299,7 @@ def test_extreme_scores_give_a_token() -> None:
         logits = scores.expand(50, 1, 9)
         tokens = sampler.draw(
             sampler.target_scores(logits, requests, [EMPTY_TREE] * 50), requests, [EMPTY_TREE] * 50
-        )
+        ).tolist()
         assert tokens == [[4]] * 50
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
 from paceline.model.cached_lm import CachedLM
 from paceline.sampling import sampler
+from paceline.util.device_copies import fetch, upload
 
 __all__ = ["DraftModel", "DraftModelOptions"]
 
@@ -197,15 +199,10 @@ def greedy_answers(
         questions: Per request the nodes to predict after; None for none.
         kept_ids: [kept] ids of a reduced vocabulary; None for the whole vocabulary.
     """
-    answers = []
-    for row, question in zip(logits, questions, strict=True):
-        indices, probs = topk_tokens(row[question.predicted if question else []], CHOICES)
-        token_ids = indices if kept_ids is None else kept_ids[indices]
-        predictions = zip(token_ids.tolist(), probs.tolist(), strict=True)
-        answers.append(
-            [NodePrediction(tokens[0], tokens, chances) for tokens, chances in predictions]
-        )
-    return answers
+    rows = predicted_rows(logits, questions)
+    columns, probs = fetch(*topk_tokens(rows, CHOICES))
+    likeliest = (columns if kept_ids is None else kept_ids[columns]).tolist()
+    return _by_request(questions, [tokens[0] for tokens in likeliest], likeliest, probs.tolist())
 
 
 def adjusted_answers(
@@ -222,13 +219,46 @@ def adjusted_answers(
         inputs: The processed tree for each request.
         questions: Per request the nodes to predict after; None for none.
     """
-    scores = sampler.target_scores(logits, copies, inputs)
-    drawn = guess_tokens(copies, sampler.draw(scores, copies, inputs, sampler.TARGET))
-    answers = []
-    for row, predictions, question in zip(scores, drawn, questions, strict=True):
-        positions = question.predicted if question else []
-        token_ids, probs = topk_tokens(row[positions], CHOICES)
-        choices = [predictions[position] for position in positions]
-        columns = zip(choices, token_ids.tolist(), probs.tolist(), strict=True)
-        answers.append([NodePrediction(*prediction) for prediction in columns])
-    return answers
+    _, drawn, (columns, probs) = sampler.draw_tokens(
+        logits,
+        copies,
+        inputs,
+        others=lambda scores, tokens: topk_tokens(predicted_rows(scores, questions), CHOICES),
+    )
+    choices = [
+        tokens[position]
+        for tokens, question in zip(guess_tokens(copies, drawn), questions, strict=True)
+        for position in (question.predicted if question else ())
+    ]
+    return _by_request(questions, choices, columns.tolist(), probs.tolist())
+
+
+def predicted_rows(scores: Tensor, questions: Sequence[DraftForwardInput | None]) -> Tensor:
+    """Return the scores of the nodes to predict after, [nodes, vocab].
+
+    Args:
+        scores: [batch, 1 + width, vocab].
+        questions: Per request the nodes; None for none.
+    """
+    width = scores.shape[1]
+    rows = [
+        row * width + position
+        for row, question in enumerate(questions)
+        for position in (question.predicted if question else ())
+    ]
+    flat = scores.flatten(0, 1)
+    return flat if rows == list(range(len(flat))) else flat[upload(flat.device, rows)[0]]
+
+
+def _by_request(
+    questions: Sequence[DraftForwardInput | None],
+    choices: Sequence[int],
+    likeliest: Sequence[list[int]],
+    probs: Sequence[list[float]],
+) -> list[list[NodePrediction]]:
+    """Return predictions per request from columns over all nodes to predict after."""
+    predictions = map(NodePrediction, choices, likeliest, probs)
+    return [
+        list(islice(predictions, len(question.predicted) if question else 0))
+        for question in questions
+    ]

@@ -38,7 +38,7 @@ from paceline.drafters.lookahead.drafter import Lookahead, LookaheadOptions
 from paceline.drafters.ouroboros.learning import inspirations, refine
 from paceline.drafters.ouroboros.options import OuroborosOptions
 from paceline.drafters.ouroboros.phrase_acceptance import PhraseAcceptance
-from paceline.drafters.ouroboros.phrase_sequence import PhraseSequence, probs_of
+from paceline.drafters.ouroboros.phrase_sequence import PhraseSequence, probs_of_runs
 from paceline.drafters.ouroboros.pool_file import PoolFile
 from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
 from paceline.drafters.ouroboros.settings import BATCH_NODES, CHOICES, MIN_ENTRIES, SHARED_KEYS
@@ -254,18 +254,13 @@ class Ouroboros(Drafter):
         if is_greedy(requests):
             logits = find_top_tokens(logits, CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)
-        if not (self._options.max_branches or self.budget):
-            return outcomes
-        for row, outcome in enumerate(outcomes):
-            if not outcome.new_token_ids:  # the step is repeated without the phrases
-                continue
-            positions = [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
-            if logits.top is None:
-                own, top = probs_of(outcome.new_token_ids, logits[row][positions])
-            else:
-                top = logits.top.of([logits.starts[row] + position for position in positions])
-                own = top.probs[:, 0].tolist()
-            shadows[outcome.request.id].note_probs(outcome.new_token_ids, own, top)
+        if self._options.max_branches or self.budget:
+            # Without new tokens, the step is repeated without the phrases.
+            drafted = [row for row, outcome in enumerate(outcomes) if outcome.new_token_ids]
+            probs = probs_of_runs([outcomes[row] for row in drafted], logits.select(drafted))
+            for row, run_probs in zip(drafted, probs, strict=True):
+                outcome = outcomes[row]
+                shadows[outcome.request.id].note_probs(outcome.new_token_ids, run_probs)
         return outcomes
 
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:

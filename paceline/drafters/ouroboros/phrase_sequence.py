@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from paceline.backend.resolve import topk_tokens
-from paceline.core.drafter import TopTokens
+from paceline.core.drafter import Outcome, TopTokens
+from paceline.core.node_logits import NodeLogits
 from paceline.drafters.ouroboros.proposal import Alternative, Proposal
 from paceline.drafters.ouroboros.settings import CHOICES, MIN_ALTERNATIVE, MIN_REACH
 from paceline.drafters.shared.draft_sequence import DraftSequence
 from paceline.drafters.shared.ngram_pool import NgramPool
+from paceline.util.device_copies import fetch, upload
+
+
+class RunProbs(NamedTuple):
+    """Hold the draft model's probabilities of a run of tokens.
+
+    Attributes:
+        own: Probability of each token.
+        top: Most likely tokens at the positions of the run.
+    """
+
+    own: list[float]
+    top: TopTokens
 
 
 @dataclass(slots=True)
@@ -59,14 +73,14 @@ class PhraseSequence(DraftSequence):
         """Begin an empty draft."""
         self.prob, self.probs, self.alternatives = 1.0, [], []
 
-    def note_probs(self, run: list[int], own: list[float], top: TopTokens) -> None:
+    def note_probs(self, run: list[int], probs: RunProbs) -> None:
         """Record the probabilities of the next tokens and their alternatives.
 
         Args:
             run: Tokens about to be added to the draft.
-            own: Probabilities of these tokens.
-            top: Most likely tokens at their positions.
+            probs: Probabilities at their positions.
         """
+        own, top = probs
         first = len(self.request) - self.agreed
         likely = zip(top.token_ids.tolist(), top.probs.tolist(), strict=True)
         for index, (drafted, prob, (tokens, values)) in enumerate(
@@ -79,16 +93,33 @@ class PhraseSequence(DraftSequence):
         self.probs += own
 
 
-def probs_of(run: list[int], logits: Tensor) -> tuple[list[float], TopTokens]:
-    """Return the tokens' probabilities and the most likely tokens at their positions.
+def probs_of_runs(outcomes: Sequence[Outcome], logits: NodeLogits) -> list[RunProbs]:
+    """Return the draft model's probabilities of the new tokens.
 
     Args:
-        run: Token ids.
-        logits: [len(run), vocab], from which the tokens were chosen.
+        outcomes: Outcomes of the draft model, each with new tokens.
+        logits: Logits from which the tokens were chosen, with rows in the order of `outcomes`.
     """
+    walked = [
+        [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]
+        for outcome in outcomes
+    ]
+    if all(outcome.target_top is not None for outcome in outcomes):
+        tops = [
+            outcome.target_top.of(rows)
+            for outcome, rows in zip(outcomes, walked, strict=True)
+            if outcome.target_top is not None
+        ]
+        return [RunProbs(top.probs[:, 0].tolist(), top) for top in tops]
+    rows = [start + row for start, own in zip(logits.starts, walked, strict=True) for row in own]
+    new = [token for outcome in outcomes for token in outcome.new_token_ids]
+    where, columns = upload(logits.flat.device, rows, new)
+    chosen = logits.flat[where]
     # A broken draft model may produce NaN or infinite logits.
-    probs = logits.float().softmax(-1).nan_to_num(0.0)
-    own: list[float] = probs[
-        torch.arange(len(run)), torch.tensor(run, device=probs.device)
-    ].tolist()
-    return own, TopTokens(*topk_tokens(logits, CHOICES))
+    probs = chosen.float().softmax(-1).nan_to_num(0.0).gather(1, columns[:, None])[:, 0]
+    own, token_ids, top_probs = fetch(probs, *topk_tokens(chosen, CHOICES))
+    ends = accumulate(map(len, walked), initial=0)
+    return [
+        RunProbs(own[start:stop].tolist(), TopTokens(token_ids[start:stop], top_probs[start:stop]))
+        for start, stop in pairwise(ends)
+    ]

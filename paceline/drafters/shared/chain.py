@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.backend.resolve import logit_entropies, topk_tokens
 from paceline.core.request import Request
-from paceline.core.tree import IntArray
 
 
 class DrawnToken(NamedTuple):
@@ -89,73 +84,3 @@ class Chain:
             self.probs.extend(probs[:length])
         self.open = self.open and self.room > 0
         return run[: max(1, length)]
-
-
-@dataclass(slots=True)
-class NewTokens:
-    """Hold the n tokens that one draft forward pass adds to the open chains.
-
-    Attributes:
-        chains: Open chains without the new tokens.
-        runs: New tokens per chain, one or more.
-        scores: [n, vocab or reduced]; the softmax is the distribution of each token.
-        hidden: [n, hidden] last hidden state of the token before each; None unless the rule reads
-            it.
-        vocabulary: Ascending ids of a reduced vocabulary; None for the whole vocabulary.
-    """
-
-    chains: list[Chain]
-    runs: list[list[int]]
-    scores: Tensor
-    hidden: Tensor | None
-    vocabulary: IntArray | None = None
-    _likely: tuple[IntArray, NDArray[np.float32]] | None = field(
-        default=None, init=False, repr=False
-    )
-
-    @property
-    def probs(self) -> Tensor:
-        """Distributions of the tokens, [n, vocab or reduced]."""
-        return self.scores.softmax(-1)
-
-    def highest(self) -> list[float]:
-        """Return the highest probability of each distribution."""
-        highest: list[float] = self._two_likeliest()[1][:, 0].tolist()
-        return highest
-
-    def token_probs(self) -> Tensor:
-        """Return the probabilities [n] of the new tokens."""
-        likely, probs = self._two_likeliest()
-        columns = self._columns()
-        if likely[:, 0].tolist() == columns:
-            return torch.from_numpy(probs[:, 0]).to(self.scores.device)
-        return self.probs.gather(1, torch.tensor(columns, device=self.scores.device)[:, None])[:, 0]
-
-    def seconds(self) -> tuple[list[int], list[float]]:
-        """Return the likeliest other token per new token, and its probability."""
-        likely, probs = self._two_likeliest()
-        rows = np.arange(len(likely))
-        # Column 1 is the second likeliest token, if column 0 is the new token.
-        which = (likely[:, 0] == self._columns()).astype(np.int64)
-        columns = likely[rows, which]
-        return (columns if self.vocabulary is None else self.vocabulary[columns]).tolist(), probs[
-            rows, which
-        ].tolist()
-
-    def entropies(self) -> Tensor:
-        """Return the entropies [n] of the distributions, in nats."""
-        return logit_entropies(self.scores)
-
-    def _two_likeliest(self) -> tuple[IntArray, NDArray[np.float32]]:
-        """Return columns and probabilities of the two likeliest tokens, [n, 2] each."""
-        if self._likely is None:
-            self._likely = topk_tokens(self.scores, 2)
-        return self._likely
-
-    def _columns(self) -> list[int]:
-        """Return the columns of the new tokens in `scores`."""
-        tokens = [token for run in self.runs for token in run]
-        if self.vocabulary is None:
-            return tokens
-        columns: list[int] = np.searchsorted(self.vocabulary, tokens).tolist()
-        return columns

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,15 +23,11 @@ from transformers import PreTrainedModel
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.not_numbers import guess_tokens
 from paceline.core.request import Request
-from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.shared.chain import Chain
 from paceline.drafters.shared.draft_sequence import DraftSequence
-from paceline.drafters.shared.draft_step import (
-    DraftStep,
-    chain_tree,
-    follow_text,
-    gather_new_tokens,
-)
+from paceline.drafters.shared.draft_step import DraftStep, OpenRows, chain_tree, follow_text
+from paceline.drafters.shared.drawn_tokens import NewTokens
 from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.ngram_index import NgramIndex
 from paceline.drafters.shared.settings import ChainSettings
@@ -176,15 +173,21 @@ class ChainDrafter(Drafter):
                 self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)
             ]
             logits, hidden = self._forward(copies, guesses, reduced)
-            scores = sampler.target_scores(logits, copies, guesses)
-            drawn = guess_tokens(copies, sampler.draw(scores, copies, guesses, stream))
+            rows = OpenRows(chains, self._rule)
+            scores, drawn, figures = sampler.draw_tokens(
+                logits, copies, guesses, stream, partial(rows.figures, hidden=hidden)
+            )
+            drawn = guess_tokens(copies, drawn)
             if vocabulary is not None:
                 drawn = [vocabulary[columns].tolist() for columns in drawn]
             steps = [
                 follow_text(guess, tokens, chain)
                 for guess, tokens, chain in zip(guesses, drawn, chains, strict=True)
             ]
-            self._draft.commit(self._extend(chains, steps, scores, hidden, vocabulary))
+            runs = [step.run for step in steps]
+            new = rows.new_tokens(runs, figures, vocabulary)
+            probs = rows.distributions(runs, scores)
+            self._draft.commit(self._extend(chains, steps, new, probs))
         return [self._as_tree(chain) if chain.tokens else EMPTY_TREE for chain in chains]
 
     def _new_chain(self, request: Request, shadow: ChainSequence, limit: int) -> Chain:
@@ -200,40 +203,26 @@ class ChainDrafter(Drafter):
         return self._draft.forward(copies, guesses, reduced_logits), None
 
     def _extend(
-        self,
-        chains: list[Chain],
-        steps: list[DraftStep],
-        scores: Tensor,
-        hidden: Tensor | None,
-        vocabulary: IntArray | None,
+        self, chains: list[Chain], steps: list[DraftStep], new: NewTokens, probs: Tensor | None
     ) -> list[list[int]]:
         """Extend every chain and its copy up to the rule's stop.
 
         Args:
             chains: Chains of the batch.
             steps: The draft model's tokens per chain.
-            scores: [batch, 1 + width, vocab or reduced], after the root and each looked-up node.
-            hidden: [batch, 1 + width, hidden].
-            vocabulary: Ids of a reduced vocabulary; see `NewTokens`.
+            new: New tokens of the open chains.
+            probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
         Returns:
             The nodes to commit; the newest token of a run stays pending.
         """
-        rows = [row for row, chain in enumerate(chains) if chain.open]
-        runs = [step.run for step in steps]
-        if self._rule.checks_tokens or any(chains[row].draws for row in rows):
-            new = gather_new_tokens(rows, chains, steps, scores, hidden, vocabulary)
-            stops = self._rule.stop_after(new)
-            probs = new.probs if any(chains[row].draws for row in rows) else None
-            first = 0
-            for row, stop_after in zip(rows, stops, strict=True):
+        stops = iter(self._rule.stop_after(new))
+        runs, first = [step.run for step in steps], 0
+        for row, chain in enumerate(chains):
+            if chain.open:
                 last = first + len(runs[row])
-                runs[row] = chains[row].extend(
-                    runs[row], stop_after, None if probs is None else probs[first:last]
-                )
+                own = None if probs is None else probs[first:last]
+                runs[row] = chain.extend(runs[row], next(stops), own)
                 first = last
-        else:
-            for row in rows:
-                runs[row] = chains[row].extend(runs[row], None, None)
         for chain, run in zip(chains, runs, strict=True):
             chain.request.token_ids.extend(run)
         return [step.looked_up[: len(run) - 1] for step, run in zip(steps, runs, strict=True)]

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import math
 
-from paceline.drafters.shared.chain import Chain, NewTokens
+from torch import Tensor
+
+from paceline.drafters.shared.chain import Chain
+from paceline.drafters.shared.drawn_tokens import DrawnRows, NewTokens
 from paceline.drafters.shared.settings import LengthRuleSettings
 
 _SETTINGS = LengthRuleSettings()
@@ -44,6 +47,14 @@ class LengthRule:
         """
         return length
 
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return what `stop_after` needs of each drawn token, on the device.
+
+        Returns:
+            Tensors [chains, 1 + width, ...]; they reach `NewTokens.figures` in one copy.
+        """
+        return []
+
     def stop_after(self, new: NewTokens) -> list[int | None]:
         """Return, for each chain, the number of new tokens after which drafting stops.
 
@@ -69,7 +80,7 @@ class HeuristicRule(LengthRule):
 class ThresholdRule(LengthRule):
     """Stop once the confidence in the draft falls below a threshold.
 
-    Subclasses define the confidence.
+    Subclasses define the confidence, by `figures`.
 
     Args:
         length: Maximum number of tokens.
@@ -90,8 +101,9 @@ class ThresholdRule(LengthRule):
         self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return one value per new token."""
-        raise NotImplementedError
+        """Return one value per new token, by default the only figure."""
+        confidences: list[float] = new.figures[0].tolist()
+        return confidences
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
         """Stop at the first token that brings the confidence below the threshold.
@@ -133,9 +145,9 @@ class ProductRule(ThresholdRule):
     stops_at_end = False
     multiplies = True
 
-    def confidences(self, new: NewTokens) -> list[float]:
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
         """Return the highest probability of each distribution."""
-        return new.highest()
+        return [rows.highest()]
 
 
 class ConfidenceRule(ThresholdRule):
@@ -144,10 +156,9 @@ class ConfidenceRule(ThresholdRule):
     This is transformers' `assistant_confidence_threshold` with a fixed threshold.
     """
 
-    def confidences(self, new: NewTokens) -> list[float]:
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
         """Return the probability of each token."""
-        own: list[float] = new.token_probs().tolist()
-        return own
+        return [rows.token_probs()]
 
 
 class EntropyRule(ThresholdRule):
@@ -157,7 +168,11 @@ class EntropyRule(ThresholdRule):
     one.
     """
 
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return the entropy of each distribution."""
+        return [rows.entropies()]
+
     def confidences(self, new: NewTokens) -> list[float]:
         """Return the lower bounds, which are negative for large entropies."""
-        entropies: list[float] = new.entropies().tolist()
+        entropies: list[float] = new.figures[0].tolist()
         return [1.0 - math.sqrt(_SETTINGS.entropy_weight * entropy) for entropy in entropies]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from paceline.drafters.shared.chain import Chain, DrawnToken, NewTokens
+from paceline.drafters.shared.chain import Chain, DrawnToken
+from paceline.drafters.shared.drawn_tokens import DrawnRows, NewTokens
 from paceline.drafters.shared.length_rules import ThresholdRule
 from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.util.device_copies import upload
 
 _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the draft
 
@@ -43,39 +47,42 @@ class HeadRule(ThresholdRule):
         self._head, self._counts_newest = head, counts_newest and bool(head.card.prior)
         self.keep_second_choices = False
 
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return the figures of the drawn tokens, and confidences in the tokens before.
+
+        The figures are log-probability, entropy and early confidence. The two likeliest tokens and
+        their probabilities come last, if second choices are recorded.
+        """
+        assert rows.hidden is not None
+        log_probs, entropies = rows.token_probs().log(), rows.entropies()
+        known = [chain.drawn[-1] if chain.tokens else _NOT_JUDGED for chain in rows.chains]
+        newest = np.array([(token.log_prob, token.entropy) for token in known], dtype=np.float32)
+        (first,) = upload(rows.scores.device, newest)
+        before = (
+            torch.cat((first[:, which, None], figures[:, :-1]), dim=1).flatten()
+            for which, figures in enumerate((log_probs, entropies))
+        )
+        confidences = self._head.confidences(rows.hidden.flatten(0, 1), *before)
+        early = self._head.early_confidences(log_probs, entropies)
+        seconds = rows.two_likeliest() if self.keep_second_choices else ()
+        return [log_probs, entropies, early, confidences.view_as(early), *seconds]
+
     def confidences(self, new: NewTokens) -> list[float]:
         """Return the confidence in the token before each new token.
 
         The token before a draft's first token is not drafted, so its confidence is 1.
         """
-        assert new.hidden is not None
-        drawn = self._drawn_tokens(new)
-        before: list[DrawnToken] = []
-        unjudged = []
+        *figures, before = (figure.tolist() for figure in new.figures[:4])
+        seconds = new.seconds(*new.figures[4:]) if self.keep_second_choices else ()
+        drawn = [DrawnToken(*token) for token in zip(*figures, *seconds, strict=True)]
+        confidences: list[float] = before
         first = 0
         for chain, run in zip(new.chains, new.runs, strict=True):
-            own = drawn[first : first + len(run)]
             if not chain.tokens:
-                unjudged.append(first)
-            before += [chain.drawn[-1] if chain.tokens else _NOT_JUDGED, *own[:-1]]
-            chain.drawn += own
+                confidences[first] = 1.0
+            chain.drawn += drawn[first : first + len(run)]
             first += len(run)
-        figures = torch.tensor(
-            [(token.log_prob, token.entropy) for token in before], device=new.hidden.device
-        )
-        confidences: list[float] = self._head.confidences(
-            new.hidden, figures[:, 0], figures[:, 1]
-        ).tolist()
-        for index in unjudged:
-            confidences[index] = 1.0
         return confidences
-
-    def _drawn_tokens(self, new: NewTokens) -> list[DrawnToken]:
-        log_probs, entropies = new.token_probs().log(), new.entropies()
-        early = self._head.early_confidences(log_probs, entropies)
-        columns = torch.stack([log_probs, entropies, early]).tolist()
-        seconds = new.seconds() if self.keep_second_choices else ()
-        return [DrawnToken(*token) for token in zip(*columns, *seconds, strict=True)]
 
     def early_confidence(self, chain: Chain, index: int) -> float:
         """Return the confidence in the newest token; 1 if the token does not count."""

@@ -32,7 +32,7 @@ from paceline.errors import ConfigError, DrafterError
 from paceline.model.cached_lm import CachedLM
 from paceline.verification.outcomes import make_outcome, token_chooser
 from paceline.verification.rules import follow
-from paceline.verification.verify import target_tokens
+from paceline.verification.verify import TargetTokens, target_tokens
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
 
@@ -147,10 +147,9 @@ class ParallelLM(CachedLM):
         if not requests:
             return []
         parts = [self._parts[request.id][1] for request in requests]
-        _, drawn, argmax = target_tokens(requests, parts, logits)
-        merged = self.ranks.merge(
-            torch.from_numpy(self._table(requests, trees, drawn, argmax))
-        ).tolist()
+        target = target_tokens(requests, parts, logits)
+        table = self._table(requests, trees, target)
+        merged = self.ranks.merge(torch.from_numpy(table)).tolist()
         outcomes = []
         for request, tree, (token_row, argmax_row) in zip(requests, trees, merged, strict=True):
             if token_row[0] != -argmax_row[0]:
@@ -173,8 +172,7 @@ class ParallelLM(CachedLM):
         self,
         requests: Sequence[Request],
         trees: Sequence[DraftTree],
-        drawn: list[list[int]],
-        argmax: list[list[int]],
+        target: TargetTokens,
     ) -> IntArray:
         """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 = unknown.
 
@@ -188,7 +186,7 @@ class ParallelLM(CachedLM):
             check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
             table[row, :, 0] = check, -check  # the maxima cancel out only if all values are equal
             own = self._parts[request.id][0]
-            known = np.array([drawn[row], argmax[row]])
+            known = np.array([target.tokens[row], target.argmax[row]])
             table[row][:, 2 + own.nodes[own.owned]] = known[:, 1 + own.owned]
             if self.ranks.rank == 0:
                 table[row, :, 1] = known[:, 0]

@@ -9,7 +9,6 @@ import torch
 from transformers import DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from paceline.backend.resolve import argmax_tokens
 from paceline.core.drafter import Outcome
 from paceline.core.metrics import Stats
 from paceline.core.node_logits import NodeLogits
@@ -23,6 +22,7 @@ from paceline.integrations.transformers.rows import RowRequest, SharedNoise
 from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.verification.outcomes import draft_may_cause_nan, make_outcome
 from paceline.verification.rules import follow
+from paceline.verification.verify import best_tokens, with_top_tokens
 
 
 def verify_rows(
@@ -37,28 +37,30 @@ def verify_rows(
         trees: Draft tree per row.
         logits: Logits at all nodes.
     """
-    argmax: list[int] = argmax_tokens(logits.flat).tolist()
+    best, top = best_tokens(logits)
     outcomes = []
-    for start, row, tree in zip(
-        logits.starts, cast(Sequence[RowRequest], rows), trees, strict=True
+    for start, row, tree, argmax in zip(
+        logits.starts, cast(Sequence[RowRequest], rows), trees, best, strict=True
     ):
 
         def choose(
-            node: int, root: int = start, row: RowRequest = row, tree: DraftTree = tree
+            node: int,
+            root: int = start,
+            row: RowRequest = row,
+            tree: DraftTree = tree,
+            argmax: list[int] = argmax,
         ) -> int:
-            if draft_may_cause_nan(tree, argmax, root + node):
+            if draft_may_cause_nan(tree, argmax, node):
                 return NO_TOKEN
             return take_token(
                 row,
-                row.choose(logits.flat[root + node + 1], argmax[root + node + 1]),
+                row.choose(logits.flat[root + node + 1], argmax[node + 1]),
                 logits.flat.dtype,
             )
 
         accepted, run = follow(tree, choose, row.end_reason)
-        outcomes.append(
-            make_outcome(row, tree, accepted, run, argmax[start : start + 1 + len(tree)])
-        )
-    return outcomes
+        outcomes.append(make_outcome(row, tree, accepted, run, argmax[: 1 + len(tree)]))
+    return with_top_tokens(outcomes, logits, top)
 
 
 class Decoding:

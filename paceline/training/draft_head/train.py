@@ -168,8 +168,8 @@ class DraftHeadTrainer(Trainer):
                     predicted, token_ids[next_positions].to(self._device)
                 )
                 target_states = states[next_positions].to(self._device, lm_head.weight.dtype)
-                chosen = lm_head(target_states).argmax(-1).cpu()
-                guesses = torch.from_numpy(draft_head.guess(predicted, settings.TOP_GUESSES)[0])
+                chosen = lm_head(target_states).argmax(-1)
+                guesses, _ = draft_head.guess(predicted, settings.TOP_GUESSES)
                 right = guesses == chosen[:, None]
                 first[level] += int(right[:, 0].sum())
                 among[level] += int(right.any(-1).sum())
