@@ -93,11 +93,13 @@ def _speed_of(name: str) -> str:
         batch, _, method = key.partition(", ")
         if not batch.startswith("batch "):
             continue
-        plain = rows.get(f"{batch}, none", {}).get("tokens_per_s")
+        name, comma, invariant = method.partition(", ")
+        plain = rows.get(f"{batch}, none{comma}{invariant}", {}).get("tokens_per_s")
         outside = method.startswith("transformers")
+        label = ("plain decoding" if name == "none" else f"`{name}`") + comma + invariant
         cells = (
             batch.removeprefix("batch "),
-            method if outside else "plain decoding" if method == "none" else f"`{method}`",
+            method if outside else label,
             f"{values['tokens_per_s']:,.0f}",
             _times(values.get("x_transformers")),
             _times(values["tokens_per_s"] / plain if plain else None),

@@ -62,17 +62,18 @@ def attention_over_tree(
         tree.key_positions,
         *query.stride()[:3],
         *key.stride()[:2],
+        *value.stride()[:2],
         split_keys,
-        1 / math.sqrt(dim) if scaling is None else scaling,
+        splits,
         columns,
+        1 / math.sqrt(dim) if scaling is None else scaling,
         key_heads,
         groups,
         dim,
         value_dim,
-        *value.stride()[:2],
         tree.reach.window or 0,
         tree.reach.chunk or 0,
-        splits,
+        splits > 1,
         dims,
         value_dims,
         queries,
@@ -82,7 +83,7 @@ def attention_over_tree(
     if splits > 1:
         rounded = triton.next_power_of_2(splits)
         combine_tree[(rows * columns * heads,)](
-            partial, out, value_dim, splits, rounded, value_dims, num_warps=4
+            partial, out, splits, value_dim, rounded, value_dims, num_warps=4
         )
     return out
 

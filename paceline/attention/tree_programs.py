@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Sizes that differ between buckets compile no other program.
 _UNSPECIALIZED = [
-    "query_row", "query_head", "query_column", "split_keys", "key_row", "key_head", "key_column",
-    "value_row", "value_head", "value_column",
+    "query_row", "query_head", "query_column", "split_keys", "columns", "splits", "key_row",
+    "key_head", "key_column", "value_row", "value_head", "value_column",
 ]  # fmt: skip
 
 
@@ -27,18 +28,19 @@ def attend_tree(
     query_column,
     store_row: tl.int64,
     store_head: tl.int64,
+    value_store_row: tl.int64,
+    value_store_head: tl.int64,
     split_keys,
+    splits,
+    columns,
     scaling,
-    columns: tl.constexpr,
     key_heads: tl.constexpr,
     groups: tl.constexpr,
     dim: tl.constexpr,
     value_dim: tl.constexpr,
-    value_row: tl.int64,
-    value_head: tl.int64,
     window: tl.constexpr,
     chunk: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     DIMS: tl.constexpr,
     VALUE_DIMS: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -63,7 +65,7 @@ def attend_tree(
         query + at[:, None] + dims[None, :], mask=real[:, None] & (dims < dim)[None, :], other=0.0
     )
     key += row * store_row + head * store_head
-    value += row * value_row + head * value_head
+    value += row * value_store_row + head * value_store_head
     text = tl.load(cached + row).to(tl.int32)
     own = tl.load(positions + row * columns + column)
     first = split * split_keys
@@ -120,7 +122,7 @@ def attend_tree(
         )
         top = new_top
     place = (row * columns + column).to(tl.int64) * (key_heads * groups) + member
-    if SPLITS == 1:
+    if not IS_SPLIT:
         result = summed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + place[:, None] * value_dim + value_dims[None, :],
@@ -128,7 +130,7 @@ def attend_tree(
             mask=real[:, None] & (value_dims < value_dim)[None, :],
         )
     else:
-        place = place * SPLITS + split
+        place = place * splits + split
         sums = partial + place[:, None] * (VALUE_DIMS + 2)
         tl.store(sums + value_dims[None, :], summed, mask=real[:, None])
         ends = partial + place * (VALUE_DIMS + 2) + VALUE_DIMS
@@ -136,20 +138,20 @@ def attend_tree(
         tl.store(ends + 1, total, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
 def combine_tree(
     partial,
     out,
+    splits,
     value_dim: tl.constexpr,
-    SPLITS: tl.constexpr,
     ROUNDED_SPLITS: tl.constexpr,
     VALUE_DIMS: tl.constexpr,
 ):
     """Combine the splits of one query and head, and store its output."""
     place = tl.program_id(0).to(tl.int64)
-    splits, dims = tl.arange(0, ROUNDED_SPLITS), tl.arange(0, VALUE_DIMS)
-    there = splits < SPLITS
-    base = partial + (place * SPLITS + splits) * (VALUE_DIMS + 2)
+    split, dims = tl.arange(0, ROUNDED_SPLITS), tl.arange(0, VALUE_DIMS)
+    there = split < splits
+    base = partial + (place * splits + split) * (VALUE_DIMS + 2)
     tops = tl.load(base + VALUE_DIMS, mask=there, other=float("-inf"))
     top = tl.max(tops)
     share = tl.exp(tops - tl.where(top == float("-inf"), 0.0, top))
@@ -177,7 +179,7 @@ def store_states(
     store_head: tl.int64,
     value_store_row: tl.int64,
     value_store_head: tl.int64,
-    columns: tl.constexpr,
+    columns,
     dim: tl.constexpr,
     value_dim: tl.constexpr,
     DIMS: tl.constexpr,

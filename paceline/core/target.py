@@ -92,6 +92,10 @@ class Target(Protocol):
     def position_bytes(self) -> int:
         """Return the size of one cache position, in bytes."""
 
+    @property
+    def growth_step(self) -> int:
+        """Return the step in cache positions by which the cache should grow."""
+
     def check_length(self, request: Request) -> None:
         """Check that a request is not longer than the context.
 

@@ -143,13 +143,39 @@ def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
 def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> Floats:
     """Return the calibrated path probability for each node."""
     result = np.empty(len(trees.parents))
+    _fill_path_probabilities(calibration, trees, result)
+    return result
+
+
+@compiled
+def add_path_probabilities(
+    calibration: AcceptanceCalibration, trees: FlatTrees, gains: Floats
+) -> None:
+    """Add the calibrated path probability of each node to the gain of its index.
+
+    Args:
+        calibration: Counts of the drafter.
+        trees: Trees of the drafter.
+        gains: [1 + nodes of the largest tree] sum by 1 + index of the node in its tree.
+    """
+    paths = np.empty(len(trees.parents))
+    _fill_path_probabilities(calibration, trees, paths)
+    for tree in range(len(trees.starts) - 1):
+        first = trees.starts[tree]
+        for node in range(first, trees.starts[tree + 1]):
+            gains[1 + node - first] += paths[node]
+
+
+@kernel
+def _fill_path_probabilities(
+    calibration: AcceptanceCalibration, trees: FlatTrees, result: Floats
+) -> None:
     for tree in range(len(trees.starts) - 1):
         first = trees.starts[tree]
         for node in range(first, trees.starts[tree + 1]):
             above = trees.parents[node]
             probability = corrected(calibration, trees.confidence[node])
             result[node] = probability if above < 0 else probability * result[first + above]
-    return result
 
 
 @compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class BudgetedDrafts:
     @property
     def width(self) -> int:
         """Return the number of nodes of the largest tree."""
-        return max(map(len, self.trees), default=0)
+        return max([len(tree.token_ids) for tree in self.trees], default=0)
 
     def learn(self, outcomes: Sequence[Outcome], all_tokens: int) -> None:
         """Update the drafter's statistics with the outcomes of the step.
@@ -71,7 +71,7 @@ class BudgetedDrafts:
             return
         emitted = [outcome.new_token_ids for outcome in outcomes]
         if self.flat is not None:
-            ends = np.cumsum([0, *map(len, emitted)], dtype=np.int64)
+            ends = np.array([0, *accumulate(map(len, emitted))], dtype=np.int64)
             new_tokens = np.array(list(chain.from_iterable(emitted)), dtype=np.int64)
             count(stats.acceptance_calibration, self.flat, new_tokens, ends)
         if self.flat is not None and not self.state.drafter.needs_draft_model:
@@ -79,7 +79,7 @@ class BudgetedDrafts:
         elif self.cost:
             # Without these drafts, each request would have got one token.
             without = all_tokens - sum(map(len, emitted)) + len(outcomes)
-            num_drafted = sum(map(bool, map(len, self.trees)))
+            num_drafted = sum(bool(tree.token_ids) for tree in self.trees)
             stats.gate.note(1 + _drafted_gain(outcomes) / without, self.cost, num_drafted)
 
 

@@ -17,6 +17,7 @@ from paceline.draft_budget.acceptance_calibration import (
     AcceptanceCalibration,
     FlatTrees,
     Floats,
+    add_path_probabilities,
     path_probabilities,
 )
 from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
@@ -100,10 +101,8 @@ class PaddedSelector(NodeSelector):
         gains[0] = self._num_trees
         for drafts in all_drafts:
             if drafts.flat is not None and drafts.state.stats is not None:
-                probabilities = path_probabilities(
-                    drafts.state.stats.acceptance_calibration, drafts.flat
-                )
-                np.add.at(gains, 1 + self.entry_units(drafts), probabilities)
+                calibration = drafts.state.stats.acceptance_calibration
+                add_path_probabilities(calibration, drafts.flat, gains)
         self._tokens: Floats = gains.cumsum()
 
     def units(self, drafts: BudgetedDrafts) -> int:

@@ -16,7 +16,6 @@ from paceline.core.metrics import EngineLoad, Timing
 from paceline.core.request import Request
 from paceline.core.settings import (
     BATCH_INVARIANT,
-    PREFILL_CHUNK,
     BatchInvariant,
     FixedShapes,
     OnDrafterError,
@@ -56,7 +55,7 @@ class Engine:
         max_batch: Maximum number of requests per forward pass; None = no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
-            may lower this limit.
+            may lower this limit. None = the default for the model's device.
         ranks: Processes that share the work on every draft tree (`engine/parallel`).
         verify: Verification rule that chooses the tokens.
     Attributes:
@@ -79,7 +78,7 @@ class Engine:
         tokenizer: Any = None,
         max_batch: int | None = 8,
         max_nodes: int = 256,
-        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
         ranks: Ranks | None = None,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
         fixed_shapes: FixedShapes = "auto",

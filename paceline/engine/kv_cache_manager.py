@@ -194,7 +194,8 @@ class KVCacheManager:
             slots = num_slots + len(self._kept)
             required = max([positions, *map(len, self._kept)])
             enough = self._model.capacity >= required
-            size = self._model.capacity if enough else max(ideal, required)
+            step = self._model.growth_step
+            size = self._model.capacity if enough else -(-max(ideal, required) // step) * step
             for count in (self._preferred_slots(slots), slots):
                 limit = self._max_positions(count)
                 if limit >= required and self._resized(count, min(size, limit), num_slots):

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.settings import BatchInvariant, FixedShapes
+from paceline.core.settings import (
+    PREFILL_CHUNK,
+    PREFILL_CHUNK_ON_CUDA,
+    BatchInvariant,
+    FixedShapes,
+)
 from paceline.core.vocabulary_check import check_vocabulary
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
@@ -36,7 +41,8 @@ class TargetOptions:
     Attributes:
         max_batch: Maximum number of requests per forward pass; None = no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
-        prefill_chunk: Maximum number of a request's pending tokens per step.
+        prefill_chunk: Maximum number of a request's pending tokens per step; None = the default for
+            the model's device.
         batch_invariant: True, False or "auto".
         fixed_shapes: True, False or "auto".
         ranks: Processes that share the work on every draft tree; None = this process alone.
@@ -46,7 +52,7 @@ class TargetOptions:
 
     max_batch: int | None
     max_nodes: int
-    prefill_chunk: int
+    prefill_chunk: int | None
     batch_invariant: BatchInvariant
     fixed_shapes: FixedShapes
     ranks: Ranks | None
@@ -112,7 +118,9 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
     if ranks is not None and batch_invariant == "auto":
         batch_invariant = False  # measured times differ between ranks, but all ranks must agree
     invariance = resolve_batch_invariance(model, batch_invariant, options.max_batch or 1)
-    model_options = invariance.model_options(options.prefill_chunk)
+    on_cuda = model.device.type == "cuda"
+    default_chunk = PREFILL_CHUNK_ON_CUDA if on_cuda else PREFILL_CHUNK
+    model_options = invariance.model_options(options.prefill_chunk or default_chunk)
     model_options["fixed_shapes"] = options.fixed_shapes
     checked = checked_model(model, model_options)
     if ranks is not None:

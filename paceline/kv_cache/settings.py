@@ -5,3 +5,6 @@ SPARE_POSITIONS = 64
 
 Growing copies the whole cache; engines reserve their memory beforehand.
 """
+
+GRAPH_GROWTH_POSITIONS = 1024
+"""Cache positions of which slots grow by a multiple if forward passes are captured graphs."""

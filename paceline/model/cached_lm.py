@@ -23,6 +23,7 @@ from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
+from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
 from paceline.model.architecture import Architecture
@@ -211,6 +212,15 @@ class CachedLM:
     def position_bytes(self) -> int:
         """Return the bytes per cache position (estimated until the first forward pass)."""
         return self._cache.position_bytes or self.architecture.position_bytes
+
+    @property
+    def growth_step(self) -> int:
+        """Return the step in cache positions by which the cache should grow.
+
+        An allocation ends the use of all captured graphs.
+        """
+        has_graphs = self._runner.fixed_shapes is not None and self.device.type == "cuda"
+        return GRAPH_GROWTH_POSITIONS if has_graphs else 1
 
     def check_length(self, request: Request) -> None:
         """Raise if a request is longer than the model's context.

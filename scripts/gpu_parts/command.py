@@ -75,8 +75,6 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--keep-errors", action="store_true", help="do not repeat measurements that failed")
     help_minutes = f"no measurement starts later; default {_MINUTES:g}"
     add("--no-graphs", action="store_true", help="run targets without fixed shapes")
-    help_invariant = "answers that are equal bit for bit with and without drafts"
-    add("--batch-invariant", action="store_true", help=help_invariant)
     add("--minutes", type=float, default=_MINUTES, help=help_minutes)
     add(
         "--model",
@@ -112,7 +110,6 @@ def _run(options: argparse.Namespace) -> Run:
         deadline=time.monotonic() + 60 * options.minutes,
         keep_errors=options.keep_errors,
         fixed_shapes=False if options.no_graphs else "auto",
-        batch_invariant=options.batch_invariant,
         model=options.model,
         draft_model=options.draft_model or ("demo" if is_demo else None),
         scale=options.scale or (sizes.scale if is_demo else None),

@@ -24,6 +24,7 @@ from paceline.drafters import entry
 from paceline.report.prompts import Prompt, encode
 
 _WARM_TOKENS, _BASELINE_CALLS = 32, 2
+_INVARIANT = ", batch-invariant"
 # transformers as it is, and with SDPA's other kernels where cuDNN is slow
 _BASELINES = {"transformers": True, "transformers without cuDNN": False}
 
@@ -64,6 +65,9 @@ def cases(run: Run) -> Iterator[Case]:
             if entry(name).needs_draft_model and run.draft_model is None:
                 continue
             yield Case(f"batch {batch}, {name}", partial(_drafter, setting, batch, name))
+        for name in run.sizes.invariant_methods:
+            measure = partial(_drafter, setting, batch, name, invariant=True)
+            yield Case(f"batch {batch}, {name}{_INVARIANT}", measure)
 
 
 def _target(setting: Setting) -> Values:
@@ -100,11 +104,11 @@ def _generate(setting: Setting, prompts: list[list[int]], tokens: int) -> None:
     )
 
 
-def _drafter(setting: Any, batch: int, name: str) -> Values:
+def _drafter(setting: Any, batch: int, name: str, invariant: bool = False) -> Values:
     """Time a drafter on prompts that it has not seen; a few others warm it up."""
     here: Setting = setting()
     start = time.perf_counter()
-    llm = engine(here, batch, name)
+    llm = engine(here, batch, name, invariant)
     prompts, others = here.prompts(batch)
     llm.generate(others, greedy(here.run.sizes.tokens))  # captures the graphs of most shapes
     made = time.perf_counter() - start
@@ -115,7 +119,7 @@ def _drafter(setting: Any, batch: int, name: str) -> Values:
     timing, steps = llm.timing - timing, llm.load.forwards - forwards
     tokens, stats = sum(len(one.token_ids) for one in answers), [one.stats for one in answers]
     got = [crc32(str(one.token_ids).encode()) for one in answers]
-    base, expected = _compared_with(here.run, batch)
+    base, expected = _compared_with(here.run, batch, invariant)
     expected = got if name == "none" else expected
     rows = sum(sum(one.query_tokens[one.prefill_forwards :]) for one in stats)
     return {
@@ -133,7 +137,7 @@ def _drafter(setting: Any, batch: int, name: str) -> Values:
     }
 
 
-def _compared_with(run: Run, batch: int) -> tuple[float | None, list[int] | None]:
+def _compared_with(run: Run, batch: int, invariant: bool) -> tuple[float | None, list[int] | None]:
     """Return transformers' best speed in tokens per second, and checksums of plain answers."""
     rows = recorded_rows(run, "end_to_end")
     speeds = [
@@ -141,10 +145,11 @@ def _compared_with(run: Run, batch: int) -> tuple[float | None, list[int] | None
         for name in _BASELINES
         if "tokens_per_s" in (row := rows.get(f"batch {batch}, {name}", {}))
     ]
-    return max(speeds, default=None), rows.get(f"batch {batch}, none", {}).get("answers")
+    plain = f"batch {batch}, none{_INVARIANT if invariant else ''}"
+    return max(speeds, default=None), rows.get(plain, {}).get("answers")
 
 
-def engine(setting: Setting, batch: int, name: str) -> LLM:
+def engine(setting: Setting, batch: int, name: str, invariant: bool = False) -> LLM:
     """Return an engine with a drafter; memory of earlier ones is given back first."""
     free_memory()
     return LLM(
@@ -153,7 +158,7 @@ def engine(setting: Setting, batch: int, name: str) -> LLM:
         draft_model=setting.draft() if entry(name).needs_draft_model else None,
         tokenizer=setting.tokenizer,
         max_batch=batch,
-        batch_invariant=setting.run.batch_invariant,
+        batch_invariant=invariant,
         fixed_shapes=setting.run.fixed_shapes,
     )
 

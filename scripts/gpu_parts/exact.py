@@ -97,7 +97,7 @@ def _engine(run: Run, name: str, dtype: str, batch: int) -> LLM:
         dtype=dtype,
         device=str(run.device),
         max_batch=batch,
-        batch_invariant=run.batch_invariant,
+        batch_invariant=False,
         fixed_shapes=run.fixed_shapes,
     )
 

@@ -37,7 +37,6 @@ class Run:
         deadline: Time of `time.monotonic` after which no measurement starts.
         keep_errors: Whether measurements that failed count as finished.
         fixed_shapes: As in `LLM`, for targets.
-        batch_invariant: As in `LLM`.
         model: Directory, hub id or GGUF file of the target; "demo" enlarges the embedded one.
         draft_model: Draft model of that target; None for none.
         scale: Width and layers of the enlarged target; None for the model as it is.
@@ -50,7 +49,6 @@ class Run:
     deadline: float
     keep_errors: bool = False
     fixed_shapes: bool | Literal["auto"] = "auto"
-    batch_invariant: bool = False
     model: str = "demo"
     draft_model: str | None = "demo"
     scale: str | None = None

@@ -36,6 +36,7 @@ class Sizes:
         prompts: Number of prompts for each of these batches.
         tokens: Number of new tokens per answer in the end-to-end part.
         methods: Drafters in the end-to-end part.
+        invariant_methods: Drafters that are also measured with batch invariance.
         profiled: Drafters in the profile part.
         profiled_tokens: Number of new tokens per answer in the profile part.
         profiled_steps: Number of profiled steps.
@@ -65,12 +66,13 @@ class Sizes:
     methods: tuple[str, ...] = (
         "none",
         "auto",
-        "prompt_lookup",
-        "lookahead",
         "sssd",
-        "token_recycling",
+        "lookahead",
         "draft_model",
+        "prompt_lookup",
+        "token_recycling",
     )
+    invariant_methods: tuple[str, ...] = ("none", "auto")
     profiled: tuple[str, ...] = ("none", "auto", "draft_model")
     profiled_tokens: int = 96
     profiled_steps: int = 10
@@ -100,6 +102,7 @@ SMOKE = Sizes(
     prompts=(1, 2),
     tokens=8,
     methods=("none", "auto", "draft_model"),
+    invariant_methods=("none", "lookahead"),
     profiled=("none",),
     profiled_tokens=12,
     profiled_steps=3,

@@ -118,6 +118,25 @@ def test_answers_are_those_of_generate(pair: Pair, drafter: str) -> None:
     assert [answer.token_ids for answer in answers] == pair.answers
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_the_forward_pass_compiles_whole(name: str) -> None:
+    lm = CachedLM(models.make(name, "sdpa"), fixed_shapes=True)
+    request = Request(list(range(1, 20)), SamplingParams())
+    lm.open(request)
+    lm.feed([request])
+    request.token_ids.append(5)
+    expected = lm.forward_nodes([request], [DraftTree([4, 5, 6], [-1, -1, 0])]).flat
+    assert lm._runner.fixed_shapes is not None
+    (bucket,) = [
+        bucket for key, bucket in lm._runner.fixed_shapes._buckets.items() if key.columns == 8
+    ]
+    with torch.inference_mode():
+        compiled: Any = torch.compile(bucket._forward, fullgraph=True, backend="eager")
+        logits = compiled().logits[:, :4].flatten(0, 1)
+    torch.testing.assert_close(logits, expected)
+
+
 @interpreted
 @pytest.mark.parametrize("by_position", [False, True])
 def test_kernels_compute_the_same_logits(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.origin import Origin
-from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.util.compiled import record_dtype
 
 
@@ -45,28 +44,34 @@ class ArrayTrees:
     """
 
     nodes: NDArray[np.void]
-    begins: IntArray
-    ends: IntArray
+    begins: Sequence[int]
+    ends: Sequence[int]
 
     @staticmethod
     def of(trees: Sequence[DraftTree]) -> ArrayTrees:
         """Convert draft trees with confidences; the default origin is `Origin.DRAFT`."""
-        sizes = [len(tree.token_ids) for tree in trees]
-        ends = np.cumsum(sizes, dtype=np.int64)
-        nodes: NDArray[np.void] = np.empty(sum(sizes), dtype=DRAFT_NODE)
-        if nodes.size:
-            filled = [tree for tree in trees if tree.token_ids]
-            nodes["token"] = list(chain.from_iterable(tree.token_ids for tree in filled))
-            nodes["parent"] = list(chain.from_iterable(tree.parents for tree in filled))
-            nodes["confidence"] = list(chain.from_iterable(map(_confidence, filled)))
-            nodes["origin"] = list(chain.from_iterable(map(_origins, filled)))
-        return ArrayTrees(nodes, ends - sizes, ends)
+        token_ids: list[int] = []
+        parents: list[int] = []
+        confidence: list[float] = []
+        origins: list[int] = []
+        bounds = [0]
+        for tree in trees:
+            if tree.token_ids:
+                assert tree.confidence is not None, "sources give confidences"
+                token_ids += tree.token_ids
+                parents += tree.parents
+                confidence += tree.confidence
+                origins += [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
+            bounds.append(len(token_ids))
+        nodes: NDArray[np.void] = np.empty(len(token_ids), dtype=DRAFT_NODE)
+        nodes["token"], nodes["parent"] = token_ids, parents
+        nodes["confidence"], nodes["origin"] = confidence, origins
+        return ArrayTrees(nodes, bounds[:-1], bounds[1:])
 
     def draft_trees(self) -> list[DraftTree]:
         """Convert the trees to draft trees."""
-        token_ids, parents, confidence, origins = (
-            self.nodes[name].tolist() for name in ("token", "parent", "confidence", "origin")
-        )
+        token_ids, parents = self.nodes["token"].tolist(), self.nodes["parent"].tolist()
+        confidence, origins = self.nodes["confidence"].tolist(), self.nodes["origin"].tolist()
         return [
             DraftTree(
                 token_ids[begin:end],
@@ -77,14 +82,5 @@ class ArrayTrees:
             )
             if begin < end
             else EMPTY_TREE
-            for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)
+            for begin, end in zip(self.begins, self.ends, strict=True)
         ]
-
-
-def _confidence(tree: DraftTree) -> list[float]:
-    assert tree.confidence is not None, "sources give confidences"
-    return tree.confidence
-
-
-def _origins(tree: DraftTree) -> Sequence[int]:
-    return [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins

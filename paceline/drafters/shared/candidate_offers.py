@@ -108,11 +108,11 @@ def _pair(
         Number of waiting candidates.
     """
     sources, sampled = inputs.sources, inputs.query.temperature > 0
-    begin, end = sources.begins[inputs.row, 0], sources.ends[inputs.row, 0]
+    begin, end = sources.bounds[0, 0, inputs.row], sources.bounds[0, 1, inputs.row]
     first, last, size = cached
     waiting = last
     for index_of_node in range(begin, end):
-        drafted = sources.nodes[index_of_node]
+        drafted = sources.paired[index_of_node]
         if drafted.parent != node.nodes[0] or waiting == len(frontier):
             continue
         index = _index_of(frontier, first, last, drafted.token)
@@ -154,10 +154,10 @@ def _weigh(
         Number of waiting candidates.
     """
     sources = inputs.sources
-    begin, end = sources.begins[inputs.row, source], sources.ends[inputs.row, source]
+    begin, end = sources.bounds[source, 0, inputs.row], sources.bounds[source, 1, inputs.row]
     last, has_children = waiting, False
     for index_of_node in range(begin, end):
-        drafted = sources.nodes[index_of_node]
+        drafted = sources.weighed[index_of_node]
         if drafted.parent != base or waiting == len(frontier):
             continue
         has_children = True
@@ -185,11 +185,11 @@ def _calibrate(
 ) -> None:
     """Set the confidence of candidates by the calibration cells of a weighed source."""
     sources, sampled = inputs.sources, inputs.query.temperature > 0
-    begin = sources.begins[inputs.row, source]
+    begin = sources.bounds[source, 0, inputs.row]
     for index in range(first, last):
         candidate = frontier[index]
         node = candidate.nodes[source]
-        confidence = -1.0 if node == ABSENT else sources.nodes[begin + node].confidence
+        confidence = -1.0 if node == ABSENT else sources.weighed[begin + node].confidence
         cell = weighed_cell(sources.tables[source], sampled, candidate.confidence, confidence)
         candidate.cells[source] = cell
         candidate.confidence = acceptance(inputs.calibration, cell)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
 from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees, DraftNode
@@ -56,19 +55,19 @@ class SourceTrees(NamedTuple):
     """Hold the trees of all sources for a batch.
 
     Attributes:
-        nodes: [n] nodes of all trees.
-        begins: [batch, sources] first node of each tree.
-        ends: [batch, sources] end of the nodes of each tree.
+        paired: [n] nodes of the paired source.
+        weighed: [n] nodes of all further sources.
+        bounds: [sources, 2, batch] first node of each tree, and the end of its nodes.
         tables: [sources] `DraftSource.calibration_table` of each source.
     """
 
-    nodes: Records[DraftNode]
-    begins: IntArray
-    ends: IntArray
+    paired: Records[DraftNode]
+    weighed: Records[DraftNode]
+    bounds: IntArray
     tables: IntArray
 
 
-_NO_NODES: NDArray[np.void] = np.empty(0, dtype=DRAFT_NODE)
+_NO_NODES: Any = np.empty(0, dtype=DRAFT_NODE)
 _TABLES: IntArray = np.array([source.calibration_table for source in SOURCES], dtype=np.int64)
 
 
@@ -79,16 +78,18 @@ def join_sources(trees: Mapping[DraftSource, ArrayTrees], num_requests: int) -> 
         trees: Trees of each source, with confidences; a source without trees is left out.
         num_requests: Number of requests in the batch.
     """
-    begins = np.zeros((num_requests, len(SOURCES)), dtype=np.int64)
-    ends = np.zeros((num_requests, len(SOURCES)), dtype=np.int64)
-    nodes: list[NDArray[np.void]] = []
-    num_nodes = 0
-    for column, source in enumerate(SOURCES):
+    paired, weighed = _NO_NODES, _NO_NODES
+    bounds: list[int] = []
+    for source in SOURCES:
         given = trees.get(source)
-        if given is not None and given.nodes.size:
-            begins[:, column] = given.begins + num_nodes
-            ends[:, column] = given.ends + num_nodes
-            nodes.append(given.nodes)
-            num_nodes += given.nodes.size
-    joined: Any = nodes[0] if len(nodes) == 1 else np.concatenate([_NO_NODES, *nodes])
-    return SourceTrees(joined, begins, ends, _TABLES)
+        if given is None or not given.nodes.size:
+            bounds += [0] * (2 * num_requests)
+        elif source.calibration_table == PAIRED:
+            paired = given.nodes
+            bounds += (*given.begins, *given.ends)
+        else:
+            first = len(weighed)
+            bounds += [first + node for node in (*given.begins, *given.ends)]
+            weighed = np.concatenate([weighed, given.nodes]) if first else given.nodes
+    shape = len(SOURCES), 2, num_requests
+    return SourceTrees(paired, weighed, np.array(bounds, dtype=np.int64).reshape(shape), _TABLES)

@@ -72,7 +72,8 @@ def grow_trees(
             other; the path probabilities of a tree fall.
         ends: [batch], filled with the end of each tree.
     """
-    room = _FRONTIER + _FRONTIER_PER_NODE * queries.limits[:, 1].max() + len(sources.nodes)
+    num_drafted = len(sources.paired) + len(sources.weighed)
+    room = _FRONTIER + _FRONTIER_PER_NODE * queries.limits[:, 1].max() + num_drafted
     work = _Workspace(
         np.empty(1, dtype=CANDIDATE),
         np.empty(room, dtype=CANDIDATE),
@@ -159,13 +160,13 @@ def learn(
     Args:
         calibration: Acceptance rates by source.
         trees: [n] of CANDIDATE, trees that `grow_trees` filled.
-        bounds: [requests, 2] first node and end of each request's tree.
+        bounds: [2 * requests] first node of each request's tree, and the end of its nodes.
         new_tokens: Tokens of the target after each root, for one request after the other.
         ends: [requests] end of each request's tokens.
     """
     begin = 0
     for row in range(len(ends)):
-        tree = trees[bounds[row, 0] : bounds[row, 1]]
+        tree = trees[bounds[2 * row] : bounds[2 * row + 1]]
         _learn_tree(calibration, tree, new_tokens[begin : ends[row]])
         begin = ends[row]
 

@@ -101,8 +101,8 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
 
 @kernel
-def _entry_for(table: SuccessorTable, key: Any) -> Any:
-    """Return the entry of a key, or the oldest one of its bucket, marked as newest."""
+def _index_for(table: SuccessorTable, key: Any) -> int:
+    """Return the index of a key, or the oldest index of its bucket."""
     first = _bucket(table, key)
     chosen = first
     for index in range(first, first + _WAYS):
@@ -112,10 +112,17 @@ def _entry_for(table: SuccessorTable, key: Any) -> Any:
             break
         if slot.written < table.slots[chosen].written:
             chosen = index
+    return chosen
+
+
+@kernel
+def _entry_for(table: SuccessorTable, key: Any) -> Any:
+    """Return the entry of a key, or the oldest one of its bucket, marked as newest."""
+    index = _index_for(table, key)
     table.clock[0] += 1
-    slot = table.slots[chosen]
+    slot = table.slots[index]
     slot.key, slot.written = key, table.clock[0]
-    return table.entries[chosen]
+    return table.entries[index]
 
 
 @kernel
@@ -183,12 +190,7 @@ def remember(
         tails[root, LONGEST_KEY - known[root] :] = trees.newest[newest_begin:newest_end]
         _fill_tails(trees, begin, end, root, tails, known)
         begin, newest_begin, root = end, newest_end, root + 1 + end - begin
-    hashes = np.zeros((rows, keys, 2), dtype=np.uint64)
-    _hash_contexts(table, tails, known, probs, hashes)
-    for row in range(rows):
-        for size in range(keys):
-            if hashes[row, size, 0] != 0:
-                _write(table, hashes[row, size, 0], token_ids[row], probs[row])
+    _write_rows(table, keys, tails, known, token_ids, probs)
 
 
 @kernel
@@ -214,30 +216,19 @@ def _fill_tails(
 
 
 @kernel
-def _hash_contexts(
+def _write_rows(
     table: SuccessorTable,
+    keys: int,
     tails: IntArray,
     known: IntArray,
+    token_ids: IntArray,
     probs: NDArray[np.float32],
-    hashes: NDArray[np.uint64],
 ) -> None:
-    """Hash the contexts of all rows whose probabilities are known.
-
-    Args:
-        table: Cached distributions.
-        tails: [rows, LONGEST_KEY] newest tokens.
-        known: [rows] number of tokens that are known.
-        probs: [rows, k] probabilities.
-        hashes: [rows, keys, 2], filled with the hash of each context, and with what its bucket
-            holds. The second value only loads all buckets at the same time, which takes much less
-            time than one after the other.
-    """
+    """Cache the distributions of all rows whose probabilities are known."""
     for row in range(len(tails)):
         if probs[row, 0] > 0.0:
-            for size in range(1, min(hashes.shape[1], known[row]) + 1):
-                key = key_of(tails[row], size)
-                hashes[row, size - 1, 0] = key
-                hashes[row, size - 1, 1] = table.slots[_bucket(table, key)].key
+            for size in range(1, min(keys, known[row]) + 1):
+                _write(table, key_of(tails[row], size), token_ids[row], probs[row])
 
 
 @compiled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from paceline.errors import ConfigError
 
 _SETTINGS = RecyclingSettings()
 _NO_TREES: Mapping[DraftSource, ArrayTrees] = {}
-_NO_TREE: tuple[None, int, int] = (None, 0, 0)
 
 
 def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
@@ -107,11 +105,10 @@ class Recycler:
         ends = np.empty(len(requests), dtype=np.int64)
         sources = join_sources(trees, len(requests))
         grow_trees(self.table, self.calibration, sources, queries, grown, ends)
-        begins = np.zeros_like(ends)
-        begins[1:] = ends[:-1]
-        for request, begin, end in zip(requests, begins.tolist(), ends.tolist(), strict=True):
+        bounds = [0, *ends.tolist()]
+        for request, begin, end in zip(requests, bounds, bounds[1:], strict=False):
             self._trees[request.id] = grown, begin, end
-        return ArrayTrees(grown[: ends[-1]], begins, ends).draft_trees()
+        return ArrayTrees(grown[: bounds[-1]], bounds[:-1], bounds[1:]).draft_trees()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Cache the target's distributions, and calibrate with the outcomes."""
@@ -119,12 +116,13 @@ class Recycler:
             self.pool_file.changed = True
         if outcomes:
             self._remember(outcomes)
-            for _, of_array in groupby(outcomes, lambda outcome: id(self._array_of(outcome))):
-                self._learn(list(of_array))
-
-    def _array_of(self, outcome: Outcome) -> NDArray[np.void] | None:
-        """Return the array with the newest tree of the outcome's request."""
-        return self._trees.get(outcome.request.id, _NO_TREE)[0]
+            drafted = [each for each in outcomes if each.request.id in self._trees]
+            arrays = {id(self._trees[each.request.id][0]) for each in drafted}
+            if len(arrays) == 1:  # else the newest trees come from several calls of `draft`
+                self._learn(drafted)
+            else:
+                for each in drafted:
+                    self._learn([each])
 
     def _remember(self, outcomes: Sequence[Outcome]) -> None:
         """Cache the target's distributions after every node."""
@@ -157,13 +155,12 @@ class Recycler:
 
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
         """Calibrate with outcomes of requests whose newest trees share one array."""
-        trees = self._array_of(outcomes[0])
-        if trees is None:
-            return
-        bounds = [self._trees[outcome.request.id][1:] for outcome in outcomes]
+        bounds: list[int] = []
         new_tokens: list[int] = []
         ends: list[int] = []
         for outcome in outcomes:
+            trees, begin, end = self._trees[outcome.request.id]
+            bounds += begin, end
             new_tokens += outcome.new_token_ids
             ends.append(len(new_tokens))
         learn(self.calibration, trees, _array(bounds), _array(new_tokens), _array(ends))

@@ -212,5 +212,7 @@ class _SearchBatch:
 
     def trees(self) -> ArrayTrees:
         """Return the drafted trees."""
-        begins = np.arange(len(self._drafted)) * self._drafted.shape[1]
-        return ArrayTrees(self._drafted.ravel(), begins, begins + self._sizes)
+        rows, width = self._drafted.shape
+        begins = range(0, rows * width, width)
+        ends = [begin + size for begin, size in zip(begins, self._sizes.tolist(), strict=True)]
+        return ArrayTrees(self._drafted.reshape(-1), begins, ends)

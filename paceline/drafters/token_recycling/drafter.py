@@ -67,8 +67,7 @@ class TokenRecycling(RecyclingDrafter):
             request.remaining - 1,
             tree,
         )
-        begins, ends = np.zeros(1, dtype=np.int64), np.array([size])
-        return ArrayTrees(tree[:size], begins, ends).draft_trees()[0]
+        return ArrayTrees(tree[:size], [0], [size]).draft_trees()[0]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Cache the target's distributions from the step."""

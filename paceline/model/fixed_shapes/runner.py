@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from paceline.attention.fixed import takes_trees
@@ -53,8 +54,7 @@ class FixedShapeRunner:
         self._buckets: dict[BucketKey, Bucket] = {}
         self._weights = _addresses(model)
         self._memory: GraphMemory | None = None
-        # Modules of other packages, such as adapters, may change between two forward passes.
-        if model.device.type == "cuda" and all(map(is_steady, model.modules())):
+        if model.device.type == "cuda" and all(map(_is_capturable, model.modules())):
             self._memory = GraphMemory(MAX_TOKENS)
 
     @property
@@ -182,6 +182,15 @@ def fixed_shape_runner(
         return None
     assert groups is not None, "checked above"
     return FixedShapeRunner(model, view, architecture, cache, groups, fixed_rows)
+
+
+def _is_capturable(module: nn.Module) -> bool:
+    """Return whether a module computes the same in every forward pass of one bucket.
+
+    Modules of other packages, such as adapters, may change between two forward passes. Those of
+    paceline read only what `BucketKey` names.
+    """
+    return is_steady(module) or type(module).__module__.startswith("paceline.")
 
 
 def _groups(model: PreTrainedModel) -> int | None:
