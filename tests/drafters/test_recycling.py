@@ -89,7 +89,7 @@ def kept(table: Any, *newest: int, keys: int = LONGEST_KEY) -> tuple[list[int], 
     if place == ABSENT:
         return [], 0
     entry = table.entries[place]
-    return entry["tokens"][: entry["size"]].tolist(), size
+    return entry["tokens"][entry["probs"] > 0].tolist(), size
 
 
 def test_what_was_said_after_every_node_is_kept_under_keys_of_all_lengths() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.origin import Origin
-from paceline.drafters.shared.recycled import ABSENT, look_up
+from paceline.drafters.shared.recycled import ABSENT, look_up, size_of
 from paceline.drafters.shared.source_calibration import acceptance, pair_cell, weighed_cell
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import NUM_SOURCES, TreeCandidate, TreeInputs
@@ -78,8 +78,9 @@ def _offer_cached(
     index, size = look_up(inputs.table, node.tail, min(inputs.query.max_context, node.known))
     if index != ABSENT:
         entry = inputs.table.entries[index]
-        _at_temperature(entry.probs, entry.size, temperature, scratch)
-        for rank in range(entry.size):
+        num_tokens = size_of(entry)
+        _at_temperature(entry.probs, num_tokens, temperature, scratch)
+        for rank in range(num_tokens):
             candidate = frontier[waiting]
             candidate.token, candidate.origin = entry.tokens[rank], _RECYCLED
             candidate.nodes[0] = ABSENT

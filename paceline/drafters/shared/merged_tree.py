@@ -72,8 +72,10 @@ def grow_trees(
             other; the path probabilities of a tree fall.
         ends: [batch], filled with the end of each tree.
     """
-    num_drafted = len(sources.paired) + len(sources.weighed)
-    room = _FRONTIER + _FRONTIER_PER_NODE * queries.limits[:, 1].max() + num_drafted
+    room = 0
+    for row in range(len(ends)):
+        drafted = sources.bounds[:, 1, row].sum() - sources.bounds[:, 0, row].sum()
+        room = max(room, _FRONTIER + _FRONTIER_PER_NODE * queries.limits[row, 1] + drafted)
     work = _Workspace(
         np.empty(1, dtype=CANDIDATE),
         np.empty(room, dtype=CANDIDATE),

@@ -23,20 +23,20 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 TOP = 8  # tokens kept of a distribution
 ABSENT = -1
 _WAYS = 4
+_CACHE_LINE = 64  # bytes
 
 
 class ContextSlot:
-    """Hold the context of one index; the slots of a bucket lie in one cache line."""
+    """Hold the context of one index."""
 
     key: Annotated[Any, np.uint64]  # 0 = the index is free
     written: int  # number of the writing; a newer one is higher
 
 
 class Successors:
-    """Hold the likeliest tokens after one context."""
+    """Hold the likeliest tokens after one context; a probability of 0 ends a shorter list."""
 
-    size: int  # tokens that follow
-    tokens: Annotated[Any, np.int64, TOP]
+    tokens: Annotated[Any, np.int32, TOP]
     probs: Annotated[Any, np.float32, TOP]  # at temperature 1
 
 
@@ -45,6 +45,9 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 
 class SuccessorTable(NamedTuple):
     """Hold the cached distributions.
+
+    A bucket of slots and an entry each fill one cache line, because most time is spent on waiting
+    for memory.
 
     Attributes:
         slots: [rows] contexts, in buckets of `_WAYS`.
@@ -60,9 +63,24 @@ class SuccessorTable(NamedTuple):
 def new_table(rows: int) -> SuccessorTable:
     """Return an empty table of at least `rows` entries."""
     rows = max(1, -(-rows // _WAYS)) * _WAYS
-    return SuccessorTable(
-        np.zeros(rows, dtype=SLOT), np.zeros(rows, dtype=ENTRY), np.zeros(1, dtype=np.int64)
-    )
+    return SuccessorTable(_zeros(rows, SLOT), _zeros(rows, ENTRY), np.zeros(1, dtype=np.int64))
+
+
+def _zeros(rows: int, dtype: Any) -> Any:
+    """Return zeros that begin at a cache line."""
+    size = rows * dtype.itemsize
+    memory = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
+    return memory[first : first + size].view(dtype)
+
+
+@kernel
+def size_of(entry: Successors) -> int:
+    """Return the number of tokens in an entry."""
+    size = 0
+    while size < TOP and entry.probs[size] > 0.0:
+        size += 1
+    return size
 
 
 @kernel
@@ -142,7 +160,8 @@ def _write(
     while size < count and probs[size] >= MIN_CACHED_PROB:
         entry.tokens[size], entry.probs[size] = token_ids[size], probs[size]
         size += 1
-    entry.size = size
+    if size < TOP:
+        entry.probs[size] = 0.0
 
 
 class VerifiedTrees(NamedTuple):
@@ -250,6 +269,6 @@ def restore(
     """
     for row in range(len(keys)):
         entry = _entry_for(table, keys[row])
-        entry.size = sizes[row]
         for index in range(TOP):
-            entry.tokens[index], entry.probs[index] = tokens[row, index], probs[row, index]
+            entry.tokens[index] = tokens[row, index]
+            entry.probs[index] = probs[row, index] if index < sizes[row] else 0.0

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.tree import IntArray
 from paceline.datastore import fingerprint_of
 from paceline.drafters.shared.recycled import TOP, SuccessorTable, restore
 from paceline.drafters.shared.source_calibration import CELLS, SourceCalibration
@@ -94,7 +95,7 @@ class SuccessorTableFile(StateFile):
 
     def _highest_id(self) -> int:
         _, filled = entries_of(self._table)
-        there = np.arange(TOP) < filled["size"][:, None]
+        there = np.arange(TOP) < _sizes(filled)[:, None]
         return int(filled["tokens"].max(initial=-1, where=there))
 
     def save(self) -> None:
@@ -114,10 +115,11 @@ class SuccessorTableFile(StateFile):
     def content(self) -> bytes:
         """Return the current table as file content, the oldest entry first."""
         keys, filled = entries_of(self._table)
-        beyond = np.arange(TOP) >= filled["size"][:, None]  # left over from what stood there before
+        sizes = _sizes(filled)
+        beyond = np.arange(TOP) >= sizes[:, None]  # left over from what stood there before
         columns = (
             keys,
-            filled["size"],
+            sizes,
             np.where(beyond, 0, filled["tokens"]),
             np.where(beyond, 0, filled["probs"]),
             self._calibration.hits,
@@ -137,6 +139,12 @@ def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.vo
     used = np.flatnonzero(slots["key"])
     ordered = used[np.argsort(slots["written"][used])]
     return slots["key"][ordered], entries[ordered]
+
+
+def _sizes(entries: NDArray[np.void]) -> IntArray:
+    """Return the number of tokens in each entry."""
+    sizes: IntArray = np.minimum.accumulate(entries["probs"] > 0, axis=1).sum(axis=1)
+    return sizes
 
 
 def read_table(path: Path) -> tuple[Head, Arrays]:

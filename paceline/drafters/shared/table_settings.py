@@ -6,5 +6,5 @@ Importing them needs no compiler.
 from __future__ import annotations
 
 LONGEST_KEY = 4  # maximum tokens of a context whose next-token distribution is cached
-ROWS = 1 << 17  # default maximum number of cached distributions; 14 MB
+ROWS = 1 << 17  # default maximum number of cached distributions; 10 MB
 MIN_CACHED_PROB = 0.001  # minimum probability of a token that is cached

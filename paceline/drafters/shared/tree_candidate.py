@@ -15,21 +15,22 @@ from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.compiled import record_dtype
 
 NUM_SOURCES = len(SOURCES)
+Int32 = Annotated[int, np.int32]
 
 
 class TreeCandidate:
-    """Describe a token on the frontier or in the tree."""
+    """Describe a token on the frontier or in the tree; a small record stays in the cache."""
 
-    token: int
-    parent: int  # -1 = the root
-    depth: int  # a child of the root has 1
-    nodes: Annotated[Any, np.int64, NUM_SOURCES]  # node in the tree of each source, or ABSENT
-    cells: Annotated[Any, np.int64, NUM_SOURCES]  # calibration cell of each source, or ABSENT
+    token: Int32
+    parent: Int32  # -1 = the root
+    depth: Int32  # a child of the root has 1
+    nodes: Annotated[Any, np.int32, NUM_SOURCES]  # node in the tree of each source, or ABSENT
+    cells: Annotated[Any, np.int32, NUM_SOURCES]  # calibration cell of each source, or ABSENT
+    known: Int32  # number of valid tokens in `tail`
+    origin: Int32  # origin of the most confident source
+    tail: Annotated[Any, np.int32, LONGEST_KEY]  # newest tokens, ending with this one
     confidence: float  # given the parent
     path_confidence: float
-    known: Annotated[int, np.int32]  # number of valid tokens in `tail`
-    origin: Annotated[int, np.int32]  # origin of the most confident source
-    tail: Annotated[Any, np.int64, LONGEST_KEY]  # newest tokens, ending with this one
 
 
 CANDIDATE = record_dtype(TreeCandidate)

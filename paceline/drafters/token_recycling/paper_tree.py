@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.core.origin import Origin
 from paceline.core.tree import IntArray
-from paceline.drafters.shared.recycled import ABSENT, SuccessorTable, look_up
+from paceline.drafters.shared.recycled import ABSENT, SuccessorTable, look_up, size_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import TreeCandidate
 from paceline.util.compiled import Records, compiled
@@ -81,7 +81,7 @@ def fill(
         depth = 1 if above == 0 or entry == ABSENT else tree[node_of[above]].depth + 1
         if (
             entry == ABSENT
-            or table.entries[entry].size <= ranks[node]
+            or size_of(table.entries[entry]) <= ranks[node]
             or size == len(tree)
             or depth > levels
         ):
