@@ -16,8 +16,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -118,6 +117,8 @@ class Drafter:
         needs_trained: Class attribute: the drafter reads a file that was trained or built for the
             models in use.
         needs_store: Class attribute: the option `datastore` must name a token store.
+        keeps_tokens: Class attribute: no method changes `Request.token_ids`, so the engine does not
+            compare the tokens after each call. Subclasses do not inherit it.
     """
 
     name: str = "drafter"
@@ -133,6 +134,7 @@ class Drafter:
     takes_draft_model: ClassVar[bool] = False
     needs_trained: ClassVar[bool] = False
     needs_store: ClassVar[bool] = False
+    keeps_tokens: ClassVar[bool] = False
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
         """Check that all proposed ids are valid for a target with `vocab_size` tokens.
@@ -216,6 +218,7 @@ class Plain(Drafter):
     """Proposes nothing, so the target decodes one token per step."""
 
     name = "none"
+    keeps_tokens = True
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return one empty tree per request."""
@@ -238,15 +241,31 @@ def require_drafter(where: str, drafter: object) -> None:
         )
 
 
-@contextmanager
-def assert_tokens_unchanged(drafter: Drafter, requests: Sequence[Request]) -> Iterator[None]:
-    """Check that a drafter method leaves the requests' tokens unchanged.
+def copied_tokens(drafter: Drafter, requests: Sequence[Request]) -> list[list[int]] | None:
+    """Copy the requests' tokens before a call of a drafter, for `check_tokens`.
 
+    Returns:
+        The tokens of each request; None if the drafter's class promises `keeps_tokens`.
+    """
+    if type(drafter).__dict__.get("keeps_tokens", False):
+        return None
+    return [request.token_ids[:] for request in requests]
+
+
+def check_tokens(
+    drafter: Drafter, requests: Sequence[Request], before: list[list[int]] | None
+) -> None:
+    """Check that a call of a drafter left the requests' tokens unchanged.
+
+    Args:
+        drafter: The drafter.
+        requests: Requests of the call.
+        before: Result of `copied_tokens` before the call.
     Raises:
         DrafterError: the drafter changed `token_ids`, which would corrupt the answer.
     """
-    before = [request.token_ids[:] for request in requests]
-    yield
+    if before is None:
+        return
     for request, tokens in zip(requests, before, strict=True):
         if request.token_ids != tokens:
             raise DrafterError(

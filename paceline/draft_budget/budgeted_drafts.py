@@ -50,6 +50,12 @@ class BudgetedDrafts:
         return self.proposed.state
 
     @property
+    def cut_drafts(self) -> Drafts:
+        """Return the drafts with the trees that the target verifies."""
+        proposed = self.proposed
+        return Drafts(proposed.batch, proposed.ready, self.trees, proposed.draft_seconds)
+
+    @property
     def ready(self) -> Sequence[Request]:
         """Return the requests that the trees belong to."""
         return self.proposed.ready

@@ -47,6 +47,12 @@ class DrafterBatch:
     draft_head: DraftHead | None = None
     num_head_tokens: int = 0
 
+    def with_head(self, draft_head: DraftHead | None, num_tokens: int) -> DrafterBatch:
+        """Return the batch with a draft head that drafts `num_tokens` tokens per request."""
+        return DrafterBatch(
+            self.drafter_state, self.requests, self.max_nodes, draft_head, num_tokens
+        )
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Drafts:

@@ -43,6 +43,7 @@ class Jacobi(Drafter):
     """Draft a chain of deterministic guesses; lossless at any temperature."""
 
     name = "jacobi"
+    keeps_tokens = True
     needs_predictions = True
     Options = JacobiOptions
 

@@ -9,6 +9,7 @@ from paceline.drafters.shared.file_options import NoOptions
 class NoDrafter(Plain):
     """Propose empty trees: plain decoding."""
 
+    keeps_tokens = True
     Options = NoOptions
 
     @classmethod

@@ -35,6 +35,7 @@ class PromptLookup(Drafter):
     """Draft from text matches; lossless and seed-identical at any temperature."""
 
     name = "prompt_lookup"
+    keeps_tokens = True
     Options = PromptLookupOptions
 
     def __init__(self, options: PromptLookupOptions) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.core.drafter import Drafter, Outcome, assert_tokens_unchanged
+from paceline.core.drafter import Drafter, Outcome, check_tokens, copied_tokens
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -93,7 +93,7 @@ def run_step(
     if draft_budget is not None and any(each.ready and each.state.stats for each in drafts):
         rows = _num_rows(model, requests, chunk)
         cut = draft_budget.cut(drafts, len(requests), rows, model.packs)
-        drafts = [replace(each.proposed, trees=each.trees) for each in cut]
+        drafts = [each.cut_drafts for each in cut]
     results, has_retries = _verify_drafts(model, drafts, requests, verify, chunk, reduced_logits)
     results = [_observe(result) for result in results]
     if draft_budget is not None and cut and not has_retries:
@@ -116,19 +116,20 @@ def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchRe
     Returns:
         The drafts, or a result with the drafter's error.
     """
-    limits = {
-        request: 0 if request.without_draft else limit
-        for request, limit in zip(batch.requests, batch.max_nodes, strict=True)
-        if not request.prefill_only and request.ends_prefill(chunk)
-    }
-    if not limits:
+    ready: list[Request] = []
+    max_nodes: list[int] = []
+    for request, limit in zip(batch.requests, batch.max_nodes, strict=True):
+        if not request.prefill_only and request.ends_prefill(chunk):
+            ready.append(request)
+            max_nodes.append(0 if request.without_draft else limit)
+    if not ready:
         return Drafts(batch, [], [])
-    ready, max_nodes = list(limits), list(limits.values())
     drafter = batch.drafter_state.drafter
     before = drafter.forward_seconds
     try:
-        with assert_tokens_unchanged(drafter, ready):
-            trees = drafter.propose(ready, max_nodes)
+        tokens = copied_tokens(drafter, ready)
+        trees = drafter.propose(ready, max_nodes)
+        check_tokens(drafter, ready, tokens)
         check_trees(drafter, ready, max_nodes, trees, model.vocab_size)
         trees = list(map(model.limit_tree, trees, ready))
     except Exception as error:
@@ -153,6 +154,8 @@ def _trees_of(
     drafts: Sequence[Drafts], requests: Sequence[Request]
 ) -> tuple[list[DraftTree], list[int]]:
     """Return one tree per request, empty in prefill, and the ready requests' rows."""
+    if len(drafts) == 1 and len(drafts[0].ready) == len(requests):  # in the order of `requests`
+        return list(drafts[0].trees), list(range(len(requests)))
     by_request = {
         request: tree
         for each in drafts
@@ -269,9 +272,11 @@ def _observe(result: BatchResult) -> BatchResult:
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter
+    requests = [outcome.request for outcome in result.outcomes]
     try:
-        with assert_tokens_unchanged(drafter, [outcome.request for outcome in result.outcomes]):
-            drafter.observe(result.outcomes)
+        tokens = copied_tokens(drafter, requests)
+        drafter.observe(result.outcomes)
+        check_tokens(drafter, requests, tokens)
     except Exception as error:
         return replace(result, error=error)
     return result

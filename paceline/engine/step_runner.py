@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.core.drafter import Outcome
@@ -123,5 +122,5 @@ class StepRunner:
             except Exception as error:
                 failed.append(BatchResult(batch, [], error=error))
             else:
-                able.append(replace(batch, draft_head=head, num_head_tokens=count))
+                able.append(batch.with_head(head, count) if count else batch)
         return able, failed

@@ -272,3 +272,4 @@ def test_the_registry_says_what_the_class_says(name: str) -> None:
         cls.needs_trained,
         cls.needs_store,
     )
+    assert cls.__dict__["keeps_tokens"]  # test_contract.py checks it, in a class that wraps `cls`

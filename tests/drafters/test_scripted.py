@@ -14,6 +14,8 @@ from paceline import LLM, Drafter, DraftTree, SamplingParams, ScriptedDrafter
 from paceline.core.request import Request
 from paceline.drafters import create
 from paceline.drafters.contract import check_drafter
+from paceline.drafters.prompt_lookup import PromptLookup
+from paceline.drafters.shared.file_options import PromptLookupOptions
 from paceline.errors import ConfigError, DrafterError
 from tests.support.shared import Pair
 
@@ -84,6 +86,13 @@ class Late(ScriptedDrafter):
             outcome.request.token_ids[-1] = 7
 
 
+class Inheriting(PromptLookup):
+    """Changes an answer; the promise of its base class does not cover it."""
+
+    def observe(self, outcomes: Any) -> None:
+        outcomes[0].request.token_ids[0] = 7
+
+
 class Heating(ScriptedDrafter):
     """Changes how answers are drawn."""
 
@@ -103,6 +112,10 @@ BROKEN: dict[str, tuple[Drafter, str]] = {
         "The drafter 'scripted' still holds stopped requests in open, _steps",
     ),
     "an answer rewritten": (Late([]), "got changed token_ids of request"),
+    "a promise inherited": (
+        Inheriting(PromptLookupOptions()),
+        "got changed token_ids of request",
+    ),
     "another answer": (
         Heating([]),
         "changed answer .*: token .* differs from plain decoding",

@@ -37,6 +37,7 @@ class Auto(RecyclingDrafter):
     """Draft from all sources; lossless and seed-identical at any temperature."""
 
     name = "auto"
+    keeps_tokens = True
     takes_draft_model = True
     Options = AutoOptions
 

@@ -68,6 +68,7 @@ class DraftModel(ChainDrafter):
     """
 
     name = "draft_model"
+    keeps_tokens = True
     needs_draft_model = True
     Options = DraftModelOptions
 

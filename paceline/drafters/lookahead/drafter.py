@@ -74,6 +74,7 @@ class Lookahead(Drafter):
     """Draft n-grams from a window; lossless and seed-identical at any temperature."""
 
     name = "lookahead"
+    keeps_tokens = True
     needs_predictions = True
     Options = LookaheadOptions
 

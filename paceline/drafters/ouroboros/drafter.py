@@ -59,6 +59,7 @@ class Ouroboros(Drafter):
     """Draft chains with a draft model accelerated by a phrase drafter."""
 
     name = "ouroboros"
+    keeps_tokens = True
     needs_predictions = True
     needs_draft_model = True
     Options = OuroborosOptions

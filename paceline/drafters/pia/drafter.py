@@ -26,6 +26,7 @@ class Pia(Drafter):
     """Draft from phrase tries; lossless. All of the engine's requests share outputs."""
 
     name = "pia"
+    keeps_tokens = True
     Options = PiaOptions
 
     def __init__(self, options: PiaOptions) -> None:

@@ -29,6 +29,7 @@ class Rest(Drafter):
     """Draft from a datastore; lossless and seed-identical. Requests have no state."""
 
     name = "rest"
+    keeps_tokens = True
     needs_store = True
     Options = RestOptions
 

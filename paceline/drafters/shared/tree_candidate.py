@@ -19,17 +19,30 @@ Int32 = Annotated[int, np.int32]
 
 
 class TreeCandidate:
-    """Describe a token on the frontier or in the tree; a small record stays in the cache."""
+    """Describe a token on the frontier or in the tree.
+
+    Attributes:
+        token: The token.
+        parent: Parent in the tree; -1 is the root.
+        depth: Depth; 1 for a child of the root.
+        nodes: Node in the tree of each source, or ABSENT.
+        cells: Calibration cell of each source, or ABSENT.
+        known: Number of valid tokens in `tail`.
+        origin: Origin of the most confident source.
+        tail: Newest tokens, ending with this one.
+        confidence: Acceptance probability given the parent.
+        path_confidence: Acceptance probability of the whole path.
+    """
 
     token: Int32
-    parent: Int32  # -1 = the root
-    depth: Int32  # a child of the root has 1
-    nodes: Annotated[Any, np.int32, NUM_SOURCES]  # node in the tree of each source, or ABSENT
-    cells: Annotated[Any, np.int32, NUM_SOURCES]  # calibration cell of each source, or ABSENT
-    known: Int32  # number of valid tokens in `tail`
-    origin: Int32  # origin of the most confident source
-    tail: Annotated[Any, np.int32, LONGEST_KEY]  # newest tokens, ending with this one
-    confidence: float  # given the parent
+    parent: Int32
+    depth: Int32
+    nodes: Annotated[Any, np.int32, NUM_SOURCES]
+    cells: Annotated[Any, np.int32, NUM_SOURCES]
+    known: Int32
+    origin: Int32
+    tail: Annotated[Any, np.int32, LONGEST_KEY]
+    confidence: float
     path_confidence: float
 
 

@@ -80,6 +80,7 @@ class SpecDecPP(ChainDrafter):
     """
 
     name = "specdec_pp"
+    keeps_tokens = True
     needs_draft_model = True
     needs_trained = True
     Options = SpecDecPPOptions

@@ -51,6 +51,7 @@ class Sssd(Drafter):
     """
 
     name = "sssd"
+    keeps_tokens = True
     Options = SssdOptions
 
     def __init__(self, options: SssdOptions) -> None:

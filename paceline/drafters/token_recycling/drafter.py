@@ -27,6 +27,7 @@ class TokenRecycling(RecyclingDrafter):
     """Draft from a cache shared by all requests; lossless at any temperature."""
 
     name = "token_recycling"
+    keeps_tokens = True
     Options = TokenRecyclingOptions
 
     def __init__(self, options: TokenRecyclingOptions) -> None:
