@@ -186,7 +186,10 @@ class TreeBuilder:
 
     def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
         """Add one node, or find it; return `parent` if the tree is full."""
-        return self.add_path((token,), parent, origin)
+        node = self._child.get((parent, token))
+        if node is not None:
+            return node
+        return parent if len(self.token_ids) >= self.max_nodes else self._new(token, parent, origin)
 
     def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
         """Add a node that is never accepted; it may repeat a sibling.
@@ -216,13 +219,16 @@ class TreeBuilder:
             if node is None:
                 if len(self.token_ids) >= self.max_nodes:
                     break
-                node = len(self.token_ids)
-                self._child[parent, token] = node
-                self.token_ids.append(token)
-                self.parents.append(parent)
-                self.origins.append(origin)
+                node = self._new(token, parent, origin)
             parent = node
         return parent
+
+    def _new(self, token: int, parent: int, origin: Origin) -> int:
+        node = self._child[parent, token] = len(self.token_ids)
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.origins.append(origin)
+        return node
 
     def build(self) -> DraftTree:
         """Return the tree of all nodes so far."""
@@ -246,21 +252,15 @@ def tree_shape(parents: tuple[int, ...]) -> tuple[IntArray, BoolArray]:
     Results are cached, since drafters repeat their shapes.
     """
     count = len(parents)
-    mask = np.eye(count, dtype=np.bool_)
-    depth = np.ones(count, dtype=np.int64)
     if parents == tuple(range(-1, count - 1)):
         mask = np.tri(count, dtype=np.bool_)
         depth = np.arange(1, count + 1, dtype=np.int64)
     else:
-        parent_of = np.asarray(parents, dtype=np.int64)
-        ancestor = parent_of.copy()
-        nodes = np.flatnonzero(ancestor >= 0)
-        # Climb from all nodes at once, so that the Python loop runs over levels instead of nodes.
-        while nodes.size:
-            mask[nodes, ancestor[nodes]] = True
-            depth[nodes] += 1
-            ancestor[nodes] = parent_of[ancestor[nodes]]
-            nodes = nodes[ancestor[nodes] >= 0]
+        # Imported here: numba takes long to import, and chains do not need it.
+        from paceline.core.tree_kernel import fill_shape
+
+        mask, depth = np.zeros((count, count), dtype=np.bool_), np.empty(count, dtype=np.int64)
+        fill_shape(np.array(parents, dtype=np.int64), depth, mask)
     mask.setflags(write=False)
     depth.setflags(write=False)
     return depth, mask

@@ -12,6 +12,7 @@ An n-gram index makes the cost per step independent of the text length.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.prompt_lookup_settings import (
+    CACHED_CONFIDENCES,
     FIRST_TOKEN,
     FREQUENT_DECAY,
     FREQUENT_TOKEN,
@@ -91,25 +93,29 @@ class _GrowingTree:
     def __init__(self, max_nodes: int, prompt_length: int) -> None:
         self._max_nodes, self._prompt_length = max_nodes, prompt_length
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        self._token_ids: list[int] = []
+        self._parents: list[int] = []
         self._confidence: list[float] = []
         self._origins: list[Origin] = []
+        self._branches = 0  # number of children of the root
 
     def add(self, continuations: Iterable[Continuation], max_branches: int) -> None:
         """Add continuations until `max_branches` different branches exist."""
         branches = 0
         for tokens, match, position in continuations:
-            parent, num_new = -1, 0
-            for offset, token in enumerate(tokens):
+            known, parent = 0, -1
+            for token in tokens:
                 node = self._nodes.get((parent, token))
                 if node is None:
-                    if self._is_full:
-                        break
-                    confidence = _confidence(branches, match, num_new)
-                    node = self._add(parent, token, position + offset, confidence)
-                    num_new += 1
-                parent = node
-            branches += num_new > 0
-            if branches == max_branches or self._is_full:
+                    break
+                known, parent = known + 1, node
+            # A node below a new one is new, too.
+            new = tokens[known : known + self._max_nodes - len(self._token_ids)]
+            if new:
+                self._add_chain(new, parent, position + known)
+                self._confidence += _confidence(branches, match, len(new))
+                branches += 1
+            if branches == max_branches or len(self._token_ids) == self._max_nodes:
                 break
 
     def add_frequent(self, tokens: list[tuple[int, int]]) -> None:
@@ -118,40 +124,53 @@ class _GrowingTree:
         Args:
             tokens: Pairs of a token and its position, most frequent first.
         """
-        branches = sum(parent < 0 for parent, _ in self._nodes)
-        probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
-        new = [(token, position) for token, position in tokens if (-1, token) not in self._nodes]
-        for rank, (token, position) in enumerate(new[: self._max_nodes - len(self._nodes)]):
-            self._add(-1, token, position, probability / (1 + FREQUENT_DECAY * rank))
+        new = [pair for pair in tokens if (-1, pair[0]) not in self._nodes]
+        del new[self._max_nodes - len(self._token_ids) :]
+        self._token_ids += [token for token, _ in new]
+        self._parents += [-1] * len(new)
+        self._confidence += _frequent_confidence(self._branches, len(new))
+        self._origins += [
+            Origin.PROMPT if position < self._prompt_length else Origin.OUTPUT
+            for _, position in new
+        ]
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._nodes) == self._max_nodes
-
-    def _add(self, parent: int, token: int, position: int, confidence: float) -> int:
-        node = self._nodes[parent, token] = len(self._nodes)
-        self._confidence.append(confidence)
-        self._origins.append(Origin.PROMPT if position < self._prompt_length else Origin.OUTPUT)
-        return node
+    def _add_chain(self, tokens: list[int], parent: int, position: int) -> None:
+        """Add new nodes without their confidences, each the child of the previous one."""
+        first, count = len(self._token_ids), len(tokens)
+        parents = [parent, *range(first, first + count - 1)]
+        self._branches += parent < 0
+        self._nodes.update(
+            zip(zip(parents, tokens, strict=True), range(first, first + count), strict=True)
+        )
+        self._token_ids += tokens
+        self._parents += parents
+        in_prompt = min(count, max(0, self._prompt_length - position))
+        self._origins += [Origin.PROMPT] * in_prompt + [Origin.OUTPUT] * (count - in_prompt)
 
     def tree(self) -> DraftTree:
-        if not self._nodes:
+        if not self._token_ids:
             return EMPTY_TREE
-        parents, token_ids = zip(*self._nodes, strict=True)
         return DraftTree(
-            [*token_ids], [*parents], confidence=self._confidence, origins=self._origins
+            self._token_ids, self._parents, confidence=self._confidence, origins=self._origins
         )
 
 
-def _confidence(branch: int, match: int, num_new: int) -> float:
-    """Return the probability of a token given its parent.
+@lru_cache(maxsize=CACHED_CONFIDENCES)
+def _frequent_confidence(branches: int, count: int) -> tuple[float, ...]:
+    """Return the probability of each of `count` frequent tokens next to `branches` branches."""
+    probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
+    return tuple(probability / (1 + FREQUENT_DECAY * rank) for rank in range(count))
+
+
+def _confidence(branch: int, match: int, count: int) -> list[float]:
+    """Return the probability of each new token in a branch, given its parent.
 
     Args:
         branch: Number of branches before this branch.
         match: Number of tokens in the matching n-gram.
-        num_new: Number of nodes that the branch has added so far.
+        count: Number of new tokens in the branch.
     """
     row = min(match, len(LATER_TOKEN)) - 1
-    if num_new:
-        return LATER_TOKEN[row][min(num_new, len(LATER_TOKEN[0])) - 1]
-    return FIRST_TOKEN[min(branch, len(FIRST_TOKEN) - 1)][row]
+    later = LATER_TOKEN[row]
+    first = FIRST_TOKEN[min(branch, len(FIRST_TOKEN) - 1)][row]
+    return [first, *later[: count - 1], *[later[-1]] * (count - 1 - len(later))]

@@ -20,3 +20,4 @@ LATER_TOKEN = (
 FREQUENT_TOKEN = (0.04, 0.018, 0.022)
 FREQUENT_DECAY = 0.1  # Less frequent tokens: divided by 1 + FREQUENT_DECAY * rank.
 MATCHES_PER_BRANCH = 4  # Number of matches read per branch; many lead to the same tokens.
+CACHED_CONFIDENCES = 128  # Numbers of branches and tokens whose probabilities are kept.

@@ -34,7 +34,7 @@ class ContextSlot:
 
 
 class Successors:
-    """Hold the likeliest tokens after one context; a probability of 0 ends a shorter list."""
+    """Hold the likeliest tokens after one context, ended by a probability of 0."""
 
     tokens: Annotated[Any, np.int32, TOP]
     probs: Annotated[Any, np.float32, TOP]  # at temperature 1
