@@ -145,7 +145,7 @@ def test_options_hold_at_every_node_of_a_tree(
 
 
 FAULTS: dict[str, Any] = {
-    "_on_path": lambda right: lambda request, tree, vocab: right(request, EMPTY_TREE, vocab),
+    "_on_path": lambda right: lambda tree, vocab: right(EMPTY_TREE, vocab),
     "_ends_with": lambda right: lambda output, tree, node, tokens: right(output, tree, -1, tokens),
     "node_depths": lambda right: lambda parents: np.zeros(len(parents), int),
 }

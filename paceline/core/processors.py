@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.util.device_copies import upload
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,8 +36,8 @@ class Processed:
     def ids(self) -> Tensor:
         """Return all tokens so far, [1, n]."""
         if self._unwritten:
-            new = torch.tensor([self._unwritten], device=self._ids.device)
-            self._ids, self._unwritten = torch.cat([self._ids, new], dim=-1), []
+            (new,) = upload(self._ids.device, self._unwritten)
+            self._ids, self._unwritten = torch.cat([self._ids, new[None]], dim=-1), []
         return self._ids
 
     def __len__(self) -> int:

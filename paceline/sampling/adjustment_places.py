@@ -6,7 +6,8 @@ and one for each node of its tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +17,17 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray, node_depths, tree_shape
 from paceline.sampling.settings import MAX_DIVISOR, MIN_DIVISOR
 
+_NO_PLACES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+
 
 class Places(NamedTuple):
     """Hold what options change.
 
     Attributes:
-        owner: [rows] request of each row.
-        penalties: float32 [3, rows] repetition, frequency and presence penalty of each row.
-        paths: Places of the tokens on the path to each row's node.
+        owner: [rows] request of each row; empty if no token is counted.
+        penalties: float32 [3, rows] repetition, frequency and presence penalty of each row; empty
+            if no token is counted.
+        paths: Places of the tokens on the path to each row's node, in the order of the rows.
         biased: Places with a bias.
         biases: float32, the bias at each of them.
         banned: Places of forbidden tokens.
@@ -51,35 +55,32 @@ def find_places(requests: Sequence[Request], trees: Sequence[DraftTree], vocab: 
         vocab: Number of tokens.
     """
     sizes = [1 + len(tree) for tree in trees]
-    starts = np.cumsum([0, *sizes[:-1]], dtype=np.int64) * vocab
+    starts = accumulate((size * vocab for size in sizes), initial=0)
+    found: tuple[list[IntArray], ...] = [], [], []  # paths, biased, banned
+    biases: list[float] = []
+    for start, size, request, tree in zip(starts, sizes, requests, trees, strict=False):
+        bias = request.params.logit_bias
+        if tree.token_ids and counts_tokens(request):
+            found[0].append(start + _on_path(tree, vocab))
+        if bias:
+            found[1].append(start + _cross(range(size), list(bias), vocab))
+            biases += [*bias.values()] * size
+        if bans_tokens(request):
+            found[2].append(start + _banned(request, tree, vocab))
+    owner, penalties = _NO_PLACES, _NO_NUMBERS
+    if any(map(counts_tokens, requests)):
+        owner = np.repeat(np.arange(len(requests), dtype=np.int64), sizes)
+        penalties = np.array(list(map(_penalties, requests)), dtype=np.float32)[owner].T.copy()
+    paths, biased, banned = (np.concatenate(places) if places else _NO_PLACES for places in found)
+    return Places(owner, penalties, paths, biased, np.array(biases, dtype=np.float32), banned)
 
-    def joined(find: Callable[[Request, DraftTree, int], IntArray]) -> IntArray:
-        found = [
-            start + find(request, tree, vocab)
-            for start, request, tree in zip(starts, requests, trees, strict=True)
-        ]
-        return np.concatenate(found)
 
-    owner = np.repeat(np.arange(len(requests), dtype=np.int64), sizes)
-    penalties = [
-        (
-            clamp_divisor(request.params.repetition_penalty),
-            request.params.frequency_penalty,
-            request.params.presence_penalty,
-        )
-        for request in requests
-    ]
-    biases = [
-        np.tile(np.array([*(request.params.logit_bias or {}).values()], dtype=np.float32), size)
-        for request, size in zip(requests, sizes, strict=True)
-    ]
-    return Places(
-        owner,
-        np.array(penalties, dtype=np.float32)[owner].T.copy(),
-        joined(_on_path),
-        joined(_biased),
-        np.concatenate(biases),
-        joined(_banned),
+def _penalties(request: Request) -> tuple[float, float, float]:
+    params = request.params
+    return (
+        clamp_divisor(params.repetition_penalty),
+        params.frequency_penalty,
+        params.presence_penalty,
     )
 
 
@@ -96,17 +97,10 @@ def counts_tokens(request: Request) -> bool:
     )
 
 
-def _on_path(request: Request, tree: DraftTree, vocab: int) -> IntArray:
-    if not tree.token_ids or not counts_tokens(request):
-        return np.empty(0, dtype=np.int64)
+def _on_path(tree: DraftTree, vocab: int) -> IntArray:
     nodes, ancestors = tree_shape(tuple(tree.parents))[1].nonzero()
     places: IntArray = (nodes + 1) * vocab + np.array(tree.token_ids, dtype=np.int64)[ancestors]
     return places
-
-
-def _biased(request: Request, tree: DraftTree, vocab: int) -> IntArray:
-    tokens = np.array([*(request.params.logit_bias or ())], dtype=np.int64)
-    return _cross(range(1 + len(tree)), tokens, vocab)
 
 
 def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:

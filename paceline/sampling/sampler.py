@@ -177,10 +177,15 @@ def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
     Returns:
         The token id; NO_TOKEN if the weights are not numbers.
     """
+    return int(draw_row(weights, seed, position, stream))
+
+
+def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
+    """Return the token of `draw_one`, int64 [], on the device."""
     noise = exponential_noise(
         [noise_key(seed, position, stream)], weights.shape[-1], weights.device
     )[0]
-    return int(marked_argmax(weights / noise))
+    return marked_argmax(weights / noise)
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:

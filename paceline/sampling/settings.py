@@ -17,3 +17,6 @@ SORTED_GROWTH = 16
 
 # Bounds of a divisor of logits: float32 overflows not far outside.
 MIN_DIVISOR, MAX_DIVISOR = 1e-30, 1e30
+
+# Number of scores (of 4 bytes) that penalties change at once on a CPU; they fit into its cache.
+CPU_PART_SCORES = 1 << 18

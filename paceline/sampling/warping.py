@@ -72,57 +72,85 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
         params: As in `warp_scores`.
         too_few: Number of sorted tokens that was too small; 0 = not tried yet.
     """
-    limited = [not p.greedy and (p.top_k, p.top_p, p.min_p) != (0, 1.0, 0.0) for p in params]
     heated = any(p.temperature not in (0.0, 1.0) for p in params)
-    if all(p.greedy for p in params) or not (heated or any(limited)):
+    limited = any(map(_is_limited, params))
+    if all(p.greedy for p in params) or not (heated or limited):
         return Warped(scores)
+    divisors, is_cold, *rest = _upload(scores, params)
+    if heated:
+        if any((p.temperature or 1.0) < MIN_PLAIN_TEMPERATURE for p in params):
+            # At tiny temperatures the best score becomes 0, so that none overflows.
+            scores = torch.where(is_cold, scores - scores.amax(-1, keepdim=True), scores)
+        scores = scores / divisors
+    if not limited:
+        return Warped(scores)
+    limits = _Limits(*rest)
+    waits, vocab = scores.device.type == "cpu", scores.shape[-1]
+    most = max((_top_k(p, 0) for p in params if _top_k(p, 0) < vocab), default=0)
+    num_sorted = max(SORTED_TOKENS, most) if waits else max(DEVICE_SORTED_TOKENS, most + 1)
+    nucleus = _find_nucleus(scores, limits, SORTED_GROWTH * too_few or num_sorted)
+    while waits and nucleus.is_short is not None and bool(nucleus.is_short):
+        nucleus = _find_nucleus(scores, limits, SORTED_GROWTH * nucleus.best.shape[-1])
+    floor = nucleus.best.gather(-1, nucleus.num_kept - 1)
+    warped = scores.masked_fill((scores < floor) & ~limits.is_unlimited, -torch.inf)
+    return Warped(warped, nucleus.best.shape[-1], None if waits else nucleus.is_short)
+
+
+def _is_limited(params: SamplingParams) -> bool:
+    return not params.greedy and (params.top_k, params.top_p, params.min_p) != (0, 1.0, 0.0)
+
+
+def _top_k(params: SamplingParams, unlimited: int) -> int:
+    """Return top_k of a request; `unlimited` if it has none."""
+    return params.top_k if _is_limited(params) and params.top_k > 0 else unlimited
+
+
+def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
+    """Return divisors, whether they are tiny, and `_Limits`, [batch, 1, 1] each."""
     vocab = scores.shape[-1]
-    columns = np.array(
+    floats = np.array(
         [
             (
                 clamp_divisor(p.temperature or 1.0),
-                p.top_p if limit else 1.0,
-                p.min_p if limit else 0.0,
+                *((p.top_p, p.min_p) if _is_limited(p) else (1.0, 0.0)),
             )
-            for p, limit in zip(params, limited, strict=True)
+            for p in params
         ],
         dtype=np.float32,
     ).T.copy()
-    top_k = np.array(
-        [
-            p.top_k if limit and 0 < p.top_k < vocab else vocab
-            for p, limit in zip(params, limited, strict=True)
-        ],
-        dtype=np.int64,
-    )
     is_cold = np.array([(p.temperature or 1.0) < MIN_PLAIN_TEMPERATURE for p in params])
-    floats, ks, cold = (
-        tensor[..., None, None] for tensor in upload(scores.device, columns, top_k, is_cold)
-    )
-    if heated:
-        if is_cold.any():
-            # At tiny temperatures the best score becomes 0, so that none overflows.
-            scores = torch.where(cold, scores - scores.amax(-1, keepdim=True), scores)
-        scores = scores / floats[0]
-    if not any(limited):
-        return Warped(scores)
-    is_unlimited = (floats[1] >= 1.0) & (floats[2] <= 0.0) & (ks >= vocab)
-    limits = _Limits(ks, floats[1], floats[2], is_unlimited)
-    most = max([0, *(k for k in top_k.tolist() if k < vocab)])
-    if scores.device.type != "cpu":
-        num_sorted = SORTED_GROWTH * too_few or max(DEVICE_SORTED_TOKENS, most + 1)
-        return _truncate(scores, limits, num_sorted)
-    warped = _truncate(scores, limits, max(SORTED_TOKENS, most))
-    while warped.is_short is not None and bool(warped.is_short):
-        warped = _truncate(scores, limits, SORTED_GROWTH * warped.num_sorted)
-    return Warped(warped.scores)
+    top_k = [min(vocab, _top_k(p, vocab)) for p in params]
+    is_unlimited = (floats[1] >= 1.0) & (floats[2] <= 0.0) & (np.array(top_k) >= vocab)
+    columns, *rest = upload(scores.device, floats, is_cold, top_k, is_unlimited)
+    cold, ks, unlimited = (tensor[:, None, None] for tensor in rest)
+    divisors, top_p, min_p = columns[..., None, None]
+    return [divisors, cold, ks, top_p, min_p, unlimited]
 
 
-def _truncate(scores: Tensor, limits: _Limits, num_sorted: int) -> Warped:
-    """Set the tokens outside top_k, then top_p, then min_p to -inf.
+class _Nucleus(NamedTuple):
+    """Hold the most likely tokens that stay.
 
-    Tokens with the same score as the last one inside stay. The nucleus is nearly always among the
-    few most likely tokens, so only these are sorted.
+    Attributes:
+        best: Highest scores, in order, [batch, rows, sorted tokens].
+        num_kept: Number of them that stay, [batch, rows, 1].
+        is_short: As in `Warped`.
+    """
+
+    best: Tensor
+    num_kept: Tensor
+    is_short: Tensor | None
+
+
+def _find_nucleus(scores: Tensor, limits: _Limits, num_sorted: int) -> _Nucleus:
+    """Return the tokens inside top_k, then top_p, then min_p.
+
+    Tokens with the same score as the last one inside stay, too. The nucleus is nearly always among
+    the few most likely tokens, so only these are sorted.
+
+    Args:
+        scores: Scores [batch, rows, vocab].
+        limits: Limits of each request.
+        num_sorted: Number of tokens to sort.
     """
     vocab = scores.shape[-1]
     num_sorted = min(vocab, num_sorted)
@@ -142,10 +170,8 @@ def _truncate(scores: Tensor, limits: _Limits, num_sorted: int) -> Warped:
         & (rank < limits.top_k)
     )
     stays |= rank == 0
-    count = stays.sum(-1, keepdim=True)
-    is_short = None
-    if num_sorted < vocab:
-        is_short = ((count == num_sorted) & ~limits.is_unlimited).any()
-    floor = best.gather(-1, count - 1)
-    excluded = (scores < floor) & ~limits.is_unlimited
-    return Warped(scores.masked_fill(excluded, -torch.inf), num_sorted, is_short)
+    num_kept = stays.sum(-1, keepdim=True)
+    is_short = (
+        ((num_kept == num_sorted) & ~limits.is_unlimited).any() if num_sorted < vocab else None
+    )
+    return _Nucleus(best, num_kept, is_short)

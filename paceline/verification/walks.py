@@ -18,6 +18,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import adjust_scores
 from paceline.sampling.warping import warp_scores
+from paceline.util.device_copies import fetch, upload
 from paceline.verification.batched_rejection import Rejections
 from paceline.verification.outcomes import draft_may_cause_nan
 from paceline.verification.rules import follow, reject, try_children
@@ -116,18 +117,24 @@ def walk_processed(
     def choose(node: int) -> int:
         if draft_may_cause_nan(tree, argmax, node):
             return NO_TOKEN
-        row = scores(node)
+        row, largest = scores(node)
         if params.greedy:
-            return int(row.argmax())
-        position = start + len(tree.path(node))
-        token = sampler.draw_one(row.softmax(-1), params.seed, position, sampler.TARGET)
+            chosen = row.argmax(-1)
+        else:
+            position = start + len(tree.path(node))
+            chosen = sampler.draw_row(row.softmax(-1), params.seed, position, sampler.TARGET)
+        top, token = (array.item() for array in fetch(largest, chosen))
+        scores.check(node, top)
         return take_token(request, token, logits.dtype)
+
+    def checked(row: int) -> Tensor:
+        warped, largest = scores(row - 1)
+        scores.check(row - 1, float(largest))
+        return warped.softmax(-1)
 
     if tree.probs is None or params.greedy:
         return follow(tree, choose, request.end_reason)
-    return walk_sampled(
-        request, tree, lambda row: scores(row - 1).softmax(-1), argmax, logits.dtype
-    )
+    return walk_sampled(request, tree, checked, argmax, logits.dtype)
 
 
 class _ProcessedScores:
@@ -143,13 +150,13 @@ class _ProcessedScores:
         self._request, self._tree, self._dtype = request, tree, logits.dtype
         self._rows = adjust_scores(logits[None].float(), [request], [tree])[0]
         if request.processed is None:
-            ids = torch.tensor([request.token_ids], device=logits.device)
+            (ids,) = upload(logits.device, request.token_ids)
             processors = OwnProcessors(request.params.logits_processors)
-            request.processed = Processed(processors, ids)
+            request.processed = Processed(processors, ids[None])
         self._processed = request.processed
 
-    def __call__(self, node: int) -> Tensor:
-        """Return the scores [vocab] after a node; -1 = the root."""
+    def __call__(self, node: int) -> tuple[Tensor, Tensor]:
+        """Return the scores [vocab] after a node, and the largest for `check`."""
         request, tree, processed = self._request, self._tree, self._processed
         num_seen = len(processed)
         path = [tree.token_ids[ancestor] for ancestor in tree.path(node)]
@@ -160,13 +167,20 @@ class _ProcessedScores:
                 row = processed(row.clone())
         except ConfigError as error:
             request.failure = error
-        largest = float(row.amax())
+        return warp_scores(row[None], [request.params])[0, 0], row.amax()
+
+    def check(self, node: int, largest: float) -> None:
+        """Fail the request if no token can be chosen after a node.
+
+        Args:
+            node: The node.
+            largest: Largest score after the logits processors.
+        """
+        request = self._request
         if not math.isfinite(largest):
             request.failure = request.failure or _unusable(
                 self._rows[node + 1], largest, request.params, self._dtype
             )
-        warped: Tensor = warp_scores(row[None], [request.params])[0, 0]
-        return warped
 
 
 def _unusable(
