@@ -157,7 +157,7 @@ class _GrowingTree:
 
 @lru_cache(maxsize=CACHED_CONFIDENCES)
 def _frequent_confidence(branches: int, count: int) -> tuple[float, ...]:
-    """Return the probability of each of `count` frequent tokens next to `branches` branches."""
+    """Return the probability of each frequent token, next to `branches` branches."""
     probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
     return tuple(probability / (1 + FREQUENT_DECAY * rank) for rank in range(count))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import repeat
 
 from paceline.core.drafter import Outcome
 from paceline.core.node_logits import NodeLogits
+from paceline.core.tree import DraftTree
 from paceline.draft_budget.drafts import DrafterBatch, Drafts
 from paceline.util.device_copies import finish
 from paceline.verification.logprobs import score_outcomes
@@ -47,12 +49,10 @@ def distribute_outcomes(
     pending = [score_outcomes(outcomes, logits)]
     parts, seconds = [], []
     for each in drafts:
-        indices = [rows[request] for request in each.ready]
-        top_k = each.state.drafter.top_k
-        parts.append([_with_top_k(outcomes[row], top_k) for row in indices])
+        parts.append([outcomes[rows[request]] for request in each.ready])
         start, head = time.perf_counter(), each.batch.draft_head
         if head is not None:
-            own = logits.select(indices)
+            own = logits.select([rows[request] for request in each.ready])
             pending.append(head.predict_after(parts[-1], own, each.batch.num_head_tokens))
         seconds.append(each.draft_seconds + time.perf_counter() - start)
     start = time.perf_counter()
@@ -60,24 +60,35 @@ def distribute_outcomes(
     waited, predicted = time.perf_counter() - start, iter(trees)
     results = []
     for each, own_outcomes, taken in zip(drafts, parts, seconds, strict=True):
-        scored = [_with_logprobs(one, logprobs[rows[one.request]]) for one in own_outcomes]
+        top_k, head_drafts = each.state.drafter.top_k, repeat(None)
         if each.batch.draft_head is not None:
-            scored = [
-                replace(outcome, head_draft=tree)
-                for outcome, tree in zip(scored, next(predicted), strict=True)
-            ]
-            taken += waited / len(trees)
-        results.append(BatchResult(each.batch, scored, taken))
+            head_drafts, taken = next(predicted), taken + waited / len(trees)
+        completed = [
+            _completed(outcome, top_k, logprobs[rows[outcome.request]], head_draft)
+            for outcome, head_draft in zip(own_outcomes, head_drafts, strict=False)
+        ]
+        results.append(BatchResult(each.batch, completed, taken))
     return results
 
 
-def _with_top_k(outcome: Outcome, count: int) -> Outcome:
-    """Return an outcome with as many top tokens as its drafter wants."""
+def _completed(
+    outcome: Outcome,
+    top_k: int,
+    logprobs: list[dict[int, float]] | None,
+    head_draft: DraftTree | None,
+) -> Outcome:
+    """Return an outcome with log-probabilities, a head's draft and at most `top_k` top tokens."""
     top = outcome.target_top
-    if top is None or top.token_ids.shape[1] == count:
-        return outcome
-    return replace(outcome, target_top=top.first(count) if count else None)
-
-
-def _with_logprobs(outcome: Outcome, logprobs: list[dict[int, float]] | None) -> Outcome:
-    return outcome if logprobs is None else replace(outcome, logprobs=logprobs)
+    if top is not None and top.token_ids.shape[1] != top_k:
+        top = top.first(top_k) if top_k else None
+    return Outcome(
+        outcome.request,
+        outcome.tree,
+        outcome.accepted,
+        outcome.new_token_ids,
+        outcome.target_argmax,
+        top,
+        outcome.logprobs if logprobs is None else logprobs,
+        head_draft,
+        outcome.unclean,
+    )
