@@ -94,9 +94,7 @@ def suffix_array(
         return int(starts[last] - starts[first])
 
     num_parts = min(workers * PARTS_PER_WORKER, 1 + text.size // MIN_PART_TOKENS)
-    edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
-    cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
-    parts = [(int(first), int(last)) for first, last in pairwise(cuts)]
+    parts = _parts(starts, num_parts) if num_parts > 1 else [(0, starts.size - 1)]
     if workers == 1:  # without a thread, because no thread can be started while the process exits
         for part in parts:
             done(sort_part(part))
@@ -105,6 +103,13 @@ def suffix_array(
         for future in as_completed([pool.submit(sort_part, part) for part in parts]):
             done(future.result())
     return array
+
+
+def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
+    """Return the first bucket and the end of each of up to `num_parts` parts of similar size."""
+    edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
+    cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
+    return [(int(first), int(last)) for first, last in pairwise(cuts)]
 
 
 @compiled
