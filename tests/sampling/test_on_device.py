@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline import SamplingParams
@@ -45,7 +47,7 @@ def requests_of(params: Sequence[SamplingParams], vocab: int = 40) -> list[Reque
 
 
 def test_arrays_travel_in_one_copy_each_way() -> None:
-    arrays = (
+    arrays: tuple[NDArray[Any], ...] = (
         np.arange(6).reshape(2, 3),
         np.array([1.5, -0.0], dtype=np.float32),
         np.array([True, False, True]),
