@@ -23,7 +23,7 @@ BY_FIXED_SHAPE = "paceline_fixed"  # name in transformers' table of attention fu
 
 
 def takes_trees(device: str) -> bool:
-    """Return whether attention on a device reads `TreeInputs`, which needs Triton."""
+    """Return whether attention on a device reads `TreeVisibility`, which needs Triton."""
     return device == "cuda" and has_triton()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from paceline.attention.tree import TreeInputs
+from paceline.attention.tree import TreeVisibility
 from paceline.backend.attention_metadata import AttentionMetadata
 
 BY_SDPA, BY_POSITION = "paceline_sdpa", "paceline"  # names in transformers' table
@@ -33,7 +33,7 @@ class AttentionState:
 
     num_causal: int = 0
     metadata: AttentionMetadata | None = None
-    trees: dict[int, TreeInputs] = field(default_factory=dict)
+    trees: dict[int, TreeVisibility] = field(default_factory=dict)
 
 
 _NO_STATE = AttentionState()

@@ -10,7 +10,7 @@ from paceline.attention.reach import Reach
 
 
 @dataclass(frozen=True, slots=True)
-class TreeInputs:
+class TreeVisibility:
     """Inputs of attention over pending tokens and nodes.
 
     Attributes:

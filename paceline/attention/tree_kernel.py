@@ -18,12 +18,12 @@ from paceline.attention.settings import (
     TREE_PROGRAMS,
     WIDE_TREE_LAUNCH,
 )
-from paceline.attention.tree import TreeInputs
+from paceline.attention.tree import TreeVisibility
 from paceline.attention.tree_programs import attend_tree, combine_tree, store_states
 
 
 def attention_over_tree(
-    query: Tensor, key: Tensor, value: Tensor, tree: TreeInputs, scaling: float | None
+    query: Tensor, key: Tensor, value: Tensor, tree: TreeVisibility, scaling: float | None
 ) -> Tensor:
     """Return attention of pending tokens and nodes over the text and their tree.
 

@@ -26,11 +26,8 @@ from paceline.engine.kv_cache_manager import KVCacheManager, max_cache_bytes
 from paceline.engine.lifecycle import Lifecycle
 from paceline.engine.request_handle import RequestHandle, raise_errors
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.step import Verifier
-from paceline.engine.step_runner import StepRunner
 from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
-from paceline.verification.verify import verify as verify_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.draft_budget.cost_curve import CostCurve
     from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.engine.parallel.ranks import Ranks
+    from paceline.engine.step import Verifier
 
 
 class Engine:
@@ -57,7 +55,7 @@ class Engine:
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
             may lower this limit. None = the default for the model's device.
         ranks: Processes that share the work on every draft tree (`engine/parallel`).
-        verify: Verification rule that chooses the tokens.
+        verify: Verification rule that chooses the tokens; None = `paceline.verification.verify`.
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
         costs: Measured cost of forward passes; None with ranks.
@@ -87,9 +85,10 @@ class Engine:
         on_drafter_error: OnDrafterError = "raise",
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
-        verify: Verifier = verify_batch,
+        verify: Verifier | None = None,
     ) -> None:
-        # This imports model code, which takes seconds and is not needed to read or test the engine.
+        # These import model code, which takes seconds and is not needed to read or test the engine.
+        from paceline.engine.step_runner import StepRunner
         from paceline.engine.target_setup import TargetOptions, set_up_target
 
         options = TargetOptions(

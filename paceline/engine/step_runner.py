@@ -14,6 +14,7 @@ from paceline.engine.lifecycle import Lifecycle
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import Verifier, run_step
+from paceline.verification.verify import verify as verify_batch
 
 if TYPE_CHECKING:
     from paceline.engine.target_setup import TargetSetup
@@ -27,7 +28,8 @@ class StepRunner:
         schedule: Chooses the requests for a step.
         lifecycle: Receives outcomes and errors.
         max_nodes: Maximum draft nodes verified per request and step.
-        verify: Verification rule; with ranks, the parallel model's rule is used instead.
+        verify: Verification rule; None = the default. With ranks, the parallel model's rule is used
+            instead.
     Attributes:
         steps: Number of steps so far.
     """
@@ -38,11 +40,12 @@ class StepRunner:
         schedule: Scheduler,
         lifecycle: Lifecycle,
         max_nodes: int,
-        verify: Verifier,
+        verify: Verifier | None,
     ) -> None:
         self._model, self._draft_budget = target.model, target.draft_budget
         self._draft_heads, self._max_rows = target.draft_heads, target.invariance.max_rows
-        self._verify = verify if target.parallel is None else target.parallel.verify
+        rule = verify or verify_batch
+        self._verify = rule if target.parallel is None else target.parallel.verify
         self._schedule, self._lifecycle, self._max_nodes = schedule, lifecycle, max_nodes
         self.steps = 0
         self._step_seconds = self._draft_seconds = 0.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.attention.reach import UNLIMITED, Reach
-from paceline.attention.tree import TreeInputs
+from paceline.attention.tree import TreeVisibility
 from paceline.model.fixed_shapes.inputs import BucketTensors
 from paceline.model.fixed_shapes.masks import MaskBuilder, key_positions
 from tests.support.triton import mend_interpreter
@@ -83,7 +83,9 @@ def test_kernel_equals_sdpa(columns: int, dim: int, reach: Reach, dtype: torch.d
     inputs = inputs_of(cached, columns)
     key, value = torch.randn(2, len(cached), 2, 640, dim).to(dtype)
     query = torch.randn(len(cached), columns, 6, dim).to(dtype).transpose(1, 2)
-    tree = TreeInputs(inputs.cached, inputs.block, inputs.positions, key_positions(inputs), reach)
+    tree = TreeVisibility(
+        inputs.cached, inputs.block, inputs.positions, key_positions(inputs), reach
+    )
     output = attention_over_tree(query, key, value, tree, None)
     wanted = expected(query, key, value, inputs, reach).to(dtype)
     real = inputs.cache_positions >= 0

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.attention.fixed import BY_FIXED_SHAPE, takes_trees
-from paceline.attention.tree import TreeInputs
+from paceline.attention.tree import TreeVisibility
 from paceline.backend.attention_metadata import mask_address, stand_in_mask
 from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
@@ -72,7 +72,7 @@ class PaddedBucket(Bucket):
         limited = any(reach.is_limited for reach in reaches.values())
         keys = key_positions(inputs) if limited else inputs.positions
         state.trees = {
-            mask_address(self._stand_ins[kind]): TreeInputs(
+            mask_address(self._stand_ins[kind]): TreeVisibility(
                 inputs.cached, inputs.block, inputs.positions, keys, reach
             )
             for kind, reach in reaches.items()
