@@ -106,7 +106,7 @@ def suffix_array(
 
 
 def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
-    """Return the first bucket and the end of each of up to `num_parts` parts of similar size."""
+    """Return the first bucket and the end of up to `num_parts` similar parts."""
     edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     return [(int(first), int(last)) for first, last in pairwise(cuts)]

@@ -77,7 +77,7 @@ def _completed(
     logprobs: list[dict[int, float]] | None,
     head_draft: DraftTree | None,
 ) -> Outcome:
-    """Return an outcome with log-probabilities, a head's draft and at most `top_k` top tokens."""
+    """Return an outcome with the results that the drafter and the request want."""
     top = outcome.target_top
     if top is not None and top.token_ids.shape[1] != top_k:
         top = top.first(top_k) if top_k else None

@@ -23,7 +23,7 @@ from paceline.backend.products import Products
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
-from paceline.core.settings import PREFILL_CHUNK
+from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import DraftTree, IntArray
 from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.engine.parallel.split import Share, share
@@ -53,6 +53,7 @@ class ParallelLM(CachedLM):
         min_rows: As in `CachedLM`.
         products: As in `CachedLM`.
         chains: As in `CachedLM`.
+        fixed_shapes: As in `CachedLM`.
     Raises:
         ConfigError: the trees have fewer branches than there are ranks, or the ranks have different
             options or weights.
@@ -69,11 +70,20 @@ class ParallelLM(CachedLM):
         min_rows: int = 1,
         products: Products | None = None,
         chains: bool = False,
+        fixed_shapes: FixedShapes = "auto",
     ) -> None:
         check_columns(drafter, ranks.size)
         # Recomputed tokens must fit in one forward pass, or the ranks would get out of step.
         chunk = max(prefill_chunk, 1 + max_nodes)
-        super().__init__(model, chunk, batch_invariant, min_rows, products, chains=chains)
+        super().__init__(
+            model,
+            chunk,
+            batch_invariant,
+            min_rows,
+            products,
+            chains=chains,
+            fixed_shapes=fixed_shapes,
+        )
         self.ranks = ranks
         self._max_nodes = max_nodes
         self._parts: dict[int, tuple[Share, DraftTree]] = {}  # from the last pass, by request id
