@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -110,7 +111,7 @@ def _speed_of(name: str) -> str:
         lines.append(_line(cells))
     if len(lines) == 2:
         return ""
-    target = str(rows.get("target", {}).get("model", "unknown target"))
+    target = f"{rows['target']['model']} parameters" if "target" in rows else "unknown"
     return "\n".join([*lines, "", f"*Target: {target}; bfloat16, greedy.*"])
 
 
@@ -119,13 +120,13 @@ def _exactness_of(name: str) -> str:
     gaps: dict[tuple[str, str], float] = defaultdict(float)
     for key, values in _rows(name, "exact").items():
         dtype, what, *rest = key.split(", ")
-        group = dtype, "greedy, transformers" if not rest else what
+        group = dtype, f"paceline, {what}" if rest else "`model.generate`, greedy"
         equal, compared = map(int, values["equal"].split("/"))
         sums[group][0] += equal
         sums[group][1] += compared
         gaps[group] = max(gaps[group], values.get("max_gap", 0.0))
     lines = [
-        "| data type | answers | equal to plain decoding | largest gap of logits |",
+        "| data type | answers from | equal to plain decoding | largest gap of logits |",
         "|---|---|---:|---:|",
     ]
     for (dtype, what), (equal, compared) in sums.items():
@@ -136,32 +137,33 @@ def _exactness_of(name: str) -> str:
 
 def _forward_of(name: str) -> str:
     lines = [
-        "| forward pass | ms | ms, with a new number of keys each time | host ms |",
+        "| forward pass | ms | ms, growing context | host ms |",
         "|---|---:|---:|---:|",
     ]
     for key, values in _rows(name, "forward").items():
-        cells = (key, *(_number(values.get(what)) for what in ("ms", "growing_ms", "host_ms")))
+        times = (_number(values.get(what)) for what in ("ms", "growing_ms", "host_ms"))
+        cells = (_singular(key), *times)
         lines.append(_line(cells))
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _graph_of(name: str) -> str:
     lines = [
-        "| forward pass | graph ms | its host ms | launched ms | its host ms | capture ms"
-        " | same bits as launched |",
+        "| forward pass | graph: ms | graph: host ms | no graph: ms | no graph: host ms"
+        " | capture, ms | bit-identical |",
         f"|---|{'---:|' * 5}---|",
     ]
     times = ("graph_ms", "graph_host_ms", "launched_ms", "launched_host_ms", "capture_ms")
     for key, values in _rows(name, "graph").items():
-        cells = (key, *(_number(values[what]) for what in times))
+        cells = (_singular(key), *(_number(values[what]) for what in times))
         lines.append(_line((*cells, "yes" if values["same_bits"] else "no")))
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _attention_of(name: str) -> str:
     lines = [
-        "| call | SDPA's choice | known keys | new keys | without cuDNN, new keys"
-        " | fastest direct call | its device time |",
+        "| attention call | SDPA's kernel | known length | new length | new length, no cuDNN"
+        " | fastest kernel called directly | its GPU time |",
         f"|---|---|{'---:|' * 3}---|---:|",
     ]
     for key, values in _rows(name, "attention").items():
@@ -173,7 +175,7 @@ def _attention_of(name: str) -> str:
         }
         best = min(timed, key=lambda kernel: timed[kernel], default=None)
         cells = (
-            key,
+            _singular(key),
             values["default choice"],
             _number(default.get("us")),
             _number(default.get("new_us")),
@@ -182,11 +184,16 @@ def _attention_of(name: str) -> str:
             _number(None if best is None else timed[best]),
         )
         lines.append(_line(cells))
-    return "\n".join([*lines, "", "*Microseconds per layer.*"]) if len(lines) > 2 else ""
+    return "\n".join([*lines, "", "*Times in microseconds per layer.*"]) if len(lines) > 2 else ""
 
 
 def _line(cells: Iterable[object]) -> str:
     return f"| {' | '.join('-' if cell is None else str(cell) for cell in cells)} |"
+
+
+def _singular(key: str) -> str:
+    """Return a measurement's name in which a noun after 1 is singular."""
+    return re.sub(r"\b1 (row|request|column)s\b", r"1 \1", key)
 
 
 def _number(value: float | None) -> str:

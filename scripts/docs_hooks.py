@@ -20,6 +20,8 @@ _PAGES = {
 }
 _SOURCE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*((?:paceline|papers|tests|scripts)/[^)#]*)\)")
 
+_BLOCK_TAG_OR_OPTION = re.compile(r"<pre.*?</pre>|<[^>]*>|(?<![\w-])--[a-z][\w-]*", re.DOTALL)
+
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that stand at the root of the repository."""
@@ -36,4 +38,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _SOURCE.sub(
         lambda link: f"`{link[2]}`" if link[1].startswith("`") else f"{link[1]} (`{link[2]}`)",
         markdown,
+    )
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep a command-line option on one line: browsers break lines after its hyphens."""
+    return _BLOCK_TAG_OR_OPTION.sub(
+        lambda found: f'<span class="option">{found[0]}</span>' if found[0][0] == "-" else found[0],
+        html,
     )

@@ -62,7 +62,7 @@ def check_tables(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     tables = importlib.import_module("benchmark_gpu")
     assert "gpu-tested" in tables.cards()
     assert "| 2 | `prompt_lookup` |" in tables.speed()
-    assert "| float32 | sampled | 4 of 4 |" in tables.exactness()
+    assert "| float32 | paceline, sampled | 4 of 4 |" in tables.exactness()
     assert "context 32, 4 rows" in tables.forward()
     assert "context 32, 8 requests, 3 rows each" in tables.graph()
     assert "64 keys, mask bool, 4 columns" in tables.attention()

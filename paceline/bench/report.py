@@ -45,12 +45,13 @@ _NARROW = (
 )
 _NONE = "none"  # the drafter for plain decoding
 _LEGEND = (
-    "speed-up: tokens/s over those of {baseline}; median: of that ratio over {units}; CPU time:"
-    " that ratio in processor time, which other jobs on the machine disturb less. tokens/forward:"
-    " plain decoding is 1. accepted/draft: tokens kept per tree; accepted: share of draft tokens"
-    " kept; fed/step: query tokens per target forward. target, draft, overhead: shares of time."
-    " equal: answers with exactly the tokens of {reference}. same bits: whether they are"
-    " guaranteed to be those of plain decoding by the same engine (batch invariance)."
+    "speed-up: tokens/s divided by the value for {baseline}. median: median of this ratio over"
+    " {units}. CPU time: ratio of processor times, which other programs disturb less."
+    " tokens/forward: tokens per forward pass; 1 with plain decoding. accepted/draft: accepted"
+    " tokens per draft tree. accepted: accepted divided by verified draft tokens. fed/step: tokens"
+    " processed in a forward pass. target, draft, overhead: shares of the time. equal: answers with"
+    " exactly the same tokens as {reference}. same bits: whether batch invariance guarantees the"
+    " same answers as plain decoding."
 )
 
 
@@ -225,8 +226,8 @@ def _notes(result: BenchResult) -> list[str]:
     gap = max(divergence.top_gap for divergence in divergences)
     count = (
         f"Answers that differ from those of {result.reference}: {len(divergences)}. At the first"
-        f" differing token the target's two best logits lie at most {gap:.3g} apart (one forward in"
-        f" {result.dtype})."
+        f" different token, the target's two best logits differ by at most {gap:.3g} (in one"
+        f" {result.dtype} forward pass)."
     )
     more = (
         [f"... and {len(divergences) - MAX_DIVERGENCES} more, in the JSON file."]
@@ -252,7 +253,7 @@ def _slower(figures: list[MethodFigures]) -> list[str]:
 
 
 def _difference(divergence: Divergence) -> str:
-    token = f"token {divergence.position} is {divergence.got} for {divergence.expected}"
+    token = f"token {divergence.position} is {divergence.got} instead of {divergence.expected}"
     top = f"top logit {divergence.top_logit:.4g}, gap to the second {divergence.top_gap:.3g}"
     return f"{divergence.method}, {divergence.prompt}: {token}; {top}."
 

@@ -119,7 +119,7 @@ def resolve_batch_invariance(
     assert report is not None
     reason, limit = _findings(report), allowed(report.conditions)
     if setting == "auto" and max(report.cost, report.whole_cost) > limit:
-        reason += f", and 'auto' allows {MAX_COST:.2f}; True switches it on"
+        reason += f", and 'auto' allows {MAX_COST:.2f}x; True switches it on"
         return Invariance(False, reason, report, threads)
     return Invariance(True, reason, report, threads, products)
 
@@ -140,7 +140,7 @@ def _probe(
         return None, Products(), failure
     if not report.reason and report.most - report.least + 1 < max_batch:
         obstacle = (
-            f"rows {report.least} to {report.most} agree bit for bit, which is no room for"
+            f"rows {report.least} to {report.most} agree bit for bit, which is too few for"
             f" max_batch={max_batch}"
         )
         return report, products, obstacle
@@ -151,13 +151,13 @@ def _findings(report: ProbeReport) -> str:
     """Return row counts and costs of a report in words."""
     findings = (
         f"rows {report.least} to {report.most} agree bit for"
-        f" bit{report.products and f', {report.products}'}; products take {report.cost:.2f} of the"
-        f" usual time, and a forward of one row behind a text {report.whole_cost:.2f}"
+        f" bit{report.products and f', {report.products}'}; products take {report.cost:.2f}x the"
+        f" usual time, and a forward pass of one row takes {report.whole_cost:.2f}x"
     )
     if allowed(report.conditions) > MAX_COST:
         findings += (
-            f", timed while other programs disturbed it: up to {allowed(report.conditions):.2f}"
-            f" counts as {MAX_COST:.2f}"
+            f"; other programs disturbed the timing, so the limit is"
+            f" {allowed(report.conditions):.2f}x instead of {MAX_COST:.2f}x"
         )
     return findings
 

@@ -266,7 +266,7 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(invariance, "load_report", lambda model, dear=dear: dear)
         refused = resolve_batch_invariance(model, "auto")
         assert (refused.on, refused.min_rows, refused.max_rows) == (False, 1, None)
-        assert f"products take {dear.cost:.2f} of the usual time" in refused.reason
+        assert f"products take {dear.cost:.2f}x the usual time" in refused.reason
         assert f"a text {dear.whole_cost:.2f}" in refused.reason
     assert resolve_batch_invariance(model, True).on
     assert not resolve_batch_invariance(model, False).on
@@ -289,7 +289,7 @@ def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setattr(invariance, "load_report", lambda model, proof=proof: proof)
             found = resolve_batch_invariance(model, "auto")
             assert found.on is on
-            assert ("up to 1.47 counts as 1.05" in found.reason) is (spread == 0.4)
+            assert ("the limit is 1.47x instead of 1.05x" in found.reason) is (spread == 0.4)
 
 
 def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(

@@ -30,11 +30,11 @@ _MEASURES: dict[Column, str] = {
     Column("over- head", ".1%"): "overhead",
 }
 _LEGEND = (
-    "of plain: tokens/s over those of plain decoding under the same load. latency: users /"
-    " (tokens/s), with the prompts' share. first: ms to the first chunk of an answer; gap: ms"
+    "of plain: tokens/s divided by the value for plain decoding under the same load. latency:"
+    " users / (tokens/s), including prefill. first: ms to the first chunk of an answer; gap: ms"
     " between chunks; token: mean ms between the tokens of an answer; end: seconds to the last"
-    " chunk. overhead: share of the engine's time that is neither forward nor drafting. equal:"
-    " answers that equal plain decoding."
+    " chunk. overhead: share of the engine's time outside forward passes and drafting. equal:"
+    " answers that match plain decoding."
 )
 _NARROW = ("load", "drafter", "tokens/s", "of plain", "first p99", "gap p99", "end p99 s", "equal")
 
