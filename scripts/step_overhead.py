@@ -4,8 +4,10 @@
     [--tokens 96] [--rounds 3] [--json FILE]
 
 The target is the embedded model. The draft budget gets a flat cost curve, so trees become as large
-as on a GPU. Times are CPU time of the engine's thread, because other programs share the cores. The
-result is stored under its label, so that one file holds the figures before and after a change.
+as on a GPU. Work that a GPU would do is timed on its own: finding the likeliest tokens of logits,
+and moving entries of the KV cache. Times are CPU time of the engine's thread, because other
+programs share the cores. The results are stored under a label, so that one file holds the figures
+before and after a change.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ time.perf_counter = time.thread_time  # before any import that binds the functio
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-from collections.abc import Iterator, Sequence  # noqa: E402
+from collections.abc import Callable, Iterator, Sequence  # noqa: E402
 from dataclasses import asdict, dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from statistics import mean, median  # noqa: E402
@@ -25,6 +27,7 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 
 from paceline import LLM, SamplingParams, demo  # noqa: E402
+from paceline.backend.resolve import cpu_backend  # noqa: E402
 from paceline.bench.environment import look_around  # noqa: E402
 from paceline.core.metrics import Timing  # noqa: E402
 from paceline.draft_budget.cost_curve import CostCurve  # noqa: E402
@@ -48,18 +51,24 @@ class Step:
 
     Attributes:
         timing: Seconds of the step, by kind of work.
+        device: Seconds of operations that run on the GPU if there is one.
         rows: Tokens and draft nodes that the target computed, without padding.
         tokens: New tokens.
     """
 
     timing: Timing
+    device: float
     rows: int
     tokens: int
 
     @property
     def overhead(self) -> float:
-        """Seconds outside the forward passes of target, draft model and draft head."""
-        return self.timing.step - self.timing.target_forward - self.timing.draft_forward
+        """Seconds outside device operations, and outside all forward passes.
+
+        These are the forward passes of the target, the draft model and the draft head.
+        """
+        timing = self.timing
+        return timing.step - timing.target_forward - timing.draft_forward - self.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +79,9 @@ class Overhead:
         drafter: Spec of the drafter.
         batch: Number of requests; only steps with all of them count.
         steps: Number of steps.
-        overhead_ms: Median host time outside forward passes.
-        mean_overhead_ms: Mean host time outside forward passes.
+        overhead_ms: Median of `Step.overhead`.
+        mean_overhead_ms: Its mean.
+        device_ms: Median of `Step.device`.
         target_ms: Median time in the target's forward pass.
         draft_ms: Median time in forward passes of the draft model and the draft head.
         rows: Mean number of rows per step.
@@ -83,6 +93,7 @@ class Overhead:
     steps: int
     overhead_ms: float
     mean_overhead_ms: float
+    device_ms: float
     target_ms: float
     draft_ms: float
     rows: float
@@ -98,6 +109,7 @@ class Overhead:
             len(steps),
             1e3 * median(step.overhead for step in steps),
             1e3 * mean(step.overhead for step in steps),
+            1e3 * median(step.device for step in steps),
             1e3 * median(timing.target_forward for timing in timings),
             1e3 * median(timing.draft_forward for timing in timings),
             mean(step.rows for step in steps),
@@ -107,10 +119,37 @@ class Overhead:
     def __str__(self) -> str:
         return (
             f"{self.drafter:18s} batch {self.batch:2d}: {self.overhead_ms:5.2f} ms"
-            f" (mean {self.mean_overhead_ms:5.2f}) outside forwards; target {self.target_ms:6.2f},"
-            f" drafts {self.draft_ms:5.2f} ms; {self.rows:5.1f} rows, {self.tokens:4.2f} tokens"
-            f" per request; {self.steps} steps"
+            f" (mean {self.mean_overhead_ms:5.2f}); device {self.device_ms:4.2f}, target"
+            f" {self.target_ms:5.2f}, drafts {self.draft_ms:4.2f} ms; {self.rows:5.1f} rows,"
+            f" {self.tokens:4.2f} tokens per request; {self.steps} steps"
         )
+
+
+class DeviceClock:
+    """Times the operations of the CPU's backend that belong to a device.
+
+    Attributes:
+        seconds: Seconds so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        backend: Any = cpu_backend()
+        make_mover = backend.row_mover
+        backend.argmax, backend.topk = self.timed(backend.argmax), self.timed(backend.topk)
+        backend.row_mover = lambda stores: self.timed(make_mover(stores))
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its time added to `seconds`."""
+
+        def run(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return run
 
 
 def main() -> None:
@@ -125,20 +164,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results = []
+    clock, results = DeviceClock(), []
     for drafter in args.drafters.split(","):
         for batch in map(int, args.batches.split(",")):
-            steps = list(measured_steps(drafter, batch, args.rounds, args.tokens))
+            steps = list(measured_steps(clock, drafter, batch, args.rounds, args.tokens))
             results.append(Overhead.of(drafter, batch, steps))
             print(results[-1], flush=True)
     if args.json is not None:
         save(args.json, args.label, results)
 
 
-def measured_steps(drafter: str, batch: int, rounds: int, tokens: int) -> Iterator[Step]:
+def measured_steps(
+    clock: DeviceClock, drafter: str, batch: int, rounds: int, tokens: int
+) -> Iterator[Step]:
     """Yield the decode steps of full batches; a first batch warms up caches and tables.
 
     Args:
+        clock: Clock of device operations.
         drafter: Spec of the drafter.
         batch: Number of requests.
         rounds: Number of batches.
@@ -158,23 +200,26 @@ def measured_steps(drafter: str, batch: int, rounds: int, tokens: int) -> Iterat
     params = SamplingParams(tokens, ignore_eos=True)
     for turn in range(1 + rounds):
         chosen = [prompts[(turn * batch + index) % len(prompts)] for index in range(batch)]
-        steps = list(decode_steps(llm, chosen, params))
+        steps = list(decode_steps(clock, llm, chosen, params))
         if turn:
             yield from steps
 
 
-def decode_steps(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Iterator[Step]:
+def decode_steps(
+    clock: DeviceClock, llm: LLM, prompts: list[list[int]], params: SamplingParams
+) -> Iterator[Step]:
     """Answer a batch, and yield its decode steps while no request has ended."""
     groups = llm._inputs.request_groups(prompts, params)
     engine: Engine = llm._engine
     handles = engine.submit([request for group in groups for request in group])
     while not any(handle.done for handle in handles):
         decodes = all(handle.request.output_ids for handle in handles)
-        before, length = engine.timing, num_tokens(handles)
+        before, device, length = engine.timing, clock.seconds, num_tokens(handles)
         engine.step()
         if decodes:
             rows = sum(handle.request.counters.query_tokens[-1] for handle in handles)
-            yield Step(engine.timing - before, rows, num_tokens(handles) - length)
+            new_tokens = num_tokens(handles) - length
+            yield Step(engine.timing - before, clock.seconds - device, rows, new_tokens)
     engine.finish(handles)
 
 
@@ -190,13 +235,17 @@ def prompt_ids(tokenizer: Any) -> list[list[int]]:
 
 
 def save(path: Path, label: str, results: Sequence[Overhead]) -> None:
-    """Store the results under a label, next to those of other labels."""
-    known = json.loads(path.read_text()) if path.exists() else {"runs": {}}
-    known["runs"][label] = {
-        "environment": asdict(look_around(torch.device("cpu"))),
-        "results": [asdict(result) for result in results],
-    }
-    content = {"schema": 1, "kind": "step-overhead", "runs": known["runs"]}
+    """Store the results under a label, in place of earlier ones of the same drafter and batch."""
+    runs = json.loads(path.read_text())["runs"] if path.exists() else {}
+    new = {(result.drafter, result.batch): asdict(result) for result in results}
+    kept = [
+        known
+        for known in runs.get(label, {"results": []})["results"]
+        if (known["drafter"], known["batch"]) not in new
+    ]
+    environment = asdict(look_around(torch.device("cpu")))
+    runs[label] = {"environment": environment, "results": [*kept, *new.values()]}
+    content = {"schema": 1, "kind": "step-overhead", "runs": runs}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 

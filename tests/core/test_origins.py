@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from paceline import DraftTree, ScriptedDrafter
+from paceline.core.drafter import Outcome, TopTokens
 from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.tree import TreeBuilder
+from paceline.core.tree import EMPTY_TREE, TreeBuilder
 from paceline.drafters import create
 from paceline.drafters.shared.array_trees import ArrayTrees
 from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL
-from paceline.drafters.shared.recycled import VerifiedTrees, remember
 from paceline.drafters.shared.recycler import Recycler
 from paceline.errors import DrafterError
 from paceline.verification.tree_rules import check_trees
@@ -107,8 +107,13 @@ def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
     made = Recycler(1, rows=64)
     ids, probs = np.zeros((1, 8), np.int64), np.zeros((1, 8), np.float32)
     ids[0, :2], probs[0, :2] = [7, 8], [0.5, 0.3]
-    one, none = np.array([1]), np.empty(0, np.int64)
-    remember(made.table, 1, VerifiedTrees(one, one, none, none, np.array([0])), ids, probs)
+    made.observe(
+        [
+            Outcome(
+                Request([1, 7], SamplingParams()), EMPTY_TREE, [], [7], [7], TopTokens(ids, probs)
+            )
+        ]
+    )
 
     def tree(tokens: list[int], chance: list[float], origin: list[Origin]) -> DraftTree:
         return DraftTree(tokens, [-1] * len(tokens), None, chance, origins=origin)

@@ -15,7 +15,6 @@ from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, IntArray
 from paceline.drafters import create
-from paceline.drafters.shared import recycled
 from paceline.drafters.shared.array_trees import ArrayTrees
 from paceline.drafters.shared.draft_sources import (
     DRAFT_HEAD,
@@ -23,13 +22,7 @@ from paceline.drafters.shared.draft_sources import (
     RETRIEVAL,
     DraftSource,
 )
-from paceline.drafters.shared.recycled import (
-    ABSENT,
-    SuccessorTable,
-    VerifiedTrees,
-    look_up,
-    new_table,
-)
+from paceline.drafters.shared.recycled import ABSENT, SuccessorTable, look_up, new_table
 from paceline.drafters.shared.recycler import Recycler
 from paceline.drafters.shared.source_calibration import (
     CELLS,
@@ -37,7 +30,9 @@ from paceline.drafters.shared.source_calibration import (
     pair_cell,
     weighed_cell,
 )
+from paceline.drafters.shared.step_learning import learn_step, record_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.drafters.shared.tree_candidate import CANDIDATE
 from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
 from paceline.errors import ConfigError
 
@@ -49,10 +44,9 @@ def remember(
     table: SuccessorTable, newest: IntArray, keys: int, tree: DraftTree, top: TopTokens
 ) -> None:
     """Cache what the target said of one request's tree."""
-    trees = VerifiedTrees(
-        newest, ids(len(newest)), ids(*tree.token_ids), ids(*tree.parents), ids(len(tree))
-    )
-    recycled.remember(table, keys, trees, top.token_ids, top.probs)
+    record = ids(*record_of(newest.tolist(), tree, [], 0, 0))
+    none: Any = np.empty(0, dtype=CANDIDATE)
+    learn_step(table, new_source_calibration(), keys, record, none, top.token_ids, top.probs)
 
 
 def draft(

@@ -147,13 +147,9 @@ def _set_root(root: TreeCandidate, newest: IntArray, known: int) -> None:
         root.tail[index] = newest[index]
 
 
-@compiled
-def learn(
-    calibration: SourceCalibration,
-    trees: Any,
-    bounds: IntArray,
-    new_tokens: IntArray,
-    ends: IntArray,
+@kernel
+def count_tree(
+    calibration: SourceCalibration, tree: Records[TreeCandidate], new_tokens: IntArray
 ) -> None:
     """Count the candidates that the target has decided.
 
@@ -161,22 +157,9 @@ def learn(
 
     Args:
         calibration: Acceptance rates by source.
-        trees: [n] of CANDIDATE, trees that `grow_trees` filled.
-        bounds: [2 * requests] first node of each request's tree, and the end of its nodes.
-        new_tokens: Tokens of the target after each root, for one request after the other.
-        ends: [requests] end of each request's tokens.
+        tree: [nodes] tree that `grow_trees` filled.
+        new_tokens: Tokens of the target after the root.
     """
-    begin = 0
-    for row in range(len(ends)):
-        tree = trees[bounds[2 * row] : bounds[2 * row + 1]]
-        _learn_tree(calibration, tree, new_tokens[begin : ends[row]])
-        begin = ends[row]
-
-
-@kernel
-def _learn_tree(
-    calibration: SourceCalibration, tree: Records[TreeCandidate], new_tokens: IntArray
-) -> None:
     parent = -1
     for token in new_tokens:
         passed = ABSENT

@@ -164,89 +164,41 @@ def _write(
         entry.probs[size] = 0.0
 
 
-class VerifiedTrees(NamedTuple):
-    """Hold the trees that the target verified in a step, one after the other.
-
-    Attributes:
-        newest: Up to LONGEST_KEY newest tokens of each request, the root last.
-        newest_ends: [requests] end of each request's newest tokens.
-        drafted: [nodes] tokens of the nodes.
-        parents: [nodes] parent of each node in its tree; -1 for the root.
-        ends: [requests] end of the nodes of each tree.
-    """
-
-    newest: IntArray
-    newest_ends: IntArray
-    drafted: IntArray
-    parents: IntArray
-    ends: IntArray
-
-
-@compiled
-def remember(
+@kernel
+def cache_distributions(
     table: SuccessorTable,
-    keys: int,
-    trees: VerifiedTrees,
-    token_ids: IntArray,
-    probs: NDArray[np.float32],
+    max_context: int,
+    newest: IntArray,
+    nodes: IntArray,
+    scratch: tuple[IntArray, IntArray],
+    top: tuple[IntArray, NDArray[np.float32]],
 ) -> None:
-    """Cache the target's distributions after every node of the trees in a step.
+    """Cache the target's distributions after the root and after every node of a tree.
 
     Args:
         table: Cached distributions.
-        keys: Maximum number of tokens in a context.
-        trees: The verified trees.
-        token_ids: [requests + nodes, k] likeliest tokens of all trees, as in `TopTokens`.
-        probs: [requests + nodes, k] their probabilities; rows of zeros are skipped.
+        max_context: Maximum number of tokens in a context.
+        newest: Up to LONGEST_KEY newest tokens, the root last.
+        nodes: [2 * nodes] tokens of the nodes, then their parents; -1 is the root.
+        scratch: [1 + nodes, LONGEST_KEY] newest tokens at each row, and [1 + nodes] their number.
+        top: [1 + nodes, k] likeliest tokens and their probabilities, as in `TopTokens`; rows of
+            zeros are skipped.
     """
-    rows = len(token_ids)
-    tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)
-    known = np.empty(rows, dtype=np.int64)
-    begin, newest_begin, root = 0, 0, 0
-    for tree in range(len(trees.ends)):
-        end, newest_end = trees.ends[tree], trees.newest_ends[tree]
-        known[root] = newest_end - newest_begin
-        tails[root, LONGEST_KEY - known[root] :] = trees.newest[newest_begin:newest_end]
-        _fill_tails(trees, begin, end, root, tails, known)
-        begin, newest_begin, root = end, newest_end, root + 1 + end - begin
-    _write_rows(table, keys, tails, known, token_ids, probs)
-
-
-@kernel
-def _fill_tails(
-    trees: VerifiedTrees, begin: int, end: int, root: int, tails: IntArray, known: IntArray
-) -> None:
-    """Fill the newest tokens at the nodes of one tree.
-
-    Args:
-        trees: The verified trees.
-        begin: First node of the tree.
-        end: End of its nodes.
-        root: Row of the root; the rows of the nodes follow.
-        tails: [rows, LONGEST_KEY] newest tokens; the root's row is filled.
-        known: [rows] number of tokens that are known; the root's row is filled.
-    """
-    for node in range(begin, end):
-        row, above = root + 1 + node - begin, root + 1 + trees.parents[node]
+    tails, known = scratch
+    token_ids, probs = top
+    known[0] = len(newest)
+    for index in range(len(newest)):
+        tails[0, LONGEST_KEY - len(newest) + index] = newest[index]
+    num_nodes = len(nodes) // 2
+    for node in range(num_nodes):
+        row, above = 1 + node, 1 + nodes[num_nodes + node]
         for index in range(LONGEST_KEY - 1):
             tails[row, index] = tails[above, index + 1]
-        tails[row, LONGEST_KEY - 1] = trees.drafted[node]
+        tails[row, LONGEST_KEY - 1] = nodes[node]
         known[row] = min(known[above] + 1, LONGEST_KEY)
-
-
-@kernel
-def _write_rows(
-    table: SuccessorTable,
-    keys: int,
-    tails: IntArray,
-    known: IntArray,
-    token_ids: IntArray,
-    probs: NDArray[np.float32],
-) -> None:
-    """Cache the distributions of all rows whose probabilities are known."""
-    for row in range(len(tails)):
+    for row in range(len(known)):
         if probs[row, 0] > 0.0:
-            for size in range(1, min(keys, known[row]) + 1):
+            for size in range(1, min(max_context, known[row]) + 1):
                 _write(table, key_of(tails[row], size), token_ids[row], probs[row])
 
 

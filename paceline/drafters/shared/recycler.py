@@ -16,17 +16,19 @@ from paceline.core.settings import WITH_BUDGET
 from paceline.core.tree import DraftTree, IntArray
 from paceline.drafters.shared.array_trees import ArrayTrees
 from paceline.drafters.shared.draft_sources import DraftSource, join_sources
-from paceline.drafters.shared.merged_tree import grow_trees, learn
-from paceline.drafters.shared.recycled import TOP, VerifiedTrees, new_table, remember
+from paceline.drafters.shared.merged_tree import grow_trees
+from paceline.drafters.shared.recycled import TOP, new_table
 from paceline.drafters.shared.recycled_file import SuccessorTableFile
 from paceline.drafters.shared.settings import RecyclingSettings
 from paceline.drafters.shared.source_calibration import new_source_calibration
+from paceline.drafters.shared.step_learning import learn_step, record_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
 from paceline.drafters.shared.tree_candidate import CANDIDATE, TreeQueries
 from paceline.errors import ConfigError
 
 _SETTINGS = RecyclingSettings()
 _NO_TREES: Mapping[DraftSource, ArrayTrees] = {}
+_NO_TREE: tuple[NDArray[np.void], int, int] = (np.empty(0, dtype=CANDIDATE), 0, 0)
 
 
 def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
@@ -114,56 +116,42 @@ class Recycler:
         """Cache the target's distributions, and calibrate with the outcomes."""
         if self.pool_file is not None:
             self.pool_file.changed = True
-        if outcomes:
-            self._remember(outcomes)
-            drafted = [each for each in outcomes if each.request.id in self._trees]
-            arrays = {id(self._trees[each.request.id][0]) for each in drafted}
-            if len(arrays) == 1:  # else the newest trees come from several calls of `draft`
-                self._learn(drafted)
-            else:
-                for each in drafted:
-                    self._learn([each])
+        pending: list[Outcome] = []
+        for outcome in outcomes:
+            array = self._newest_tree(outcome)[0]
+            if pending and array is not self._newest_tree(pending[0])[0]:
+                self._learn(pending)  # its trees come from an earlier call of `draft`
+                pending = []
+            pending.append(outcome)
+        if pending:
+            self._learn(pending)
 
-    def _remember(self, outcomes: Sequence[Outcome]) -> None:
-        """Cache the target's distributions after every node."""
-        newest: list[int] = []
-        newest_ends: list[int] = []
-        drafted: list[int] = []
-        parents: list[int] = []
-        ends: list[int] = []
+    def _newest_tree(self, outcome: Outcome) -> tuple[NDArray[np.void], int, int]:
+        return self._trees.get(outcome.request.id, _NO_TREE)
+
+    def _learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn from outcomes of requests whose newest trees share one array."""
+        records: list[int] = []
         token_ids: list[IntArray] = []
         probs: list[NDArray[np.float32]] = []
         for outcome in outcomes:
-            request, tree, top = outcome.request, outcome.tree, outcome.target_top
+            request, top, new_tokens = outcome.request, outcome.target_top, outcome.new_token_ids
             assert top is not None, "a drafter with top_k gets them"
-            before = len(request.token_ids) - len(outcome.new_token_ids)
-            newest += request.token_ids[max(0, before - LONGEST_KEY) : before]
-            newest_ends.append(len(newest))
-            drafted += tree.token_ids
-            parents += tree.parents
-            ends.append(len(drafted))
+            before = len(request.token_ids) - len(new_tokens)
+            newest = request.token_ids[max(0, before - LONGEST_KEY) : before]
+            candidates, begin, end = self._newest_tree(outcome)
+            records += record_of(newest, outcome.tree, new_tokens, begin, end)
             token_ids.append(top.token_ids)
             probs.append(top.probs)
-        verified = VerifiedTrees(*map(_array, (newest, newest_ends, drafted, parents, ends)))
-        remember(
+        learn_step(
             self.table,
+            self.calibration,
             self._max_context,
-            verified,
+            _array(records),
+            candidates,
             np.concatenate(token_ids),
             np.concatenate(probs),
         )
-
-    def _learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Calibrate with outcomes of requests whose newest trees share one array."""
-        bounds: list[int] = []
-        new_tokens: list[int] = []
-        ends: list[int] = []
-        for outcome in outcomes:
-            trees, begin, end = self._trees[outcome.request.id]
-            bounds += begin, end
-            new_tokens += outcome.new_token_ids
-            ends.append(len(new_tokens))
-        learn(self.calibration, trees, _array(bounds), _array(new_tokens), _array(ends))
 
     def stop(self, request: Request) -> None:
         """Free the state of a request; save the file once no request is open."""
