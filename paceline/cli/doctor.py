@@ -191,11 +191,11 @@ def _products(llm: LLM) -> str:
         return f"{backend}: paceline's kernels need plain weights on a CPU"
     each = zip(TIMED_ROWS, timing.ours, timing.torchs, strict=True)
     times = ", ".join(
-        f"{own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g} with {count}"
+        f"{count} row{'s' * (count > 1)} {own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g}"
         for count, own_seconds, torch_seconds in each
     )
     conditions = "" if timing.conditions is None else f"; {_conditions(timing.conditions)}"
-    return f"{backend}; ms of paceline and torch by rows: {times}{conditions}"
+    return f"{backend}; ms with paceline and with torch: {times}{conditions}"
 
 
 def _costs(llm: LLM) -> str:
@@ -230,7 +230,7 @@ def _conditions(timed: Conditions) -> str:
         "" if timed.waited is None else f", {timed.waited:.0%} of the time waiting for a processor"
     )
     load = "" if timed.load is None else f", load {timed.load:.1f}"
-    state = "quiet" if timed.quiet else "disturbed: measured again once the machine is quiet"
+    state = "quiet" if timed.quiet else "disturbed, to be measured again on a quiet machine"
     return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
 
 
