@@ -18,7 +18,6 @@ from paceline.bench import (
     BenchConfig,
     BenchResult,
     ModelOptions,
-    Prompt,
     PromptOptions,
     load_prompts,
     markdown,
@@ -29,7 +28,6 @@ from paceline.bench import (
     write_png,
 )
 from paceline.errors import CapacityError, ConfigError
-from paceline.report.prompts import encode, shortened
 from paceline.util.options import changed
 from papers.part import BenchPart
 from tests.support.models import byte_tokenizer
@@ -51,98 +49,6 @@ def write_prompts(path: Path, count: int = 4) -> str:
     ]
     path.write_text("\n".join(lines) + "\n\n")
     return str(path)
-
-
-def test_prompts_come_from_several_files(tmp_path: Path) -> None:
-    files = [write_prompts(tmp_path / "a.jsonl"), write_prompts(tmp_path / "b.jsonl", 6)]
-    assert [prompt.id for prompt in load_prompts(files, limit=2)] == ["a-0", "a-1", "b-0", "b-1"]
-    assert [prompt.id for prompt in load_prompts(files, limit=2, every=3)] == [
-        "a-0",
-        "a-3",
-        "b-0",
-        "b-3",
-    ]
-    assert load_prompts(files)[1].category == "chat"
-    assert load_prompts(files)[1].text == "1 abcabcab1 abcabcab"
-    embedded = load_prompts()
-    assert {prompt.category for prompt in embedded} == {"code", "maths", "chat", "summary"}
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "p.jsonl:2: got '{'; expected JSON"),
-        ("[1]", "p.jsonl:2: got '.1.'; expected an object"),
-        (
-            '{"id": "x", "turns": ["a"]}',
-            "p.jsonl:2: got .*; expected an object with .*Add category",
-        ),
-        ('{"id": "x", "category": "c", "turns": "a"}', "2: turns:"),
-        ('{"id": "x", "category": "c", "turns": []}', "2: turns:"),
-        ('{"id": "x", "category": "c", "turns": [" "]}', "2: turns:"),
-        ('{"id": [], "category": "c", "turns": ["a"]}', "2: id"),
-    ],
-)
-def test_a_bad_prompt_line_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"id": "ok", "category": "c", "turns": ["a"]}\n' + line)
-    with pytest.raises(ConfigError, match=message):
-        load_prompts([path])
-
-
-def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
-    text = "one\u2028two\x85three"
-    path = tmp_path / "separators.jsonl"
-    path.write_text(
-        json.dumps({"id": 1, "category": "x", "turns": [text]}, ensure_ascii=False) + "\n"
-    )
-    assert [prompt.text for prompt in load_prompts([path])] == [text]
-
-
-def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"The prompts .* cannot be read"):
-        load_prompts([tmp_path / "none.jsonl"])
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="got no prompts"):
-        load_prompts([tmp_path / "empty.jsonl"])
-
-
-def test_a_long_prompt_keeps_its_first_four_and_last_tokens(tmp_path: Path) -> None:
-    prompt = load_prompts([write_prompts(tmp_path / "a.jsonl")])[3]
-    ids = encode(prompt, byte_tokenizer())
-    cut = shortened(ids, 10)
-    assert cut == ids[:4] + ids[-6:]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"drafters": ("nona",)}, "no drafter 'nona'.*'none'"),
-        ({"baselines": ("transformer",)}, "did you mean|Did you mean"),
-        ({"baselines": ("transformers:prompt_lookup=x",)}, "positive integer"),
-        ({"batch": 0}, "batch: got 0"),
-        ({"drafters": (), "baselines": ()}, "nothing to run"),
-        ({"drafters": ("none", "none")}, "given twice"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"repeats": 0}, "repeats"),
-        ({"threads": 0}, "threads"),
-        ({"max_new_tokens": 0}, "max_new_tokens: got 0; expected at least 1"),
-    ],
-)
-def test_a_config_that_cannot_run_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        changed(BenchConfig(), **change)
-
-
-def test_the_command_repeats_the_run() -> None:
-    sampling = SamplingParams(max_new_tokens=64, ignore_eos=True)
-    config = BenchConfig(
-        drafters=("none", "draft_model:max_draft_tokens=4"), baselines=(), sampling=sampling
-    )
-    assert config.command() == (
-        "paceline bench demo --drafter none --drafter draft_model:max_draft_tokens=4"
-        " --baseline none --max-new-tokens 64 --ignore-eos"
-    )
 
 
 BASELINES = ("transformers", "transformers:prompt_lookup=4", "transformers:assistant")
@@ -392,17 +298,6 @@ def test_an_interrupted_run_keeps_whole_rounds(
     write_json(result, tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text())["complete"] is False
     assert "PARTIAL" in markdown(result)
-
-
-def test_prompts_can_be_given_in_an_order(pair: Pair) -> None:
-    config = BenchConfig(
-        ModelOptions("tiny"), ("none",), (), sampling=SamplingParams(max_new_tokens=2), warmup=0
-    )
-    prompts = [Prompt("b", "x", "abc"), Prompt("a", "x", "abd")]
-    result = run_bench(
-        config, target=pair.target, tokenizer=byte_tokenizer(), prompts=prompts, progress=False
-    )
-    assert [row.prompt for call in result.calls for row in call.rows] == ["b", "a"]
 
 
 def test_a_run_ends_when_its_time_is_up(bench: Bench) -> None:

@@ -1,30 +1,24 @@
-"""The budget: what is fed, against trying every width; when drafting is left out, and when it
-comes back.
-"""
+"""The budget: what is fed, against trying every width."""
 
 from __future__ import annotations
 
 import random
-from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline import LLM, DraftBudgetSettings, DraftTree, Outcome, SamplingParams
+from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.core.drafter import Drafter
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
-from paceline.draft_budget import decisions
 from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
 from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.drafter_stats import DrafterStats
-from paceline.draft_budget.drafting_backoff import DraftingBackoff
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.drafters import create
-from paceline.errors import ConfigError
 from tests.support.shared import Pair
 
 CHEAP = CostCurve((1, 1000), (1.0, 1.001))
@@ -265,109 +259,6 @@ def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
     assert Alone(DEAR).cut([chain], 1, 1) == [chain]
 
 
-def test_cheap_drafts_outlast_a_dry_spell_and_dear_ones_do_not() -> None:
-    def steps_in_vain(cost: float) -> int:
-        gate = DraftingBackoff()
-        for step in range(100):
-            if not gate.opens():
-                return step
-            gate.note(1.0, cost)
-        return 100
-
-    assert steps_in_vain(1.5) == steps_in_vain(1.1) == 8
-    assert steps_in_vain(1.05) == 11
-    assert 20 <= steps_in_vain(1.03) <= 30
-    assert steps_in_vain(1.01) == 100  # less than anyone could measure
-
-
-def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
-    def pauses(tokens: float, steps: int) -> list[int]:
-        gate, found = DraftingBackoff(), [0]
-        for _ in range(steps):
-            if gate.opens():
-                gate.note(tokens, 1.5)
-                found.append(0)
-            else:
-                found[-1] += 1
-        return [length for length in found if length]
-
-    assert pauses(2.0, 500) == []
-    assert pauses(1.0, 4000)[:5] == [32, 64, 128, 256, 512]
-    assert set(pauses(1.0, 4000)[4:-1]) == {512}
-
-
-def test_a_few_sequences_try_it_until_it_pays() -> None:
-    gate = DraftingBackoff()
-    assert gate.most == 4
-    for _ in range(8):
-        gate.note(2.0, 1.5)
-    assert gate.most is None
-    while gate.opens():  # with all of them it does not
-        gate.note(1.0, 1.5, num_requests=32)
-    assert gate.most == 4
-    pauses = [0]
-    for _ in range(400):  # and never does, whatever the few say
-        if gate.opens():
-            gate.note(*((2.0, 1.5, 4) if gate.most else (1.0, 1.5, 32)))
-            pauses.append(0)
-        else:
-            pauses[-1] += 1
-    assert [pause for pause in pauses if pause][:3] == [31, 64, 128]
-    cut = DraftingBackoff()
-    cut.note_cut(0)  # what is cut to what pays needs no trial
-    assert cut.most is None
-
-
-def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None:
-    gate = DraftingBackoff()
-    gate.note(1.1, 3.0, num_requests=32)
-    assert [gate.opens() for _ in range(129)] == [False] * 128 + [True]
-    few = DraftingBackoff()
-    few.note(1.03, 2.2, num_requests=4)
-    assert not few.opens()
-    other = DraftingBackoff()
-    other.note(1.1, 1.5, num_requests=32)
-    assert other.opens()
-    other.note(1.1, 1.5, num_requests=32)
-    assert [other.opens() for _ in range(33)] == [False] * 32 + [True]
-
-
-def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() -> None:
-    gate = DraftingBackoff()
-    asked = []
-    for _ in range(60):
-        asked.append(gate.opens())
-        if asked[-1]:
-            gate.note_cut(0)
-    assert asked[:9] == [True] * 5 + [False, True, False, False]
-    assert sum(asked[30:]) == 6
-    while not gate.opens():
-        pass
-    gate.note_cut(3)
-    for _ in range(4):
-        assert gate.opens()
-        gate.note_cut(0)
-
-
-def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The batch goes on as long as the slowest of them."""
-    noted: list[float] = []
-    monkeypatch.setattr(
-        DraftingBackoff, "note", lambda self, tokens, cost, sequences: noted.append(tokens)
-    )
-    request, chain = Request([1], SamplingParams()), DraftTree.chain([5] * 8)
-    for lengths in ([9] + [1] * 7, [3] * 8):
-        state = DrafterState(Drafter(), DrafterStats())
-        batch = DrafterBatch(state, [request] * 8, [8] * 8)
-        drafts = BudgetedDrafts(Drafts(batch, [request] * 8, [chain] * 8))
-        drafts.cost = 2.0
-        outcomes = [Outcome(request, chain, [], [5] * length, [5] * length) for length in lengths]
-        drafts.learn(outcomes, sum(lengths))
-    assert noted == [pytest.approx(8 / (7 + 1 / 9)), pytest.approx(3.0)]
-
-
 def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_are_known() -> None:
     draft_budget, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
     request = Request([1], SamplingParams())
@@ -387,15 +278,6 @@ def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
     assert len(
         Alone(CostCurve((1, 2), (1.0, 1.3))).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0]
     )
-
-
-def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
-    gate = DraftingBackoff()
-    steps = 0
-    while gate.opens():
-        gate.note(1.0, 1.5, num_requests=8)
-        steps += 1
-    assert steps == 2
 
 
 def test_rows_are_dearer_behind_a_long_text() -> None:
@@ -445,104 +327,3 @@ def test_each_drafter_of_an_engine_keeps_what_was_learnt_of_it(pair: Pair) -> No
     assert llm.acceptance_calibration is not known
     llm.change_drafter(first)
     assert llm.acceptance_calibration is known
-
-
-def test_a_setting_reaches_the_budget(pair: Pair) -> None:
-    """Settings of `LLM` hold for calibration, back-off, selection and prefill chunks."""
-    settings = DraftBudgetSettings(
-        prior_trials=7, burst_requests=2, gain_margin=1.5, first_chunk_tokens=4
-    )
-    engine = LLM(pair.target, "sssd", cost_curve=CHEAP, draft_budget=settings)._engine
-    stats = engine._drafters.own.stats
-    assert stats is not None
-    assert stats.acceptance_calibration.prior_trials == 7
-    assert stats.gate.most == 2
-    assert engine._schedule._chunking is not None
-    assert engine._schedule._chunking.chunk == 4
-    assert engine.draft_budget is not None
-    engine.draft_budget.cut([drafts_of(DraftTree([5], [-1], None, [0.4]))], 1, 1)
-    assert engine.draft_budget.decisions == deque()
-    strict, usual = (
-        DraftBudget(lambda: CostCurve((1, 2), (1.0, 1.3)), settings=choice)
-        for choice in (settings, DraftBudgetSettings())
-    )
-    for draft_budget, width in ((strict, 0), (usual, 1)):
-        (drafts,) = draft_budget.cut([drafts_of(DraftTree([5], [-1], None, [0.4]))], 1, 1)
-        assert drafts.width == width
-
-
-def drafts_of(*trees: DraftTree, limit: int = 9) -> Drafts:
-    requests = [Request([1], SamplingParams()) for _ in trees]
-    state = DrafterState(Drafter(), DrafterStats())
-    return Drafts(DrafterBatch(state, requests, [limit] * len(trees)), requests, list(trees))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("prior_trials", 0),
-        ("gain_margin", 0.5),
-        ("burst_memory", 1.5),
-        ("max_pause_steps", 3),
-        ("bucket_edges", (0.5, 0.2)),
-        ("measured_rows", (2, 4)),
-        ("burst_samples", True),
-    ],
-)
-def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
-    settings: dict[str, Any] = {name: value}
-    with pytest.raises(ConfigError, match=f"draft_budget: {name}: got"):
-        DraftBudgetSettings(**settings)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_recorded_decisions_give_a_reason_for_every_node(ragged: bool) -> None:
-    sure, unlikely = (
-        DraftTree.chain([5, 6, 7], confidence=[confidence] * 3) for confidence in (0.95, 0.1)
-    )
-    curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
-    settings = DraftBudgetSettings(recorded_steps=2)
-    draft_budget = DraftBudget(lambda: curve, settings=settings)
-    boasting, chain = drafts_of(sure, unlikely), drafts_of(DraftTree.chain([1]))
-    resting = drafts_of(EMPTY_TREE, limit=0)
-    for _ in range(3):
-        cut, whole, _ = draft_budget.cut([boasting, chain, resting], 4, 4, ragged)
-    assert len(draft_budget.decisions) == 2
-    step = draft_budget.decisions[-1]
-    assert step.num_requests == 4
-    assert step.num_verified == sum(map(len, [*cut.trees, *whole.trees]))
-    ids = [request.id for request in cut.ready]
-    for row, tree in enumerate((sure, unlikely)):
-        nodes = [node for node in step.nodes if node.request_id == ids[row]]
-        assert [node.verified for node in nodes] == [
-            node < len(cut.trees[row]) for node in range(3)
-        ]
-        assert [node.token_id for node in nodes] == tree.token_ids
-        assert [node.probability for node in nodes] == pytest.approx(tree.confidence)
-        assert [node.path_probability for node in nodes] == pytest.approx(tree.path_chances())
-    assert {node.reason for node in step.nodes if not node.verified} == {
-        decisions.NOT_ALLOWED,
-        decisions.TOO_EXPENSIVE,
-    }
-    assert {node.reason for node in step.nodes if node.verified} >= {decisions.WHOLE}
-    if ragged:
-        assert min(node.price_s for node in step.nodes if node.node >= 0) > 0
-    else:
-        assert step.nodes[0].reason == decisions.PADDING
-    assert "left out: more nodes yield fewer tokens per second" in str(step)
-    draft_budget.record(0)
-    draft_budget.cut([resting], 1, 1)
-    assert not draft_budget.decisions
-
-
-def test_decisions_are_recorded_on_request_only(pair: Pair) -> None:
-    settings = DraftBudgetSettings(recorded_steps=1000)
-    params = SamplingParams(max_new_tokens=24)
-    loud = LLM(pair.target, "sssd", cost_curve=KNEE, draft_budget=settings)
-    quiet = LLM(pair.target, "sssd", cost_curve=KNEE)
-    prompt = [pair.prompts[0] * 2]
-    (first,), (second,) = loud.generate(prompt, params), quiet.generate(prompt, params)
-    assert first.token_ids == second.token_ids
-    assert quiet.draft_decisions == []
-    verified = sum(step.num_verified for step in loud.draft_decisions)
-    assert verified == first.stats.drafted_tokens == second.stats.drafted_tokens > 0

@@ -1,0 +1,20 @@
+"""A model, and a machine on which its forwards take what a test says."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline import LLM
+from paceline.model.cached_lm import CachedLM
+from tests.support.machine import Machine, line
+from tests.support.shared import Pair
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch, line(0.03))
+
+
+@pytest.fixture
+def model(pair: Pair) -> CachedLM:
+    return LLM(pair.target, "none").model

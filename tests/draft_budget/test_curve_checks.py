@@ -1,0 +1,166 @@
+"""A cost curve in use: checked, and replaced where it is off or was disturbed."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.cost_measuring import ROWS, check, measure
+from paceline.draft_budget.costs import Costs
+from paceline.model.cached_lm import CachedLM
+from paceline.util.stopwatch import Conditions
+from paceline.util.timing_settings import TIMING
+from tests.support.machine import Machine, line, slope_of
+from tests.support.shared import Pair
+
+
+def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) -> None:
+    curve = measure(model).curve
+    # a slower processor: rows cost the same share
+    machine.forward = lambda rows: 3 * line(0.03)(rows)
+    found = check(model, curve)
+    assert found is not None
+    assert found.confirms
+    machine.forward = line(0.1)
+    found = check(model, curve)
+    assert found is not None
+    assert found.off > 0.4
+    assert not found.confirms
+    machine.forward = lambda rows: 10.0
+    before = machine.forwards
+    assert check(model, CostCurve((1, 128), (10.0, 20.0))) is None
+    assert machine.forwards == before
+
+
+@pytest.mark.usefixtures("measured_costs")
+@pytest.mark.parametrize(
+    ("first", "later", "waited", "found"),
+    [
+        ((0.12, 0.0), 0.03, 0.0, 0.03),  # off without a sign of disturbance
+        ((0.12, 0.3), 0.03, 0.0, 0.03),
+        ((0.031, 0.3), 0.03, 0.0, 0.03),  # disturbed, though hardly off
+        ((0.03, 0.0), 0.031, 0.0, 0.03),
+        ((0.03, 0.0), 0.12, 0.3, 0.03),  # a disturbed check says nothing about a quiet curve
+        ((0.12, 0.3), 0.03, 0.3, 0.03),
+        ((0.03, 0.3), 0.031, 0.3, 0.03),
+    ],
+)
+@pytest.mark.parametrize("when", ["at the next load", "in use"])
+def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
+    model: CachedLM,
+    machine: Machine,
+    when: str,
+    first: tuple[float, float],
+    later: float,
+    waited: float,
+    found: float,
+) -> None:
+    """The cost of a row and the share of time without a processor, first and later."""
+    machine.forward, machine.waited = line(first[0]), first[1]
+    costs = Costs(model)
+    assert slope_of(costs) == first[0]
+    machine.forward, machine.waited = line(later), waited
+    if when == "in use":
+        changed = costs.renew(TIMING.first_pause_s + 1)
+        assert changed == (found != first[0])
+    else:
+        costs = Costs(model)
+    assert slope_of(costs) == found
+    assert slope_of(Costs(model)) == found  # it is kept
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_checks_in_use_become_rare(model: CachedLM, machine: Machine) -> None:
+    costs = Costs(model)
+    costs.curve()
+    checked = []
+    for second in range(1000):
+        before = machine.forwards
+        assert not costs.renew(1.0)
+        if machine.forwards > before:
+            checked.append(second)
+    pauses = np.diff(checked)
+    assert len(checked) == 4
+    assert all(later == 2 * earlier for earlier, later in itertools.pairwise(pauses))
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_slow_model_is_not_measured_in_use(model: CachedLM, machine: Machine) -> None:
+    machine.forward, machine.waited = (lambda rows: 0.8), 0.3
+    costs = Costs(model)
+    costs.curve()
+    before = machine.forwards
+    assert not costs.renew(1000.0)
+    assert machine.forwards == before
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_slow_model_is_measured_again_once_the_load_has_fallen(
+    model: CachedLM, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.forward, machine.waited = (lambda rows: 0.8), 0.3
+    for calmer in (False, True):
+        monkeypatch.setattr(Conditions, "calmer_now", calmer)
+        Costs(model).curve()
+        before = machine.forwards
+        Costs(model).curve()
+        assert (machine.forwards > before) == calmer
+
+
+def test_a_curve_in_use_is_replaced_within_its_time(model: CachedLM, machine: Machine) -> None:
+    """A request waits meanwhile; what a token of text adds is that of the curve before."""
+    machine.forward = lambda rows: 0.02 * (1 + 0.03 * (rows - 1))
+    known = CostCurve((1, 65), (0.02, 0.04), (1e-6, 3e-6))
+    curve = measure(model, max_seconds=TIMING.renewal_seconds, known=known).curve
+    assert machine.now < 1.2 * TIMING.renewal_seconds
+    assert len(curve.rows) > 3
+    assert curve.further[0] == 1e-6
+    assert curve.further[curve.rows.index(64)] == pytest.approx(1e-6 + 2e-6 * 63 / 64)
+
+
+def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_costs: Path) -> None:
+    """Rows were found too dear for any draft; a few seconds later they are cheap, and answers
+    stay the same.
+    """
+    machine.forward, machine.waited = line(10.0), 0.3
+    llm = LLM(pair.target, "sssd", max_batch=1)
+    params = SamplingParams(max_new_tokens=40)
+    (first,) = llm.generate([pair.prompts[0] * 2], params)
+    machine.forward, machine.waited = line(0.001), 0.0
+    engine = llm._engine
+    assert engine.draft_budget is not None
+    engine.draft_budget._seconds_used = TIMING.disturbed_pause_s
+    (second,) = llm.generate([pair.prompts[0] * 2], params)
+    (third,) = llm.generate([pair.prompts[0] * 2], params)
+    assert first.token_ids == second.token_ids == third.token_ids
+    assert first.stats.drafted_tokens < third.stats.drafted_tokens
+    curve = llm.cost_curve
+    assert curve is not None
+    assert curve.seconds[ROWS.index(8)] < 1.1 * curve.seconds[0]
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Machine) -> None:
+    """However long the machine is busy; a curve that is confirmed meanwhile stays, and a quiet
+    check replaces it at once.
+    """
+    machine.waited = 0.3
+    costs = Costs(model)
+    costs.curve()
+    checked = []
+    for second in range(400):
+        before = machine.forwards
+        assert not costs.renew(1.0)
+        if machine.forwards > before:
+            checked.append(second)
+    assert np.diff(checked).tolist() == [10, 20, 40, 60, 60, 60, 60, 60]
+    machine.waited = 0.0
+    assert any(costs.renew(1.0) for _ in range(60))
+    known = costs.recall()
+    assert known is not None
+    assert known.conditions.quiet
