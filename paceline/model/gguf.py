@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ _KIND = "gguf-v1"  # increase the number when the written files change
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_PARSING = threading.Lock()
 
 
 def is_gguf(source: str | Path) -> bool:
@@ -70,7 +73,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
         " ..."
     )
     try:
-        with _quiet():
+        with _quiet(), _parsed_once():
             model = _model(path, metadata)
             tokenizer = _tokenizer(path, metadata)
     except Exception as error:  # the readers raise many types for a file they cannot read
@@ -180,3 +183,21 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Keep the file's header, which transformers parses anew for config, weights and tokenizer.
+
+    A vocabulary of 50,000 tokens takes the package gguf seconds. Its table of tensor names, which
+    transformers asks for once per module, is kept as well.
+    """
+    import gguf
+
+    with _PARSING:  # others would find, and later restore, what is set here
+        original = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader, gguf.get_tensor_name_map = map(functools.cache, original)
+        try:
+            yield
+        finally:
+            gguf.GGUFReader, gguf.get_tensor_name_map = original
