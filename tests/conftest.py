@@ -9,28 +9,38 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
-import torch
-import transformers
-from hypothesis import settings
 
 from tests.support.hermetic import isolate
-from tests.support.models import piece_tokenizer
-from tests.support.shared import COUNT, Pair, reference
+
+if TYPE_CHECKING:
+    from tests.support.shared import Pair
 
 DATA = Path(__file__).parent / "data"
 
 isolate()
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-torch.set_num_threads(1)
-settings.register_profile("steady", deadline=None, derandomize=True, database=None)
-settings.load_profile("steady")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up the libraries, except in a process that only hands tests to others: it starts them
+    seconds sooner without.
+    """
+    if getattr(config.option, "numprocesses", None):
+        return
+    import torch
+    import transformers
+    from hypothesis import settings
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    settings.register_profile("steady", deadline=None, derandomize=True, database=None)
+    settings.load_profile("steady")
 
 
 # Begun first, so that no process is left alone with one of them in the end.
@@ -54,6 +64,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _load(name: str) -> Any:
+    import torch
+    import transformers
+
     return transformers.AutoModelForCausalLM.from_pretrained(
         DATA / name, dtype=torch.float32
     ).eval()
@@ -64,6 +77,8 @@ def pair() -> Pair:
     """A Llama with random weights (vocabulary 256, 2 layers), and the same with noise: most of
     its guesses are right.
     """
+    from tests.support.shared import COUNT, Pair, reference
+
     prompts = [
         json.loads(line)["ids"] for line in (DATA / "prompts.jsonl").read_text().splitlines()
     ]
@@ -79,6 +94,8 @@ def pair() -> Pair:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """For models with a vocabulary of 256: whatever they say is readable."""
+    from tests.support.models import piece_tokenizer
+
     return piece_tokenizer()
 
 

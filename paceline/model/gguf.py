@@ -187,10 +187,10 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Keep the file's header, which transformers parses anew for config, weights and tokenizer.
+    """Parse the file's header once inside the context, not once per reader.
 
-    A vocabulary of 50,000 tokens takes the package gguf seconds. Its table of tensor names, which
-    transformers asks for once per module, is kept as well.
+    transformers parses it for the config, the weights and the tokenizer; the vocabulary takes
+    seconds each time. It also builds the table of tensor names for every module of the model.
     """
     import gguf
 

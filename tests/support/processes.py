@@ -18,7 +18,17 @@ import torch
 # What `paceline` sets before it imports torch; here torch is there first.
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["paceline.llm", "paceline.bench"])
+# What nearly every command imports in the end: three seconds of each process.
+CONTEXT.set_forkserver_preload(
+    [
+        "paceline.bench.run",
+        "paceline.cli.generate",
+        "paceline.cli.main",
+        "paceline.cpu.backend",
+        "paceline.engine.target_setup",
+        "transformers.models.llama.modeling_llama",
+    ]
+)
 
 
 class Group:

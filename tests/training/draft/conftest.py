@@ -1,4 +1,4 @@
-"""What the tests of drafts train on."""
+"""Training texts for the tests of drafts."""
 
 from __future__ import annotations
 
