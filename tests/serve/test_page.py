@@ -136,17 +136,21 @@ def test_stop_and_go_on(open_server: Served, window: Browser) -> None:
         "document.getElementById('length').value = 1500; document.getElementById('drafter').value"
         " = 'none'"
     )
-    window.type("#question", "Tell me a long story.")
-    window.press(ENTER)
-    window.wait("document.querySelectorAll('.answer .token').length > 3")
-    assert window.run(
-        "return document.querySelector('.answer .o-prompt, .answer .o-output') === null"
-    )
-    window.press(ESCAPE)
-    assert "stopped" in str(window.wait(_NOTE)) or "1500" in window.text(".note")
+    stories, note = 0, ""
+    while "stopped" not in note and stories < 4:  # a story may end before the key is pressed
+        stories += 1
+        window.type("#question", "Tell me a long story.")
+        window.press(ENTER)
+        window.wait("document.querySelectorAll('.answer:last-of-type .token').length > 3")
+        assert window.run(
+            "return document.querySelector('.answer .o-prompt, .answer .o-output') === null"
+        )
+        window.press(ESCAPE)
+        note = str(window.wait(_NOTE))
+    assert "stopped" in note
     assert open_server.left_over() == 0
     assert "tokens" in ask(window, "And then?", 8)
-    assert window.run("return document.querySelectorAll('.answer').length") == 2
+    assert window.run("return document.querySelectorAll('.answer').length") == stories + 1
 
 
 @needs_browser
