@@ -1,133 +1,40 @@
-"""Detect quantised weights, and activations that are quantised at run time.
+"""Find modules and weights that come neither from torch nor transformers.
 
-The names and classes of the configuration, modules and weights reveal quantisation, so the
-quantising packages need not be installed. A model in which only the weights are quantised uses the
-same values in every forward pass, so paceline decodes it unchanged. Only kernels and probes that
-read or replace weights must skip such a model.
+The quantising packages need not be installed. Kernels and probes that read or replace weights skip
+such a model; `row_check` measures whether its modules treat every row alone.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from enum import Enum
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.plain_tensors import is_plain
 from paceline.backend.products import is_free
 
-# Methods in transformers that quantise activations, always or above some number of rows.
-_METHODS = {"bitnet", "fbgemm_fp8", "fouroversix", "fp_quant", "mxfp8", "nvfp4"}
-# bitsandbytes' LLM.int8(), which searches for outliers in all rows at once, and the modules used by
-# the methods above.
-_MODULES = {
-    "Linear8bitLt",
-    "BitLinear",
-    "AutoBitLinear",
-    "CompressedTensorsFP8Linear",
-    "FbgemmFp8Linear",
-    "FPQuantLinear",
-    "NVFP4Linear",
-}
-_BY_NAME = re.compile(r"\w*dynamic_?activation\w*", re.IGNORECASE)  # torchao's quantisation types
-# torchao's tensor classes. Newer classes have one of the attributes below.
-_TENSORS = {"LinearActivationQuantizedTensor"}
-_TENSOR_ATTRIBUTES = ("act_quant_kwargs", "activation_quantization")
-# compressed-tensors and quark settings for tensors that exist only while the model runs.
-_RUNNING = {
-    **{name: name for name in ("input_activations", "output_activations", "kv_cache_scheme")},
-    "input_tensors": "input_activations",
-    "output_tensors": "output_activations",
-}
-_SCHEME = "quantization_scheme"  # attribute that compressed-tensors gives each module
 _NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
+# Packages whose modules treat every row alone, or as the architecture says. The quantised modules
+# of transformers are in its `integrations`.
+_KNOWN = ("torch.nn.", "transformers.")
+_QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
 
-def dynamic_activations(model: PreTrainedModel) -> str | None:
-    """Return a short description of how a model quantises activations at run time.
+def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the names and modules whose code or weights come from another library.
 
-    None means that no such quantisation was found.
+    These are modules with foreign weights, with hooks, and of classes outside torch and
+    transformers' architectures.
     """
-    from_config = _by_config(getattr(model.config, "quantization_config", None))
-    return from_config or next(
-        (words for module in model.modules() if (words := _by_module(module))), None
-    )
-
-
-def _by_config(config: Any) -> str | None:
-    """Return how a `quantization_config` quantises activations; None if it does not."""
-    if config is None:
-        return None
-    settings: Mapping[str, Any] = config if isinstance(config, Mapping) else vars(config)
-    method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
-    if settings.get("dequantize"):  # the weights were dequantised when loaded
-        return None
-    if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
-        return f"{method}, load_in_8bit"
-    if kind := _BY_NAME.search(str(settings.get("quant_type"))):
-        return f"{method}, {kind[0]}"
-    if method == "fp8" and settings.get("activation_scheme", "dynamic") == "dynamic":
-        return f"{method}, activation_scheme 'dynamic'"
-    if settings.get("act_dynamic") and (settings.get("act_bits") or 16) < 16:
-        return f"{method}, act_dynamic"
-    if method in _METHODS:
-        return method
-    named = next(_dynamic_names(settings, set()), None)
-    return f"{method}, dynamic {named}" if named else None
-
-
-def _dynamic_names(settings: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the tensors that compressed-tensors and quark quantise dynamically.
-
-    Args:
-        settings: Mappings, lists and objects with attributes, such as pydantic models, nested in
-            any way.
-        seen: Ids of the objects visited so far.
-    """
-    if isinstance(settings, list | tuple):
-        for value in settings:
-            yield from _dynamic_names(value, seen)
-    fields = _fields_of(settings)
-    if not fields or id(settings) in seen:
-        return
-    seen.add(id(settings))
-    for name, value in fields.items():
-        group = _fields_of(value)
-        if name in _RUNNING and (group.get("dynamic") or group.get("is_dynamic")):
-            yield _RUNNING[name]
-        yield from _dynamic_names(value, seen)
-
-
-def _fields_of(settings: Any) -> Mapping[str, Any]:
-    """Return the names and values in a mapping or a settings object, else nothing."""
-    if isinstance(settings, Mapping):
-        return settings
-    plain_object = not isinstance(settings, type | Enum | Tensor | nn.Module)
-    return getattr(settings, "__dict__", {}) if plain_object else {}
-
-
-def _by_module(module: nn.Module) -> str | None:
-    kind, weight = type(module), module._parameters.get("weight")
-    if (
-        "quantized.dynamic" in kind.__module__  # torch's own
-        or kind.__name__ in _MODULES
-        or (
-            kind.__name__ == "FP8Linear"
-            and getattr(module, "activation_scheme", "dynamic") == "dynamic"
-        )
-    ):
-        return f"{kind.__module__}.{kind.__name__}"
-    if type(weight).__name__ in _TENSORS or any(
-        getattr(weight, name, None) is not None for name in _TENSOR_ATTRIBUTES
-    ):
-        return f"weights of {type(weight).__module__}.{type(weight).__name__}"
-    named = next(_dynamic_names(vars(module).get(_SCHEME), set()), None)
-    return f"{kind.__module__}.{kind.__name__}, dynamic {named}" if named else None
+    for name, module in model.named_modules():
+        kind = type(module).__module__
+        is_known = kind.startswith(_KNOWN) and not kind.startswith(_QUANTISED)
+        has_hooks = module._forward_pre_hooks or module._forward_hooks
+        if not is_known or has_hooks or _foreign(module):
+            yield name, module
 
 
 def foreign_weights(model: PreTrainedModel) -> str | None:

@@ -6,7 +6,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.errors import UnsupportedModelError
 from paceline.model.forward_arguments import takes_cache
-from paceline.model.quantisation import dynamic_activations
 
 MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _STATELESS = {"mlp", "moe"}  # layers without a cache
@@ -37,14 +36,6 @@ def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: s
             f"{name} is split over {ranks} processes (tensor parallelism). They would all have to"
             " process the same drafts in the same step, which paceline does not synchronise. Load"
             " it without tp_plan, or serve it with vLLM."
-        )
-    dynamic = dynamic_activations(model)
-    if dynamic is not None:
-        raise UnsupportedModelError(
-            f"{name} quantises its activations while it runs ({dynamic}): a token's logits can then"
-            " depend on the other tokens in the batch, and drafts would change answers. Load the"
-            " model without dynamic quantisation; quantised weights alone are supported, as in GGUF"
-            " files or with bitsandbytes' 4 bits."
         )
     _refuse_layers(model, config, name)
 

@@ -20,6 +20,7 @@ from paceline.errors import UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.model_view import ModelView
 from paceline.model.per_layer import layer_values
+from paceline.model.row_check import check_rows
 from paceline.model.settings import (
     CHECK_TEXT_TOKENS,
     FLOAT32_TOLERANCE,
@@ -47,9 +48,11 @@ def checked_model(model: PreTrainedModel, options: Mapping[str, Any]) -> CachedL
         model: Loaded model.
         options: Arguments for `CachedLM`.
     Raises:
-        UnsupportedModelError: Forward passes over chains also differ from plain forward passes.
+        UnsupportedModelError: Forward passes over chains also differ from plain forward passes, or
+            rows depend on one another.
     """
     lm = CachedLM(model, **options)
+    check_rows(model)
     if model.config.model_type in VERIFIED:
         return lm
     if not lm.takes_trees:

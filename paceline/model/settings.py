@@ -38,6 +38,22 @@ MAX_CHECKED_WINDOW = 512
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1
 
+# Number of tokens per text in the check that rows do not depend on one another.
+ROW_CHECK_TOKENS = 8
+
+# Numbers of rows with which that check calls a foreign module: all of them for the first module of
+# a kind, and the last one for the others.
+ROW_CHECK_COUNTS = (2, 7, 64, 300, 17)
+
+# Size of the values in a loud row, relative to the largest value of the other rows. With one scale
+# for all rows, even FP8 (e4m3, largest over smallest value 230,000) then rounds the others to 0.
+LOUD_ROW = 1e6
+
+# Largest root mean square difference of a module's outputs between row counts, relative to the
+# outputs. Kernels that round to bfloat16 at different times differ by less than 0.003; activations
+# rounded to 8 bits differ from unrounded ones by at least 0.006.
+ROW_COUNT_TOLERANCE = 0.005
+
 # Logit of a token outside a reduced vocabulary, as a fraction of the dtype's lowest number. Its
 # exponential is 0, yet a mask over all other tokens still leaves a valid distribution.
 OUT_OF_REACH = 0.25

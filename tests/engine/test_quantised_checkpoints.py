@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
@@ -80,40 +82,72 @@ def sums(model: Any) -> dict[str, str]:
     return found
 
 
-def decodes(model: Any) -> None:
+def generated(model: Any, prompt: list[int]) -> list[int]:
+    ids = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return list(ids[0, len(prompt) :].tolist())
+
+
+def run_once(model: Any) -> None:
+    """Some libraries repack their weights in the first forward pass."""
+    with torch.no_grad():
+        model(torch.tensor([[1, 2]]))
+
+
+def decodes(model: Any, runs_before: bool = True) -> None:
     """It is left as it was by LLM(), and says what `generate` says; True is refused."""
-    before = sums(model)
+    if runs_before:
+        run_once(model)
+        before = sums(model)
     llm = LLM(model, "prompt_lookup", max_batch=2)
+    if not runs_before:
+        before = sums(model)
     assert sums(model) == before
     with pytest.raises(ConfigError, match="batch_invariant: got True"):
         LLM(model, "none", batch_invariant=True)
     assert sums(model) == before
     outs = llm.generate(PROMPTS, SamplingParams(max_new_tokens=12, ignore_eos=True))
     assert not any(out.stats.batch_invariant for out in outs)
+    assert [out.token_ids for out in outs] == [generated(model, prompt) for prompt in PROMPTS]
+
+
+def decodes_nearly(model: Any) -> None:
+    """Each token is the most likely one up to rounding, and the model is left as it was."""
+    run_once(model)
+    before = sums(model)
+    llm = LLM(model, "prompt_lookup", max_batch=2)
+    outs = llm.generate(PROMPTS, SamplingParams(max_new_tokens=12, ignore_eos=True))
+    assert sums(model) == before
     for prompt, out in zip(PROMPTS, outs, strict=True):
-        ids = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=12,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        assert out.token_ids == ids[0, len(prompt) :].tolist()
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + out.token_ids])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
+        assert ((logits.amax(-1) - chosen) / logits.abs().max()).max() < 0.03
 
 
-def test_bitsandbytes_of_four_bits(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_bitsandbytes_of_four_bits(folder: Path, kind: str) -> None:
     pytest.importorskip("bitsandbytes")
-    decodes(
-        load(
-            folder,
-            BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-            ),
-        )
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=torch.float32
     )
+    decodes(load(folder, config))
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "float8"])
+def test_bitsandbytes_of_eight_bits_is_refused(folder: Path) -> None:
+    """It keeps the columns that are large in any row (LLM.int8())."""
+    pytest.importorskip("bitsandbytes")
+    model = load(folder, BitsAndBytesConfig(load_in_8bit=True))
+    with pytest.raises(UnsupportedModelError, match=r"Linear8bitLt.* change by 0\.0\d+ of"):
+        LLM(model, "none")
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "int2", "float8"])
 def test_quanto(folder: Path, weights: str) -> None:
     pytest.importorskip("optimum.quanto")
     decodes(load(folder, QuantoConfig(weights=weights)))
@@ -131,33 +165,37 @@ def test_torchao(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     decodes(model)
 
 
-def test_torchao_with_dynamic_activations(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["Int8DynamicActivationInt8WeightConfig", "Int8DynamicActivationIntxWeightConfig"]
+)
+def test_torchao_with_a_scale_per_token(folder: Path, name: str) -> None:
     quantization = pytest.importorskip("torchao.quantization")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    quantization.quantize_(model, quantization.Int8DynamicActivationInt8WeightConfig())
-    with pytest.raises(UnsupportedModelError, match="quantises its activations while it runs"):
-        LLM(model, "none")
+    quantization.quantize_(model, getattr(quantization, name)())
+    decodes_nearly(model)
 
 
-def packed(folder: Path, dynamic: bool) -> Any:
-    """The model as compressed-tensors loads it: 4-bit weights, or FP8 weights and activations."""
+def packed(folder: Path, scales: str | None = None) -> Any:
+    """The model as compressed-tensors loads it: 4-bit weights, or FP8 weights and activations with
+    dynamic scales per "token" or "tensor".
+    """
     tensors = pytest.importorskip("compressed_tensors.quantization")
     compressors = pytest.importorskip("compressed_tensors.compressors")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     weights = (
         {"num_bits": 8, "type": "float", "strategy": "channel"}
-        if dynamic
+        if scales
         else {"num_bits": 4, "strategy": "group", "group_size": 32}
     )
     group: dict[str, Any] = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
-    if dynamic:
+    if scales:
         group["input_activations"] = {
             "num_bits": 8,
             "type": "float",
-            "strategy": "token",
+            "strategy": scales,
             "dynamic": True,
         }
-    kind = "float-quantized" if dynamic else "pack-quantized"
+    kind = "float-quantized" if scales else "pack-quantized"
     config = tensors.QuantizationConfig(
         config_groups={"group_0": group}, ignore=["lm_head"], format=kind
     )
@@ -165,7 +203,7 @@ def packed(folder: Path, dynamic: bool) -> Any:
     for module in model.modules():
         if hasattr(module, "quantization_scheme"):
             size = weights.get("group_size", module.in_features)
-            largest = 448.0 if dynamic else 7.0
+            largest = 448.0 if scales else 7.0
             module.weight_scale.data.copy_(
                 module.weight.detach().unflatten(1, (-1, size)).abs().amax(-1) / largest
             )
@@ -179,16 +217,39 @@ def packed(folder: Path, dynamic: bool) -> Any:
     ).eval()
 
 
-@pytest.mark.parametrize("used_before", [True, False])
-def test_compressed_tensors_of_four_bits(folder: Path, used_before: bool) -> None:
-    model = packed(folder, False)
-    if used_before:  # it unpacks its weights in the first forward
-        model(torch.tensor([[1, 2]]))
-    decodes(model)
+@pytest.mark.parametrize("runs_before", [True, False])
+def test_compressed_tensors_of_four_bits(folder: Path, runs_before: bool) -> None:
+    decodes(packed(folder), runs_before)
 
 
-def test_compressed_tensors_with_dynamic_activations(folder: Path) -> None:
-    model = packed(folder, True)
-    for one in (model, copy.deepcopy(model)):
-        with pytest.raises(UnsupportedModelError, match="quantises its activations while it runs"):
-            LLM(one, "none")
+def test_compressed_tensors_with_a_scale_per_token(folder: Path) -> None:
+    model = packed(folder, "token")
+    decodes_nearly(model)
+    decodes_nearly(copy.deepcopy(model))
+
+
+def test_compressed_tensors_with_one_scale_is_refused(folder: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="depend on one another"):
+        LLM(packed(folder, "tensor"), "none")
+
+
+def test_fp8_in_blocks_is_unpacked(folder: Path) -> None:
+    """As DeepSeek publishes it; without a GPU, transformers unpacks the weights."""
+    if torch.cuda.is_available():
+        pytest.skip("transformers does not unpack the weights here")
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if "proj" in name]:
+        given = weights[name]
+        blocks = given.unflatten(1, (-1, 128)).unflatten(0, (-1, min(128, len(given))))
+        scales = blocks.abs().amax((1, 3), keepdim=True) / 448
+        weights[name] = (blocks / scales).reshape(given.shape).to(torch.float8_e4m3fn)
+        weights[f"{name}_scale_inv"] = scales[:, 0, :, 0].contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128] * 2}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    model = load(folder, None)
+    assert type(model.model.layers[0].mlp.down_proj) is torch.nn.Linear
+    llm = LLM(model, "prompt_lookup", max_batch=2, batch_invariant=False)
+    outs = llm.generate(PROMPTS, SamplingParams(max_new_tokens=12, ignore_eos=True))
+    assert [out.token_ids for out in outs] == [generated(model, prompt) for prompt in PROMPTS]
