@@ -49,7 +49,7 @@ class Paths:
         return len(self.tiles)
 
     def first_query(self, tile: int) -> int:
-        """Return the first query of a tile; behind the last tile, the number of queries."""
+        """Return the first query of a tile; after the last tile, the number of queries."""
         return int(self.tiles[tile, 1]) if tile < len(self.tiles) else self.queries
 
     def scratch(self, size: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Attend over slots and draft trees in Triton on CUDA.
 
 The kernel reads the lengths from the device, so that a captured graph serves every length of a
-bucket. Each split of the keys goes to another program; programs behind the last key end at once.
+bucket. Each split of the keys goes to another program; programs after the last key end at once.
 """
 
 from __future__ import annotations

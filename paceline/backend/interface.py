@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RowMover = Callable[[IntArray, IntArray, IntArray], None]
 """Copies cache positions within slots: slots [rows], source and target [rows, m].
 
-Both are ascending, and no target lies behind its source.
+Both are ascending, and no target comes after its source.
 """
 
 
@@ -119,7 +119,7 @@ class Backend(Protocol):
 
         Args:
             blocks: Keys and values of all layers, [stores, slots, heads, capacity, dim] each. They
-                must live as long as the function is used.
+                must exist as long as the function is used.
         """
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:

@@ -51,7 +51,7 @@ class PaddedBatch:
 
     @property
     def scored(self) -> int:
-        """Columns before the newest tokens whose logits are also computed."""
+        """Number of columns before the newest tokens whose logits are also computed."""
         return self.num_logit_columns - self.width - 1
 
     @property

@@ -26,7 +26,7 @@ class GraphMemory:
         self._logits: Tensor | None = None
 
     def renew_pool(self) -> None:
-        """Make a new pool: torch frees a pool whose graphs were all dropped."""
+        """Create a new memory pool; torch has freed the old one with its last graph."""
         self._pool = _new_pool()
 
     def capture(self, forward: Callable[[], BucketOutput]) -> CapturedForward:

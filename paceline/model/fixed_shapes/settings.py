@@ -14,7 +14,7 @@ MAX_TOKENS = 1024
 MIN_PACKED_TOKENS = 16
 
 # Smallest number of cache positions that attention reads in a bucket, and the ratio of one bucket
-# to the next smaller one. A kernel that reads lengths from the device skips what lies behind them;
+# to the next smaller one. A kernel that reads lengths from the device skips what lies beyond them;
 # with a mask, all positions cost time.
 MIN_POSITIONS, POSITIONS_RATIO = 256, 2
 MIN_POSITIONS_BY_LENGTH, POSITIONS_RATIO_BY_LENGTH = 1024, 4
