@@ -131,7 +131,7 @@ def _blocks(active, seen, begin, whole, KEYS: tl.constexpr, SPLIT: tl.constexpr)
 
 @triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
-    """Return cache positions of keys from a rank on, and which of them exist."""
+    """Return cache positions of keys, starting at a rank, and which of them exist."""
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
     there = ranks < tl.load(count + query)

@@ -1,4 +1,4 @@
-"""Tell which tensors compiled code can read by their address.
+"""Decide which tensors compiled code can read by their address.
 
 Such a tensor has torch's own class, and its memory is laid out by dtype, shape and strides.
 """

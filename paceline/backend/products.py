@@ -24,7 +24,7 @@ from paceline.backend.torch_backend import TORCH
 
 
 def is_free(module: nn.Module) -> bool:
-    """Return True if nobody else has replaced the `forward` of a module."""
+    """Return True if no other code has replaced the `forward` of a module."""
     return isinstance(vars(module).get("forward"), ForwardOverride | None)
 
 
@@ -149,7 +149,7 @@ class _NormOverride(ForwardOverride):
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The products of a model that are not torch's, or not as torch computes them.
+    """The products of a model that replace torch's, or change how torch computes them.
 
     Attributes:
         modules: Modules with such products; none (default) if all are torch's.

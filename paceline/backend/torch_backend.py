@@ -51,7 +51,7 @@ class TorchBackend:
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Return attention by position over a dense mask: slow, and with a lot of memory."""
+        """Return attention by position over a dense mask; slow, and uses much memory."""
         batch, heads, columns, dim = query.shape
         visible = metadata.visible(mask, columns)
         rows, sees = _dense(visible, metadata, key.shape[2])

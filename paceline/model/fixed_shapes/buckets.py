@@ -20,7 +20,7 @@ from paceline.model.ragged_batch import RaggedBatch
 
 
 class BucketKey(NamedTuple):
-    """Shape of a forward pass, and what else its operations depend on.
+    """Shape of a forward pass, and everything else that determines its operations.
 
     Attributes:
         rows: Number of rows: requests and empty rows.
