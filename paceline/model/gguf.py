@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import struct
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +23,6 @@ _KIND = "gguf-v1"  # increase the number when the written files change
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_PARSING = threading.Lock()
 
 
 def is_gguf(source: str | Path) -> bool:
@@ -73,7 +70,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
         " ..."
     )
     try:
-        with _quiet(), _parsed_once():
+        with _quiet():
             model = _model(path, metadata)
             tokenizer = _tokenizer(path, metadata)
     except Exception as error:  # the readers raise many types for a file they cannot read
@@ -183,21 +180,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Parse the file's header once inside the context, not once per reader.
-
-    transformers parses it for the config, the weights and the tokenizer; the vocabulary takes
-    seconds each time. It also builds the table of tensor names for every module of the model.
-    """
-    import gguf
-
-    with _PARSING:  # others would find, and later restore, what is set here
-        original = gguf.GGUFReader, gguf.get_tensor_name_map
-        gguf.GGUFReader, gguf.get_tensor_name_map = map(functools.cache, original)
-        try:
-            yield
-        finally:
-            gguf.GGUFReader, gguf.get_tensor_name_map = original
