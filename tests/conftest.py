@@ -18,6 +18,10 @@ import pytest
 
 from tests.support.hermetic import isolate
 
+# A shell starts background jobs with this signal ignored, and their children inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 if TYPE_CHECKING:
     from tests.support.shared import Pair
 

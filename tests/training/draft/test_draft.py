@@ -286,7 +286,7 @@ def test_an_interrupted_training_resumes(
 def test_ctrl_c_completes_the_step_and_stores_the_state(
     pair: Pair, answers: list[TextChunk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(QUICK, minutes=1e6)  # the clock never ends it
+    config = dataclasses.replace(QUICK, minutes=60.0)
     trainer = DraftTrainer(
         pair.target, DraftData.split(answers, [], config), config, DraftFolder(tmp_path, {}, {})
     )

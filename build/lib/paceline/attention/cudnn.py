@@ -1,0 +1,41 @@
+"""Keep SDPA from cuDNN on CUDA.
+
+cuDNN builds a plan for every new number of keys, which is every step of decoding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_lock = threading.Lock()
+
+
+class _Forwards:
+    """Count the running forward passes: torch has one switch per process."""
+
+    count = 0
+    allowed = True  # cuDNN, before the first of these forward passes
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Run a forward pass without cuDNN in SDPA.
+
+    The last of several concurrent forward passes restores torch's switch.
+    """
+    with _lock:
+        if not _Forwards.count:
+            _Forwards.allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        _Forwards.count += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _Forwards.count -= 1
+            if not _Forwards.count:
+                torch.backends.cuda.enable_cudnn_sdp(_Forwards.allowed)

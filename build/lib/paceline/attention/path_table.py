@@ -1,0 +1,61 @@
+"""Keep paths of packed batches at one address, with room for other batches."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from paceline.attention.paths import Paths, fill_paths
+from paceline.attention.settings import PATH_WIDTH, QUERIES_PER_PROGRAM
+from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
+
+
+class PathTable:
+    """Paths of one kind of layer.
+
+    Args:
+        queries: Maximum number of queries.
+        rows: Maximum number of rows.
+        groups: Query heads per key head.
+        max_keys: Maximum number of keys of a query.
+    """
+
+    def __init__(self, queries: int, rows: int, groups: int, max_keys: int) -> None:
+        self._queries, self._max_keys = queries, max_keys
+        self._tile_columns = max(1, QUERIES_PER_PROGRAM // groups)
+        self._tiles = rows + queries // self._tile_columns
+
+    @property
+    def size(self) -> int:
+        """Return the numbers of the table."""
+        return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
+
+    def paths(self, table: Tensor) -> dict[int, Paths]:
+        """Return the paths in a table on the device, by the columns of a tile.
+
+        Args:
+            table: int32 [size]; `fill` writes its numbers on the host.
+        """
+        tiles = np.zeros((self._tiles, 4), dtype=np.int32)
+        shape = self._queries, PATH_WIDTH, True, self._tile_columns, self._max_keys
+        return {self._tile_columns: Paths(table, tiles, *shape)}
+
+    def fill(
+        self,
+        table: np.ndarray[tuple[int], np.dtype[np.int32]],
+        visible: VisibleRanges,
+        order: AttentionMetadata,
+        first_slot: int,
+    ) -> bool:
+        """Write the paths of a batch; return False if the table has no room for them.
+
+        Args:
+            table: int32 [size].
+            visible: Visible ranges of the batch.
+            order: Keys of each row by position.
+            first_slot: KV cache slot of row 0.
+        """
+        table.fill(0)
+        return fill_paths(
+            table, visible, order, self._tile_columns, (self._tiles, self._queries), first_slot
+        )

@@ -1,0 +1,163 @@
+"""Compute which keys the queries of a ragged batch see, without a mask.
+
+A pending token sees the text up to itself. A node sees the text and the nodes above it. A sliding
+window or a chunk hides the keys that are too far in front.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.backend.attention_metadata import RUN, KeyRun, VisibleRanges
+from paceline.core.tree import IntArray
+from paceline.util.compiled import Records, compiled
+
+
+class Reach(NamedTuple):
+    """Describe how far back one kind of layers looks, in text positions.
+
+    Attributes:
+        window: Positions that sliding attention looks back, its own included; None = no window.
+        chunk: Positions per chunk of chunked attention; None = no chunks.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """True if the layers do not see the whole text."""
+        return bool(self.window or self.chunk)
+
+
+UNLIMITED = Reach()  # full attention
+
+
+class PackedRows(NamedTuple):
+    """Pending tokens and tree nodes of a ragged batch.
+
+    The queries of a row are its pending tokens, its nodes, then padding that sees nothing.
+
+    Attributes:
+        starts: [rows + 1], index of the first query of each row.
+        cached: [rows], tokens in the cache before the forward pass.
+        pending: [rows], pending tokens of the forward pass.
+        parents: [nodes], parent of each node in its tree; -1 for the root.
+        depths: [nodes], depth of each node; 1 below the root.
+        ranks: [nodes], rank of each node in its tree by depth.
+        first_nodes: [rows + 1], index of the first node of each row.
+    """
+
+    starts: IntArray
+    cached: IntArray
+    pending: IntArray
+    parents: IntArray
+    depths: IntArray
+    ranks: IntArray
+    first_nodes: IntArray
+
+
+def visible_in_trees(rows: PackedRows, reach: Reach = UNLIMITED) -> VisibleRanges:
+    """Return the keys that the queries of a ragged batch see.
+
+    Args:
+        rows: The rows of the batch.
+        reach: How far back the layers look.
+    """
+    runs, begin = _runs(*rows, reach.window or 0, reach.chunk or 0)
+    return VisibleRanges(runs, begin, rows.starts, int(np.diff(rows.starts).max()), packed=True)
+
+
+@compiled
+def _runs(
+    starts: IntArray,
+    cached: IntArray,
+    pending: IntArray,
+    parents: IntArray,
+    depths: IntArray,
+    ranks: IntArray,
+    nodes: IntArray,
+    window: int,
+    chunk: int,
+) -> tuple[NDArray[np.void], IntArray]:
+    """Return runs and beginnings as in `VisibleRanges`."""
+    rows = len(cached)
+    begin = np.zeros(starts[rows] + 1, dtype=np.int64)
+    max_runs = 0  # at most one run of text per query, and one run per node on its path
+    for row in range(rows):
+        max_runs += pending[row]
+        for node in range(nodes[row], nodes[row + 1]):
+            max_runs += depths[node] + 1
+    runs = np.empty(max_runs, dtype=RUN)
+    count = 0
+    for row in range(rows):
+        text = cached[row] + pending[row]
+        num_queries = pending[row] + nodes[row + 1] - nodes[row]
+        for column in range(starts[row + 1] - starts[row]):
+            query = starts[row] + column
+            if column < pending[row]:
+                position = cached[row] + column
+                count = _add(
+                    runs, begin[query], count, _first_seen(position, window, chunk), position + 1
+                )
+            elif column < num_queries:
+                node = nodes[row] + column - pending[row]
+                low = _first_seen(text - 1 + depths[node], window, chunk)
+                if low < text:
+                    count = _add(runs, begin[query], count, low, text)
+                first = count
+                # From the node to the root, positions fall by one per step.
+                while node >= nodes[row] and text - 1 + depths[node] >= low:
+                    count += 1
+                    runs[count - 1].start = text + ranks[node]  # `_join` sets `stop` and `rank`
+                    node = nodes[row] + parents[node] if parents[node] >= 0 else -1
+                count = _join(runs, begin[query], first, count)
+            begin[query + 1] = count
+    return runs[:count], begin
+
+
+@compiled
+def _first_seen(position: int, window: int, chunk: int) -> int:
+    if window:
+        return max(0, position - window + 1)
+    return position // chunk * chunk if chunk else 0
+
+
+@compiled
+def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -> int:
+    """Append a run to the runs of a query from `begin` on; return the number of runs."""
+    runs[count].start = start
+    runs[count].stop = stop
+    runs[count].rank = (
+        0 if count == begin else runs[count - 1].rank + runs[count - 1].stop - runs[count - 1].start
+    )
+    return count + 1
+
+
+@compiled
+def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
+    """Join single keys, the last position first, to runs; return the number of runs.
+
+    Args:
+        runs: Runs of all queries; those from `first` to `count` are single keys.
+        begin: Index of the query's first run.
+        first: Index of the first single key.
+        count: Number of runs, single keys included.
+    """
+    half = (count - first) // 2
+    for i in range(half):
+        runs[first + i].start, runs[count - 1 - i].start = (
+            runs[count - 1 - i].start,
+            runs[first + i].start,
+        )
+    num_runs = first
+    for i in range(first, count):
+        start = runs[i].start
+        if num_runs > begin and runs[num_runs - 1].stop == start:
+            runs[num_runs - 1].stop = start + 1
+        else:
+            num_runs = _add(runs, begin, num_runs, start, start + 1)
+    return num_runs

@@ -1,0 +1,156 @@
+"""Register attention by position with transformers, under the name "paceline".
+
+Our own forward passes use it with the order of their keys (`AttentionState`). It also works without
+us: a model from `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` attends
+in `model.generate` with the same order of sums, for any batch, padding, cache and prompt chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from paceline.attention.forward import BY_POSITION, attention_state
+from paceline.backend.attention_metadata import AttentionMetadata
+from paceline.backend.interface import ScoreOptions
+from paceline.backend.plain_tensors import PLAIN
+from paceline.backend.resolve import cpu_backend
+from paceline.errors import UnsupportedModelError
+
+_DEVICES = {"cpu", "cuda"}
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def why_not_by_position(model: PreTrainedModel) -> str | None:
+    """Return why a model cannot use attention by position; None if it can."""
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if len(devices) > 1 or devices - _DEVICES:
+        return (
+            f"it is on {', '.join(sorted(devices))}, and attention by position runs on the CPU or"
+            " on CUDA"
+        )
+    if devices == {"cuda"} and find_spec("triton") is None:
+        return (
+            "it is on cuda, where attention by position needs triton, which is not installed; pip"
+            " install paceline[cuda]"
+        )
+    if model.dtype not in _DTYPES:
+        return (
+            f"it computes in {model.dtype}, and attention by position in"
+            f" {', '.join(map(str, _DTYPES))}"
+        )
+    if not model._can_set_attn_implementation():
+        return "it has attention code of its own, which asks no table of functions"
+    return None
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend by position, with the signature of transformers' functions.
+
+    Args:
+        query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
+        attention_mask: bool [batch, 1, columns, positions].
+        softcap, s_aux: see `attention_by_position`.
+    Returns:
+        [batch, columns, heads, dim], and no weights.
+    Raises:
+        UnsupportedModelError: The kernel does not support an option or a tensor.
+    """
+    obstacle = _foreign(query, key, value, s_aux) or _obstacle(
+        module, query, key, attention_mask, dropout, options
+    )
+    if obstacle is not None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own"
+            " attention implementation."
+        )
+    metadata = attention_state(module).metadata
+    if metadata is None:
+        metadata = AttentionMetadata.in_order(query.shape[0], key.shape[2])
+    attend, scores = _attention_of(query.device.type), ScoreOptions(scaling, softcap, s_aux)
+    return attend(query, key, value, attention_mask, metadata, scores), None
+
+
+@cache
+def _attention_of(device: str) -> Callable[..., Tensor]:
+    """Return attention by position on a device; it imports the kernels."""
+    if device == "cpu":
+        return cpu_backend().attention
+    from paceline.attention.triton_kernel import attention_by_position
+
+    return attention_by_position
+
+
+def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
+    """Return which tensors the kernel cannot read by their address; None for none."""
+    if not type(query) is type(key) is type(value) is Tensor or not (
+        sinks is None or type(sinks) in PLAIN
+    ):
+        kinds = ", ".join(
+            type(tensor).__name__ for tensor in (query, key, value, sinks) if tensor is not None
+        )
+        return f"tensors of the classes {kinds}; expected plain ones"
+    if key.dtype != query.dtype or value.dtype != query.dtype:
+        return (
+            f"queries, keys and values in {query.dtype}, {key.dtype} and {value.dtype}; expected"
+            " one dtype"
+        )
+    return None
+
+
+def _obstacle(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    options: dict[str, Any],
+) -> str | None:
+    """Return what the kernel cannot compute; None if it can compute all."""
+    if query.device.type not in _DEVICES or query.dtype not in _DTYPES:
+        return (
+            f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, _DTYPES))}"
+            " on the CPU or on CUDA"
+        )
+    if torch.is_grad_enabled() and query.requires_grad:
+        return "a forward to differentiate; expected torch.no_grad() or torch.inference_mode()"
+    if dropout:
+        return f"dropout {dropout}; expected none"
+    for name in ("position_bias", "cache"):
+        if options.get(name) is not None:
+            return f"{name}; expected none"
+    if mask is None:
+        causal = options.get("is_causal")
+        return (
+            None
+            if (getattr(module, "is_causal", True) if causal is None else causal)
+            else "no mask; expected a causal model"
+        )
+    if mask.dtype != torch.bool or mask.shape[1:] != (1, query.shape[2], key.shape[2]):
+        return (
+            f"a mask {mask.dtype} {list(mask.shape)}; expected torch.bool [batch, 1,"
+            f" {query.shape[2]}, {key.shape[2]}]"
+        )
+    return None
+
+
+AttentionInterface.register(BY_POSITION, _attend)
+AttentionMaskInterface.register(BY_POSITION, sdpa_mask)

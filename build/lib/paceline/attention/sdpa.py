@@ -1,0 +1,93 @@
+"""Register attention over a draft tree by SDPA with transformers.
+
+With a mask and several queries, which is every verification, transformers' SDPA function copies
+each key and value once per query head of a group. Here the query heads of a group are rows of one
+product, so the cache is read once. The prompt's columns in front of a tree need no mask. Both are
+the same sums in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, cat, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from paceline.attention.forward import BY_SDPA, attention_state
+
+# Options of some models that these attention functions do not have.
+UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
+
+
+def takes_tree_attention(model: PreTrainedModel) -> bool:
+    """Return True if a model uses SDPA by transformers' table of attention functions."""
+    return bool(
+        model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
+    )
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend by SDPA, with the signature of transformers' functions.
+
+    Args:
+        query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
+        attention_mask: bool [batch, 1, columns, positions].
+    Returns:
+        [batch, columns, heads, dim], and no weights.
+    """
+    if (
+        attention_mask is None
+        or attention_mask.shape[1] != 1
+        or dropout
+        or any(options.get(name) is not None for name in UNUSUAL)
+    ):
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return result
+    causal = attention_state(module).num_causal
+    parts = []
+    if causal:
+        front = query[:, :, :causal], key[:, :, :causal], value[:, :, :causal]
+        parts.append(
+            scaled_dot_product_attention(*front, scale=scaling, is_causal=True, enable_gqa=True)
+        )
+    if causal < query.shape[2]:
+        parts.append(
+            _grouped(query[:, :, causal:], key, value, attention_mask[:, :, causal:], scaling)
+        )
+    output = parts[0] if len(parts) == 1 else cat(parts, dim=2)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """Attend with the query heads that share a key head as rows of one product.
+
+    Returns:
+        [batch, heads, columns, dim].
+    """
+    batch, heads, columns, dim = query.shape
+    groups = heads // key.shape[1]
+    rows = query.reshape(batch, key.shape[1], groups * columns, dim)
+    output = scaled_dot_product_attention(
+        rows, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scaling
+    )
+    return output.reshape(batch, heads, columns, value.shape[-1])
+
+
+AttentionInterface.register(BY_SDPA, _attend)
+AttentionMaskInterface.register(BY_SDPA, sdpa_mask)

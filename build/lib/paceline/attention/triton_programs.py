@@ -1,0 +1,219 @@
+"""Triton programs of attention by position; `triton_kernel` launches them.
+
+All launches of one dtype and head size run the same machine code: they are specialised for sizes of
+heads only, and additions are not contracted.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_UNSPECIALIZED = [
+    "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row",
+    "value_head", "value_place", "packed", "queries", "first_tile", "origin", "tiles", "heads",
+    "key_heads", "groups", "width", "splits", "parts", "scaling", "softcap",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
+def attend_split(
+    query,
+    key,
+    value,
+    partial,
+    table,
+    query_row: tl.int64,
+    query_head: tl.int64,
+    query_column: tl.int64,
+    key_row: tl.int64,
+    key_head: tl.int64,
+    key_place: tl.int64,
+    value_row: tl.int64,
+    value_head: tl.int64,
+    value_place: tl.int64,
+    packed,
+    queries,
+    first_tile,
+    origin,
+    tiles,
+    key_heads,
+    groups,
+    width,
+    splits,
+    parts,
+    scaling,
+    softcap,
+    dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    DIMS: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """Store maximum, exponential sum and value sum of a tile and a split.
+
+    A tile is all heads of a group, of as many columns as fit. Strides are in units of `ALIGNMENT`
+    numbers, so that the compiler knows that reads are aligned.
+    """
+    tile = table + (first_tile + tl.program_id(0)) * 4
+    row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    start = table + tiles * 4
+    leading, count, listed = start + queries, start + queries * 2, start + queries * 3
+    head, low = tl.program_id(1) % key_heads, tl.program_id(2) * SPLIT
+    ordinal = tl.program_id(1) // key_heads * QUERIES + tl.arange(0, QUERIES)
+    place = tl.minimum(ordinal // groups, columns - 1)
+    member, mine = head * groups + ordinal % groups, own + place
+    seen = tl.where(ordinal < columns * groups, tl.load(count + mine), 0)
+    active = seen > low
+    begin, whole = tl.load(start + mine), tl.load(leading + mine) - low
+    shared, blocks = _blocks(active, seen - low, begin, whole, KEYS, SPLIT)
+    last = tl.max(tl.where(active, place, 0))
+    first = tl.min(tl.where(active, place, last))
+    dims, value_dims = tl.arange(0, DIMS), tl.arange(0, VALUE_DIMS)
+    column = tl.where(packed > 0, own, tl.load(tile + 3)) + place
+    at = tl.where(packed > 0, 0, row * query_row) + member * query_head + column * query_column
+    states = tl.load(
+        query + at[:, None] * ALIGNMENT + dims[None, :],
+        mask=active[:, None] & (dims < dim)[None, :],
+        other=0.0,
+    )
+    key += (row * key_row + head * key_head) * ALIGNMENT
+    value += (row * value_row + head * value_head) * ALIGNMENT
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    summed = tl.zeros([QUERIES, VALUE_DIMS], tl.float32)
+    for turn in tl.range(0, shared + (blocks - shared) * (last - first + 1), num_stages=STAGES):
+        alone = tl.maximum(turn - shared, 0)
+        rank = low + tl.where(turn < shared, turn, shared + alone // (last - first + 1)) * KEYS
+        reader = tl.where(turn < shared, last, first + alone % (last - first + 1))
+        taking = (seen > rank) & ((turn < shared) | (place == reader))
+        positions, there = _locate(start, leading, count, listed, own + reader, width, rank, KEYS)
+        keys = _read(key, positions * (key_place * ALIGNMENT), there, dims, dim)
+        values = _read(value, positions * (value_place * ALIGNMENT), there, value_dims, value_dim)
+        scores = tl.dot(states, tl.trans(keys), input_precision="ieee") * scaling
+        if CAPPED:
+            scores = _capped(scores, softcap)
+        scores = tl.where(taking[:, None] & there[None, :], scores, float("-inf"))
+        # 0 avoids a difference of infinities.
+        new_top = tl.where(taking, tl.maximum(top, tl.max(scores, 1)), 0.0)
+        weights = tl.exp(scores - new_top[:, None])
+        shrink = tl.exp(top - new_top)
+        added = _weighted(weights, values)
+        total = tl.where(taking, total * shrink + tl.sum(weights, 1), total)
+        # Values that other queries see may be no numbers.
+        summed = tl.where(taking[:, None], summed * shrink[:, None] + added, summed)
+        top = tl.where(taking, new_top, top)
+    output = (mine - origin) * (key_heads * groups) + member
+    output = output.to(tl.int64) * splits + tl.program_id(2)
+    sums = partial + output[:, None] * VALUE_DIMS + value_dims[None, :]
+    tl.store(sums, summed, mask=active[:, None])
+    tops = partial + parts.to(tl.int64) * VALUE_DIMS + output
+    tl.store(tops, top, mask=active)
+    tl.store(tops + parts, total, mask=active)
+
+
+@triton.jit
+def _blocks(active, seen, begin, whole, KEYS: tl.constexpr, SPLIT: tl.constexpr):
+    """Return how many blocks are the same for all queries, and how many there are.
+
+    The first ones are read once for all queries, the others once per column.
+    """
+    alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
+    together = tl.where(alike, tl.min(tl.where(active, whole, 2147483647)), 0)
+    blocks = (tl.maximum(tl.minimum(tl.max(seen), SPLIT), 0) + KEYS - 1) // KEYS
+    return tl.minimum(blocks, tl.maximum(together, 0) // KEYS), blocks
+
+
+@triton.jit
+def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
+    """Return cache positions of keys, starting at a rank, and which of them exist."""
+    ranks = rank + tl.arange(0, KEYS)
+    side_by_side = tl.load(leading + query)
+    there = ranks < tl.load(count + query)
+    behind = there & (ranks >= side_by_side)
+    others = tl.load(
+        listed + query.to(tl.int64) * width + (ranks - side_by_side), mask=behind, other=0
+    )
+    return tl.where(behind, others, tl.load(start + query) + ranks).to(tl.int64), there
+
+
+@triton.jit
+def _read(states, places, there, dims, dim: tl.constexpr):
+    """Return keys or values, zeros for those that do not exist."""
+    mask = there[:, None] & (dims < dim)[None, :]
+    return tl.load(states + places[:, None] + dims[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _capped(scores, softcap):
+    """Return softcap * tanh(scores / softcap)."""
+    power = tl.exp(-2.0 * tl.abs(scores / softcap))
+    size = softcap * ((1.0 - power) / (1.0 + power))
+    return tl.where(scores < 0, -size, size)
+
+
+@triton.jit
+def _weighted(weights, values):
+    """Return weights @ values; numbers of 16 bits hold a weight as the sum of two."""
+    if values.dtype == tl.float32:
+        return tl.dot(weights, values, input_precision="ieee")
+    else:
+        high = weights.to(values.dtype)
+        rest = (weights - high.to(tl.float32)).to(values.dtype)
+        return tl.dot(high, values, tl.dot(rest, values))
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
+def combine_splits(
+    partial,
+    table,
+    sinks,
+    out,
+    queries,
+    origin,
+    tiles,
+    heads,
+    splits,
+    parts,
+    out_dim: tl.constexpr,
+    VALUE_DIMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """Combine the splits of a query and the sink, and store its output."""
+    at = tl.program_id(0).to(tl.int64)
+    which, head = origin + at // heads, at % heads
+    seen = tl.load(table + tiles * 4 + queries * 2 + which)
+    used = (seen + SPLIT - 1) // SPLIT
+    some, dims = at * splits + tl.arange(0, AT_ONCE), tl.arange(0, VALUE_DIMS)
+    tops = partial + parts.to(tl.int64) * VALUE_DIMS
+    end = at * splits + used
+    top = tl.full([], float("-inf"), tl.float32)
+    if SINKS:
+        top = tl.load(sinks + head).to(tl.float32)
+    for first in range(0, used, AT_ONCE):
+        some_tops = tl.load(tops + first + some, mask=first + some < end, other=float("-inf"))
+        top = tl.maximum(top, tl.max(some_tops))
+    total = tl.full([], 0.0, tl.float32)
+    if SINKS:
+        total = tl.exp(tl.load(sinks + head).to(tl.float32) - top)
+    summed = tl.zeros([VALUE_DIMS], tl.float32)
+    for first in range(0, used, AT_ONCE):
+        which_parts, there = first + some, first + some < end
+        share = tl.exp(tl.load(tops + which_parts, mask=there, other=float("-inf")) - top)
+        sums = tl.load(
+            partial + which_parts[:, None] * VALUE_DIMS + dims[None, :],
+            mask=there[:, None],
+            other=0.0,
+        )
+        total += tl.sum(tl.load(tops + parts + which_parts, mask=there, other=0.0) * share)
+        summed += tl.sum(sums * share[:, None], 0)
+    result = tl.where(used > 0, summed / tl.where(used > 0, total, 1.0), 0.0)
+    place = out + (which * heads + head) * out_dim + dims
+    tl.store(place, result.to(out.dtype.element_ty), mask=dims < out_dim)

@@ -1,0 +1,208 @@
+"""Describe which keys each query sees, in the order of their text positions.
+
+Batch-invariant attention adds its sums in this order, so its results do not depend on where the
+keys lie in the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.core.tree import BoolArray, IntArray
+from paceline.errors import UnsupportedModelError
+from paceline.util.compiled import Records, compiled, record_dtype
+
+
+class KeyRun:
+    """Consecutive visible keys, in the order of their text positions."""
+
+    start: int  # first ordinal, see `AttentionMetadata`
+    stop: int  # ordinal after the last key
+    rank: int  # number of visible keys before this run
+
+
+RUN = record_dtype(KeyRun)
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleRanges:
+    """The visible keys of every query, as runs.
+
+    Attributes:
+        runs: Runs of all queries, [n] of `KeyRun`.
+        begin: First run of each query, [queries + 1].
+        starts: First query of each row, [rows + 1].
+        columns: Maximum number of queries of a row.
+        packed: The query tensor has a single row that holds the queries of all rows in sequence.
+        addresses: Memory addresses of `runs`, `begin` and `starts`; numpy is slow to return them.
+    """
+
+    runs: NDArray[np.void]
+    begin: IntArray
+    starts: IntArray
+    columns: int
+    packed: bool = False
+    addresses: tuple[int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        addresses = self.runs.ctypes.data, self.begin.ctypes.data, self.starts.ctypes.data
+        object.__setattr__(self, "addresses", addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """The keys of every row, in the order of their text positions.
+
+    The keys of a row have ordinals: 0 to cached - 1 are the cache positions of the same number;
+    the keys of `tail` follow.
+
+    Attributes:
+        cached: Leading cache positions of each row that are in text order, [rows], contiguous.
+        tail: Cache positions after them, in text order, [rows, columns], contiguous. If several
+            keys share a text position, no query sees more than one of them.
+        keys: Number of keys of the longest row.
+        ranges_by_mask: Visible ranges by the address of the stand-in mask (`stand_in_mask`). Empty
+            = read the ranges from the masks.
+        derived: Values computed from `VisibleRanges`, by the id of the ranges.
+        addresses: Memory addresses of `cached` and `tail`.
+    """
+
+    cached: IntArray
+    tail: IntArray
+    keys: int
+    ranges_by_mask: dict[int, VisibleRanges] = field(default_factory=dict)
+    derived: dict[int, object] = field(default_factory=dict)
+    addresses: tuple[int, int] = field(init=False)
+    _seen: dict[tuple[int, int], tuple[Tensor | None, VisibleRanges]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "addresses", (self.cached.ctypes.data, self.tail.ctypes.data))
+
+    @staticmethod
+    def from_columns(
+        cached: IntArray, cache_positions: IntArray, positions: IntArray, padding: BoolArray
+    ) -> AttentionMetadata:
+        """Order the keys of one forward pass by their text positions.
+
+        Args:
+            cached: Number of tokens in the cache before the pass, [rows].
+            cache_positions: Cache position of each column, [rows, columns].
+            positions: Text position of each column, [rows, columns].
+            padding: True for columns without a token, [rows, columns].
+        """
+        last = np.iinfo(np.int64).max
+        order = np.argsort(np.where(padding, last, positions), axis=1, kind="stable")
+        tail = np.ascontiguousarray(
+            np.take_along_axis(cache_positions, order, axis=1), dtype=np.int64
+        )
+        num_keys = int(cached.max()) + cache_positions.shape[1]
+        return AttentionMetadata(np.ascontiguousarray(cached, dtype=np.int64), tail, num_keys)
+
+    @staticmethod
+    def in_order(rows: int, keys: int) -> AttentionMetadata:
+        """Return the metadata of rows whose cache positions are in text order already."""
+        return AttentionMetadata(
+            np.full(rows, keys, dtype=np.int64), np.empty((rows, 0), dtype=np.int64), keys
+        )
+
+    def visible(self, mask: Tensor | None, columns: int) -> VisibleRanges:
+        """Return the visible keys of the queries; computed once for all layers of a pass.
+
+        Args:
+            mask: Mask of shape [rows or 1, 1, columns, positions], bool. Without a mask, a single
+                query per row sees all keys, and several are causal.
+            columns: Queries per row.
+        Raises:
+            UnsupportedModelError: stand-in masks were passed to the model, and `mask` is another.
+        """
+        if self.ranges_by_mask:
+            ranges = None if mask is None else self.ranges_by_mask.get(mask_address(mask))
+            if ranges is None:
+                raise UnsupportedModelError(
+                    "attention by position got a mask that the model made itself; expected the one"
+                    " it was given. Set batch_invariant to false."
+                )
+            return ranges
+        key = id(mask), columns
+        seen = self._seen.get(key)  # holds the mask, so that no other mask gets its id
+        if seen is None:
+            seen = self._seen[key] = mask, self._all(columns) if mask is None else self._read(mask)
+        return seen[1]
+
+    def _read(self, mask: Tensor) -> VisibleRanges:
+        rows = mask.expand(len(self.cached), -1, -1, -1)[:, 0].cpu().contiguous().numpy()
+        return VisibleRanges(*_runs(rows, self.cached, self.tail), *_even(*rows.shape[:2]))
+
+    def _all(self, columns: int) -> VisibleRanges:
+        rows = len(self.cached)
+        runs = np.zeros((rows, columns), dtype=RUN)
+        runs["stop"] = (
+            (self.cached + self.tail.shape[1])[:, None] if columns == 1 else 1 + np.arange(columns)
+        )
+        return VisibleRanges(runs.reshape(-1), np.arange(rows * columns + 1), *_even(rows, columns))
+
+
+def _even(rows: int, columns: int) -> tuple[IntArray, int]:
+    """Return `starts` and `columns` of `VisibleRanges` for rows of equal width."""
+    return np.arange(rows + 1) * columns, columns
+
+
+def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
+    """Return a mask that models accept and attention by position never reads.
+
+    Its shape is [1, 1, queries, positions], and it takes a single bool in memory.
+    """
+    return torch.ones((), dtype=torch.bool, device=device).expand(1, 1, queries, positions)
+
+
+def mask_address(mask: Tensor) -> int:
+    """Return the key of a stand-in mask, or of a part of it, in `ranges_by_mask`."""
+    return mask.untyped_storage().data_ptr()
+
+
+@compiled
+def _runs(mask: BoolArray, cached: IntArray, tail: IntArray) -> tuple[NDArray[np.void], IntArray]:
+    """Return `VisibleRanges.runs` and `.begin` of a mask [rows, columns, positions]."""
+    rows, columns, _ = mask.shape
+    begin = np.zeros(rows * columns + 1, dtype=np.int64)
+    for query in range(rows * columns):
+        row, column = divmod(query, columns)
+        begin[query + 1] = begin[query] + _count(mask[row, column], cached[row], tail[row])
+    runs = np.empty(begin[-1], dtype=RUN)
+    for query in range(rows * columns):
+        row, column = divmod(query, columns)
+        _write(mask[row, column], cached[row], tail[row], runs[begin[query] : begin[query + 1]])
+    return runs, begin
+
+
+@compiled
+def _count(sees: BoolArray, cached: int, tail: IntArray) -> int:
+    count, before = 0, False
+    for visible in sees[:cached]:
+        count += visible and not before
+        before = visible
+    for position in tail:
+        count += sees[position] and not before
+        before = sees[position]
+    return count
+
+
+@compiled
+def _write(sees: BoolArray, cached: int, tail: IntArray, runs: Records[KeyRun]) -> None:
+    count, rank = 0, 0
+    before = False
+    for ordinal in range(cached + len(tail)):
+        visible = sees[ordinal if ordinal < cached else tail[ordinal - cached]]
+        if visible and not before:
+            runs[count].start = ordinal
+            runs[count].rank = rank
+            count += 1
+        if visible:
+            runs[count - 1].stop = ordinal + 1
+        rank += visible
+        before = visible

@@ -1,0 +1,130 @@
+"""Define the operations of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from paceline.core.tree import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.backend.attention_metadata import AttentionMetadata
+
+RowMover = Callable[[IntArray, IntArray, IntArray], None]
+"""Copies cache positions within slots: slots [rows], source and target [rows, m].
+
+Both are ascending, and no target comes after its source.
+"""
+
+
+class ScoreOptions(NamedTuple):
+    """Options of attention scores.
+
+    Attributes:
+        scaling: Factor of the scores; default 1 / sqrt(dim).
+        softcap: Smooth bound of the scores, cap * tanh(score / cap); None for none.
+        sinks: [heads]: a score per head that takes part in the softmax and has no value.
+    """
+
+    scaling: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+class Backend(Protocol):
+    """Operations on tensors of one device."""
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias.
+
+        Args:
+            rows: [..., inner].
+            weight: [outer, inner]; one that `takes_weight`.
+            bias: [outer]; None for none.
+        """
+
+    def takes_weight(self, weight: Tensor) -> bool:
+        """Return True if `linear` takes a weight [outer, inner]."""
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return weight * rows / sqrt(mean(rows ** 2) + eps), the mean over the last axis.
+
+        Args:
+            rows: [..., size].
+            weight: [size].
+            eps: Addend of the mean.
+        """
+
+    def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
+        """Return the modules that `rms_norm` may replace, and their eps."""
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        metadata: AttentionMetadata,
+        options: ScoreOptions = ScoreOptions(),
+    ) -> Tensor:
+        """Return attention by position; a query that sees no key gets zeros.
+
+        Args:
+            query: [rows, heads, columns, dim]; of a packed batch [1, heads, columns of all rows,
+                dim].
+            key: [rows, key heads, positions, dim].
+            value: [rows, key heads, positions, value dim].
+            mask: bool [rows or 1, 1, columns, positions]. None: a single query sees all keys of
+                its row, and of several queries each sees the keys up to its own.
+            metadata: Keys of each row by position.
+            options: Options of the scores.
+        Returns:
+            [rows, columns, heads, value dim], in the dtype of the query.
+        """
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Return the most likely token of each row; NO_TOKEN if a row is not numbers.
+
+        Args:
+            logits: [..., vocab].
+        """
+
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the most likely tokens of each row and their probabilities, in order.
+
+        If a row is not numbers, the tokens are any, and the probabilities are 0.
+
+        Args:
+            logits: [..., vocab].
+            count: Number of tokens per row.
+        Returns:
+            Token ids, int64 [..., count], and probabilities, float32 [..., count], on the device
+            of the logits.
+        """
+
+    def entropies(self, logits: Tensor) -> Tensor:
+        """Return the entropy of the distribution of each row, float32 [...], in nats.
+
+        Args:
+            logits: [..., vocab], without NaN.
+        """
+
+    def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
+        """Return a function that moves cache positions in all stores at once.
+
+        Args:
+            blocks: Keys and values of all layers, [stores, slots, heads, capacity, dim] each. They
+                must exist as long as the function is used.
+        """
+
+    def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
+        """Return a context in which helper threads share the operations of this thread.
+
+        Args:
+            num_helpers: Number of helper threads; 0 for none.
+        """

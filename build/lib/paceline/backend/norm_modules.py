@@ -1,0 +1,78 @@
+"""Find the modules of a model that compute RMS norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.backend.plain_tensors import is_plain
+
+_EPS = ("variance_epsilon", "eps")  # the attribute's names in modules
+
+
+def find_rms_norms(
+    model: PreTrainedModel,
+    norm: Callable[[Tensor, Tensor, float], Tensor],
+    takes_weight: Callable[[Tensor], bool],
+    tolerances: Mapping[torch.dtype, float],
+) -> dict[nn.Module, float]:
+    """Return the modules of a model whose norms a function can compute, and their eps.
+
+    Each module is tried on two rows: norms of one name may differ in their formula.
+
+    Args:
+        model: The model.
+        norm: Norm of rows, with a weight and eps.
+        takes_weight: Whether `norm` takes a weight [size].
+        tolerances: Largest difference relative to the result, for each dtype.
+    """
+    found = {}
+    for module in model.modules():
+        eps, weight = _epsilon_of(module), _weight_of(module)
+        if eps is None or weight is None or weight.dtype not in tolerances:
+            continue
+        if takes_weight(weight) and _agrees(module, norm, weight, eps, tolerances[weight.dtype]):
+            found[module] = eps
+    return found
+
+
+def _epsilon_of(module: nn.Module) -> float | None:
+    """Return the epsilon attribute of a module; None if it has none."""
+    values = (vars(module).get(name) for name in _EPS)
+    return next((value for value in values if isinstance(value, float)), None)
+
+
+def _weight_of(module: nn.Module) -> Tensor | None:
+    """Return the weight [size] of a module without other parts; otherwise None."""
+    parameters = module._parameters
+    if type(parameters) is not dict or list(parameters) != ["weight"] or list(module.children()):
+        return None
+    weight = parameters["weight"]
+    if weight is None or not is_plain(weight) or weight.dim() != 1:
+        return None
+    return weight.detach()
+
+
+def _agrees(
+    module: nn.Module,
+    norm: Callable[[Tensor, Tensor, float], Tensor],
+    weight: Tensor,
+    eps: float,
+    tolerance: float,
+) -> bool:
+    # Rows with a mean that is not zero, which layer norms subtract; in the second row eps matters.
+    ramp = torch.linspace(-1.0, 3.0, len(weight)).roll(len(weight) // 3)
+    rows = (ramp * torch.tensor([[1.0], [eps**0.5]])).to(weight)
+    try:
+        with torch.inference_mode():
+            expected: Any = type(module).forward(module, rows)
+            result = norm(rows, weight, eps)
+            if (expected.shape, expected.dtype) != (result.shape, result.dtype):
+                return False
+            return bool(((expected - result).abs() <= tolerance * expected.abs()).all())
+    except Exception:  # the module takes other arguments, or is no norm in spite of its attributes
+        return False

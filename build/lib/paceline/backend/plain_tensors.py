@@ -1,0 +1,32 @@
+"""Decide which tensors compiled code can read by their address.
+
+Such a tensor has torch's own class, and its memory is laid out by dtype, shape and strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Subclasses, such as quantised weights, may store their values in any layout.
+PLAIN = frozenset((Tensor, nn.Parameter))
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a tensor's values are at its address.
+
+    Args:
+        tensor: Any object; None is not plain.
+    """
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not tensor.is_quantized
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+        and tensor.untyped_storage().nbytes()
+        >= tensor.numel() * tensor.element_size()  # the memory of a sharded tensor may be freed
+    )

@@ -1,0 +1,251 @@
+"""Choose which matrix products and norms of a model a backend computes.
+
+A view of a model (`paceline.model.model_view`) replaces the `forward` of copied modules by the
+overrides of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from paceline.backend.interface import Backend
+from paceline.backend.plain_tensors import PLAIN, is_plain
+from paceline.backend.settings import MAX_HELPER_NUMBERS, MAX_HELPERS, MAX_ROWS, MIN_HEAD_RATIO
+from paceline.backend.torch_backend import TORCH
+
+
+def is_free(module: nn.Module) -> bool:
+    """Return True if no other code has replaced the `forward` of a module."""
+    return isinstance(vars(module).get("forward"), ForwardOverride | None)
+
+
+def is_plain_product(module: nn.Module) -> bool:
+    """Return True if a product is what its class computes, of a plain weight and bias."""
+    held = module._parameters
+    if type(held) is not dict or held.keys() != {"weight", "bias"} or not is_plain(held["weight"]):
+        return False
+    return (held["bias"] is None or is_plain(held["bias"])) and is_free(module)
+
+
+def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """Return the modules of a model that are plain products of torch, on any device."""
+    return tuple(
+        module
+        for module in model.modules()
+        if type(module) in (nn.Linear, Conv1D) and is_plain_product(module)
+    )
+
+
+def replaceable(model: PreTrainedModel, backend: Backend) -> tuple[nn.Linear, ...]:
+    """Return the modules of a model whose products a backend can compute."""
+    return tuple(
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and is_plain_product(module)
+        and module.weight.shape == (module.out_features, module.in_features)
+        and backend.takes_weight(module.weight)
+    )
+
+
+class ForwardOverride:
+    """Replaces `forward` in the copy of a module that a model view holds.
+
+    It reads the weights of the original module at every call: they may have been replaced since.
+
+    Args:
+        module: The original module.
+        products: The products that apply to it.
+    Attributes:
+        module, products: As above.
+    """
+
+    __slots__ = ("_attributes", "_forward", "module", "products")
+
+    def __init__(self, module: nn.Module, products: Products) -> None:
+        self.module, self.products = module, products
+        # An attribute of a module takes longer to find than an entry of its dictionary.
+        self._attributes = vars(module)
+        self._forward: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+
+    def of(self, module: nn.Module) -> ForwardOverride:
+        """Return the same override for another module of the class."""
+        return type(self)(module, self.products)
+
+
+class _LinearOverride(ForwardOverride):
+    """Uses the backend's product if the weight and the rows suit it."""
+
+    __slots__ = ("_linear", "_max_numbers", "_min_numbers")
+
+    def __init__(self, module: nn.Module, products: Products) -> None:
+        super().__init__(module, products)
+        inner = module.in_features if isinstance(module, nn.Linear) else 0
+        self._min_numbers = products.min_rows * inner
+        self._max_numbers = products.max_rows * inner
+        self._linear = products.backend.linear
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        parameters = self._attributes["_parameters"]
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        # A weight may have been replaced since, also by one of quantised numbers.
+        if (
+            self._min_numbers <= rows.numel() <= self._max_numbers
+            and type(weight) in PLAIN
+            and type(rows) in PLAIN
+            and (bias is None or type(bias) in PLAIN)
+            and rows.dtype == weight.dtype
+            and weight.is_contiguous()
+            and not torch.is_grad_enabled()
+        ):
+            return self._linear(rows, weight, bias)
+        return self._forward(self.module, rows)
+
+
+class _FixedRowsOverride(ForwardOverride):
+    """Uses torch's product, always with the same number of rows."""
+
+    __slots__ = ()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        multiply = partial(self._forward, self.module)
+        return _multiply_chunks(multiply, rows, self.products.fixed_rows)
+
+
+class _NormOverride(ForwardOverride):
+    """Uses the backend's norm if the weight and the rows suit it."""
+
+    __slots__ = ("_eps", "_norm")
+
+    def __init__(self, module: nn.Module, products: Products, eps: float | None = None) -> None:
+        super().__init__(module, products)
+        self._eps = products.norms[module] if eps is None else eps
+        self._norm = products.backend.rms_norm
+
+    def of(self, module: nn.Module) -> ForwardOverride:
+        """Return the same override for another module of the class."""
+        return _NormOverride(module, self.products, self._eps)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        weight = self._attributes["_parameters"].get("weight")
+        if (
+            type(weight) in PLAIN
+            and type(rows) in PLAIN
+            and rows.dtype == weight.dtype
+            and not torch.is_grad_enabled()
+        ):
+            return self._norm(rows, weight, self._eps)
+        return self._forward(self.module, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The products of a model that replace torch's, or change how torch computes them.
+
+    Attributes:
+        modules: Modules with such products; none (default) if all are torch's.
+        min_rows: Fewest rows of such a product; default 1.
+        max_rows: Most rows of such a product; default any number.
+        fixed_rows: Number of rows that torch's products get: a longer input is cut, and zeros fill
+            up its last chunk. 0 (default): the products are the backend's.
+        norms: Modules whose norms are the backend's with any number of rows, and their eps.
+        backend: Computes the products and norms; default torch.
+    """
+
+    modules: tuple[nn.Module, ...] = ()
+    min_rows: int = 1
+    max_rows: int = MAX_ROWS
+    fixed_rows: int = 0
+    norms: Mapping[nn.Module, float] = field(default_factory=dict)
+    backend: Backend = field(default=TORCH, compare=False, repr=False)
+    _overrides: dict[int, type[ForwardOverride]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _max_width: int = field(default=MAX_ROWS, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._overrides.update((id(module), _NormOverride) for module in self.norms)
+        kind = _FixedRowsOverride if self.fixed_rows else _LinearOverride
+        self._overrides.update((id(module), kind) for module in self.modules)
+        widths = (
+            module.out_features
+            for module in self.modules
+            if isinstance(module, nn.Linear)
+            and module.out_features < MIN_HEAD_RATIO * module.in_features
+        )
+        object.__setattr__(self, "_max_width", max(widths, default=MAX_ROWS))
+
+    @staticmethod
+    def of_backend(
+        model: PreTrainedModel, backend: Backend, min_rows: int = 1, max_rows: int = MAX_ROWS
+    ) -> Products:
+        """Return a backend's products and norms for a model.
+
+        Args:
+            model: The model.
+            backend: Computes the products and norms.
+            min_rows: Fewest rows of a product; default 1.
+            max_rows: Most rows of a product; default any number.
+        """
+        modules = replaceable(model, backend)
+        norms = backend.rms_norms(model) if modules else {}
+        norms = {module: eps for module, eps in norms.items() if is_free(module)}
+        return Products(modules, min_rows, max_rows, norms=norms, backend=backend)
+
+    def override(self, module: nn.Module) -> ForwardOverride | None:
+        """Return the override of a module's `forward` in a model view; None for none."""
+        kind = self._overrides.get(id(module))
+        return None if kind is None or not is_free(module) else kind(module, self)
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias as the modules compute it.
+
+        Args:
+            rows: [..., inner].
+            weight: [outer, inner], part of the weight of a module.
+            bias: [outer]; None for none.
+        """
+        count = rows.numel() // rows.shape[-1]
+        if (
+            self.modules
+            and not self.fixed_rows
+            and self.min_rows <= count <= self.max_rows
+            and type(weight) in PLAIN
+            and rows.dtype == weight.dtype
+            and self.backend.takes_weight(weight)
+        ):
+            return self.backend.linear(rows, weight, bias)
+        return functional.linear(rows, weight, bias)
+
+    def num_helpers(self, num_rows: int) -> int:
+        """Return the number of threads that may spin in a forward over some rows.
+
+        There are none if torch has work for all threads.
+        """
+        threads = torch.get_num_threads()
+        if threads == 1 or self.fixed_rows or num_rows * self._max_width >= MAX_HELPER_NUMBERS:
+            return 0
+        return min(threads - 1, MAX_HELPERS)
+
+    def thread_team(self, num_rows: int) -> AbstractContextManager[None]:
+        """Return a context in which helpers share the products of a forward."""
+        return self.backend.thread_team(self.num_helpers(num_rows))
+
+
+def _multiply_chunks(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
+    flat = rows.reshape(-1, rows.shape[-1])
+    if len(flat) == size:
+        return multiply(flat).reshape(*rows.shape[:-1], -1)
+    filled = functional.pad(flat, (0, 0, 0, -len(flat) % size)).contiguous()
+    chunks = [multiply(filled[first : first + size]) for first in range(0, len(filled), size)]
+    product = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+    return product[: len(flat)].reshape(*rows.shape[:-1], product.shape[-1])

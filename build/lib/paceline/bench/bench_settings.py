@@ -1,0 +1,19 @@
+"""Benchmark settings that are not exposed as options."""
+
+from __future__ import annotations
+
+WARMUP_TOKENS = 16  # Number of tokens in the untimed answers.
+SPARE_NODES = 64  # Cache positions for draft nodes, allocated before the timed calls.
+MIN_PROMPT_TOKENS = 8  # Minimum number of context tokens left for a prompt.
+ROUNDING = 16  # An enlarged model's feed-forward size is a multiple of this.
+WARMUP_ROUNDS = 1  # Untimed rounds when measuring the cost of batch invariance.
+
+# transformers' continuous batching.
+PAGE_POSITIONS = 256  # Cache positions per block in its paged cache.
+MAX_BATCH_TOKENS = 512  # Maximum number of tokens in a forward pass.
+
+# Tables and plots.
+WIDE_COLUMNS = 124  # Characters; narrower consoles show fewer columns.
+MAX_DIVERGENCES = 5  # Maximum number of divergences in a table.
+TITLE_COLUMNS = 118  # Characters of a title line.
+WIDTH, ROW, FRAME = 10.0, 0.46, 2.3  # Inches.

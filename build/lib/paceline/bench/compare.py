@@ -1,0 +1,122 @@
+"""Compare a run's answers with the reference answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.bench.methods import Method, MethodAnswer, Paceline
+from paceline.bench.models import Unit
+from paceline.bench.settings import PLAIN, BenchConfig
+from paceline.bench.timed_calls import AnswerCounts, AnswerRow, Divergence, TimedCall
+from paceline.model.forward_mode import mode_of
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The timed calls of a run, with their answers compared.
+
+    Attributes:
+        reference: Method whose tokens all other methods must match; None if there is none.
+        calls: Timed calls with their answers.
+        divergences: Answers that differ from the reference.
+    """
+
+    reference: str | None
+    calls: tuple[TimedCall, ...]
+    divergences: tuple[Divergence, ...]
+
+
+def compare(
+    config: BenchConfig,
+    target: PreTrainedModel,
+    methods: Sequence[Method],
+    units: Sequence[Unit],
+    timed: Sequence[tuple[TimedCall, list[MethodAnswer]]],
+) -> Comparison:
+    """Compare the answers of all methods with the reference answers.
+
+    Args:
+        config: Configuration for the run.
+        target: Target model, for the logits at divergences.
+        methods: Methods to compare.
+        units: Prompts or batches.
+        timed: Timed calls without rows, and their answers.
+    """
+    reference = _reference(config, tuple(method.name for method in methods))
+    comparable = {
+        method.name for method in methods if config.sampling.greedy or _keeps_seed(method)
+    }
+    expected = {
+        (call.unit, call.repeat): answers for call, answers in timed if call.method == reference
+    }
+    calls: list[TimedCall] = []
+    differing: dict[tuple[str, str], tuple[list[int], list[int], list[int]]] = {}
+    for call, answers in timed:
+        unit = units[call.unit]
+        compared = call.method in comparable and call.method != reference and reference is not None
+        rows = []
+        for index, (prompt, ids, answer) in enumerate(
+            zip(unit.prompts, unit.token_ids, answers, strict=True)
+        ):
+            reference_ids = expected[call.unit, call.repeat][index].token_ids if compared else []
+            equal = answer.token_ids == reference_ids if compared else None
+            if equal is False and config.sampling.greedy:
+                differing.setdefault(
+                    (call.method, prompt.id), (ids, reference_ids, answer.token_ids)
+                )
+            counts = None if answer.stats is None else AnswerCounts.of(answer.stats)
+            rows.append(
+                AnswerRow(
+                    prompt.id, prompt.category, len(ids), len(answer.token_ids), equal, counts
+                )
+            )
+        calls.append(dataclasses.replace(call, rows=tuple(rows)))
+    divergences = [_divergence(target, *key, *value) for key, value in differing.items()]
+    return Comparison(reference, tuple(calls), tuple(divergences))
+
+
+def _reference(config: BenchConfig, names: tuple[str, ...]) -> str | None:
+    """Return the method whose tokens all other methods must match.
+
+    Greedy answers must match transformers' answers. Sampled answers must match plain decoding with
+    the same seed.
+    """
+    wanted = [PLAIN, "none"] if config.sampling.greedy else ["none"]
+    return next((name for name in wanted if name in names), None)
+
+
+def _keeps_seed(method: Method) -> bool:
+    return isinstance(method, Paceline) and not method.draws
+
+
+def _divergence(
+    model: PreTrainedModel,
+    method: str,
+    prompt: str,
+    prompt_ids: list[int],
+    reference: list[int],
+    got: list[int],
+) -> Divergence:
+    shorter = min(len(reference), len(got))
+    position = next((i for i in range(shorter) if reference[i] != got[i]), shorter)
+    with mode_of(model)():
+        logits = (
+            model(torch.tensor([prompt_ids + reference[:position]], device=model.device))
+            .logits[0, -1]
+            .float()
+        )
+    top = logits.topk(2).values.tolist()
+    expected, chosen = (
+        tokens[position] if position < len(tokens) else None for tokens in (reference, got)
+    )
+    choice = (
+        None
+        if expected is None or chosen is None
+        else abs(float(logits[expected] - logits[chosen]))
+    )
+    return Divergence(method, prompt, position, expected, chosen, top[0], top[0] - top[1], choice)

@@ -1,0 +1,196 @@
+"""Enlarge a small trained model so that it costs as much as a large one.
+
+The quality of a drafter depends on what the models predict; its cost depends on their size. A small
+trained pair gives realistic answers at unrealistic costs. `enlarge` pads the residual stream with
+dimensions that stay zero, and adds heads, neurons and layers with zero output weights. The enlarged
+model computes every matrix product, but the answer stays the same. Reports label such models.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from paceline.bench.bench_settings import ROUNDING
+from paceline.bench.settings import CostScale
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.model.eagle.modules import uses_target_states
+from paceline.model.identity import model_identity
+from paceline.model.reduced_vocabulary import ReducedLMHead, keep_tokens
+
+_PROJECTIONS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+_WRITERS = ("self_attn.o_proj", "mlp.down_proj")  # projections that write to the residual stream
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def parameter_count(model: PreTrainedModel) -> int:
+    """Return the number of parameters in a model; tied parameters count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def cost_label(scale: CostScale, model: PreTrainedModel) -> str:
+    """Return the label of an enlarged model, e.g. "cost-scaled 1024x12 (156 M)"."""
+    return f"cost-scaled {scale} ({parameter_count(model) / 1e6:.0f} M)"
+
+
+def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> PreTrainedModel:
+    """Return a larger model of the same architecture that computes the same function.
+
+    The model is made on the device of the original one. Its random weights depend on the device.
+
+    Args:
+        model: A Llama-architecture model. It is not changed.
+        width: New hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
+            the head size stays. If `width` is 4, 16, ... times the model's own, the rescaled norm
+            weights are exact in any dtype.
+        layers: New number of layers. The added layers are spread between the model's own layers,
+            and do nothing.
+        seed: Random seed for the weights whose products are multiplied by zero.
+    Raises:
+        UnsupportedModelError: The model has a different architecture.
+        ConfigError: The sizes cannot be reached.
+    """
+    config = model.config
+    if uses_target_states(model):
+        raise UnsupportedModelError(
+            "The draft model reads its target's hidden states and has no embedding that could be"
+            " enlarged. Run the bench without a cost scale of the draft model."
+        )
+    if config.model_type != "llama":
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be enlarged: it is not of the Llama architecture"
+            " (model_type 'llama'). Run the bench without a cost scale."
+        )
+    _check_sizes(model, width, layers)
+    wanted = copy.deepcopy(config)
+    ratio = width / config.hidden_size
+    wanted.hidden_size, wanted.num_hidden_layers = width, layers
+    wanted.head_dim = model.model.layers[0].self_attn.head_dim
+    wanted.num_attention_heads = config.num_attention_heads * width // config.hidden_size
+    wanted.num_key_value_heads = config.num_key_value_heads * width // config.hidden_size
+    wanted.intermediate_size = max(
+        config.intermediate_size, ROUNDING * round(config.intermediate_size * ratio / ROUNDING)
+    )
+    wanted.rms_norm_eps = config.rms_norm_eps / ratio
+    fingerprint, hidden_size = model_identity(model)
+    origin = getattr(config, "enlarged_from", {"layers": config.num_hidden_layers})
+    # Parts trained for the original, such as an acceptance head, also work with the larger model.
+    wanted.enlarged_from = {
+        "fingerprint": fingerprint,
+        "hidden_size": hidden_size,
+        "layers": origin["layers"],
+    }
+    device = model.device
+    # The constructor samples weights, which are all replaced.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+        larger: PreTrainedModel = AutoModelForCausalLM.from_config(
+            wanted, dtype=model.dtype, attn_implementation=config._attn_implementation
+        )
+    with torch.no_grad():
+        _fill(larger, model, torch.Generator(device).manual_seed(seed))
+        for name, buffer in larger.named_buffers():  # rotary frequencies
+            buffer.copy_(model.get_buffer(name))
+    larger.generation_config = copy.deepcopy(model.generation_config)
+    head: Any = model.get_output_embeddings()
+    if isinstance(head, ReducedLMHead):
+        keep_tokens(larger, head.token_ids.tolist())
+    moved: PreTrainedModel = larger.to(device).eval()
+    return moved
+
+
+def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
+    config = model.config
+    own, heads = (
+        config.hidden_size,
+        math.gcd(config.num_attention_heads, config.num_key_value_heads),
+    )
+    step = own // math.gcd(own, heads)  # a step of this size adds whole heads
+    if width < own or layers < config.num_hidden_layers:
+        raise ConfigError(
+            f"cost scale {width}x{layers} is smaller than the model, which is"
+            f" {own}x{config.num_hidden_layers}. Give sizes of at least that."
+        )
+    if width % step:
+        below = max(own, width - width % step)
+        raise ConfigError(
+            f"cost scale {width}x{layers}: the width of this model grows in steps of {step} (whole"
+            f" heads). Use {below} or {below + step}."
+        )
+
+
+def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Write all weights of `larger`: the model's own first, then random ones or zeros."""
+    old, new = model.config.num_hidden_layers, larger.config.num_hidden_layers
+    source = {index * new // old: index for index in range(old)}  # new index -> own index
+    scale = math.sqrt(model.config.hidden_size / larger.config.hidden_size)
+
+    def normal(shape: torch.Size, like: Tensor) -> Tensor:
+        deviation = float(like.float().std()) if like.numel() > 1 else 0.02
+        return torch.randn(shape, generator=generator, device=like.device).mul_(deviation)
+
+    nearest = 0
+    for index, layer in enumerate(larger.model.layers):
+        own = index in source
+        nearest = source.get(index, nearest)
+        original = model.model.layers[nearest]
+        for name in _PROJECTIONS:
+            writes = name in _WRITERS
+            _fill_linear(
+                layer.get_submodule(name), original.get_submodule(name), own, writes, normal
+            )
+        for name in _NORMS:
+            _fill_norm(layer.get_submodule(name).weight, original.get_submodule(name).weight, scale)
+    _fill_norm(larger.model.norm.weight, model.model.norm.weight, scale)
+    # A tied head reads the embedding's padding, which is zero. An untied head needs no zeros.
+    embedding, head = larger.get_input_embeddings().weight, larger.get_output_embeddings().weight
+    if head is not embedding:
+        own_head = model.get_output_embeddings().weight
+        head.copy_(normal(head.shape, own_head))
+        head[:, : own_head.shape[1]] = own_head
+    own_embedding = model.get_input_embeddings().weight
+    embedding.zero_()
+    embedding[:, : own_embedding.shape[1]] = own_embedding
+
+
+def _fill_linear(
+    linear: torch.nn.Linear,
+    original: torch.nn.Linear,
+    own: bool,
+    writes: bool,
+    normal: Callable[[torch.Size, Tensor], Tensor],
+) -> None:
+    """Write random weights, and zeros where added parts write to the residual stream."""
+    rows, columns = original.weight.shape
+    if writes:
+        linear.weight.zero_()
+    else:
+        linear.weight.copy_(normal(linear.weight.shape, original.weight))
+    if own:
+        linear.weight[:rows, :columns] = original.weight
+    if original.bias is not None:
+        linear.bias.zero_()
+        if own:
+            linear.bias[:rows] = original.bias
+
+
+def _fill_norm(weight: Tensor, original: Tensor, scale: float) -> None:
+    """Write a norm's weight so that its output stays the same.
+
+    The mean square is taken over more dimensions, so normed values are larger by 1 / scale.
+    """
+    weight.fill_(scale)
+    weight[: original.shape[0]] = original * scale

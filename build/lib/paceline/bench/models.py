@@ -1,0 +1,145 @@
+"""Load a benchmark's models, at their cost scales, and encode the prompts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline import demo
+from paceline.bench.bench_settings import MIN_PROMPT_TOKENS
+from paceline.bench.cost_scale import cost_label, enlarge, parameter_count
+from paceline.bench.settings import BenchConfig, CostScale
+from paceline.core.drafter import Drafter
+from paceline.engine.parallel.ranks import local_device
+from paceline.errors import CapacityError, ConfigError
+from paceline.model.architecture import Architecture
+from paceline.model.loading import load_draft, load_model
+from paceline.model.tokenizer_loading import load_tokenizer
+from paceline.report.prompts import Prompt, encode, load_prompts, shortened
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The loaded models and their names in reports; `draft` is None if not used."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    tokenizer: Any
+    target_label: str
+    draft_label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Prompts to answer in one call.
+
+    Attributes:
+        prompts: Prompts of the batch.
+        token_ids: Token ids of the prompts.
+        cut: Number of prompts that were too long for the context and were cut.
+    """
+
+    prompts: tuple[Prompt, ...]
+    token_ids: tuple[list[int], ...]
+    cut: int
+
+
+def load_models(
+    config: BenchConfig,
+    target: PreTrainedModel | None,
+    draft: PreTrainedModel | None,
+    tokenizer: Any,
+) -> Models:
+    """Return a run's models at their cost scales; models passed in are not loaded.
+
+    Raises:
+        ConfigError: A method needs a draft model but there is none, or a model cannot be loaded.
+        UnsupportedModelError: A model cannot be enlarged.
+    """
+    options = config.models
+    path, wanted = (
+        demo.target_of(options.model),
+        demo.draft_name(options.model, options.draft_model),
+    )
+    tokenizer = load_tokenizer(tokenizer, path)
+    device = local_device(options.device) if config.lookahead_parallel else options.device
+    model = target or load_model(path, options.dtype, device)
+    if not (config.needs_draft() or config.with_draft()):
+        draft = None
+    elif draft is None and wanted is not None:
+        draft = load_draft(wanted, options.dtype, str(model.device))
+    if draft is None and config.needs_draft():
+        raise ConfigError(
+            f"bench: {config.needs_draft()[0]!r} needs a draft model. Pass draft_model=DIRECTORY."
+        )
+    model, label = _scaled(model, options.model, config.cost_scale)
+    if draft is None:
+        return Models(model, None, tokenizer, label, None)
+    draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
+    return Models(model, draft, tokenizer, label, draft_label)
+
+
+def make_units(
+    config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None
+) -> list[Unit]:
+    """Return the prompts in batches; the default prompts come from `config`.
+
+    Raises:
+        CapacityError: The answers leave no room for prompts in the models' context.
+        ConfigError: A prompt cannot be read or has no tokens.
+    """
+    if prompts is None:
+        selection = config.selection
+        prompts = load_prompts(selection.prompts, selection.limit, selection.every)
+    loaded = [model for model in (models.target, models.draft) if model is not None]
+    context = min(Architecture.from_model(model).context_length for model in loaded)
+    length = config.sampling.max_new_tokens
+    room = context - length
+    if room < MIN_PROMPT_TOKENS:
+        raise CapacityError(
+            f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves"
+            f" {room} for prompts; at least {MIN_PROMPT_TOKENS} are needed. Reduce max_new_tokens."
+        )
+    encoded = [encode(prompt, models.tokenizer) for prompt in prompts]
+    parts = [slice(start, start + config.batch) for start in range(0, len(prompts), config.batch)]
+    return [
+        Unit(
+            tuple(prompts[part]),
+            tuple(shortened(ids, room) for ids in encoded[part]),
+            sum(len(ids) > room for ids in encoded[part]),
+        )
+        for part in parts
+    ]
+
+
+def feeding_all(make: Callable[[], Drafter]) -> Drafter:
+    """Return a drafter without a budget: the engine verifies all of its drafts."""
+    drafter = make()
+    drafter.budget = False
+    return drafter
+
+
+@contextlib.contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Set torch's number of CPU threads while open; None keeps the current number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _scaled(model: PreTrainedModel, name: str, spec: str | None) -> tuple[PreTrainedModel, str]:
+    short = Path(name).name or name
+    if spec is None:
+        return model, f"{short} ({parameter_count(model) / 1e6:.3g} M)"
+    scale = CostScale.parse(spec)
+    model = enlarge(model, scale.width, scale.layers)
+    return model, f"{short}, {cost_label(scale, model)}"

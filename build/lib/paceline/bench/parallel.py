@@ -1,0 +1,73 @@
+"""Keep the processes of a parallel benchmark in step, as they share draft trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from paceline.bench.methods import MethodAnswer
+from paceline.bench.settings import BenchConfig
+from paceline.bench.timed_calls import TimedCall
+from paceline.drafters import create, entry
+from paceline.engine.parallel.ranks import Ranks, check_columns
+from paceline.errors import ConfigError
+from paceline.util.config import parse_spec
+
+
+class Lockstep:
+    """The processes in a benchmark; a single process needs no synchronisation.
+
+    Args:
+        config: Configuration of the run, with the number of ranks.
+        ranks: Processes, if they have already been joined.
+    Raises:
+        ConfigError: The number of ranks differs from the configuration, or no drafter has trees
+            that the ranks could share.
+    """
+
+    def __init__(self, config: BenchConfig, ranks: Ranks | None) -> None:
+        self._ranks: Ranks | None = None
+        self._shared: list[str] = []
+        if not config.lookahead_parallel:
+            return
+        self._ranks = ranks = ranks or Ranks.join(config.models.device)
+        if ranks.size != config.lookahead_parallel:
+            raise ConfigError(
+                f"bench: lookahead_parallel is {config.lookahead_parallel}, but {ranks.size} ranks"
+                " joined. Start as many processes."
+            )
+        for spec in config.drafters:
+            drafter = None if entry(parse_spec(spec)[0]).needs_draft_model else create(spec)
+            if drafter is not None and drafter.columns > 1:
+                check_columns(drafter, ranks.size)
+                self._shared.append(spec)
+        if not self._shared:
+            raise ConfigError(
+                f"bench: none of the drafters {', '.join(config.drafters)} has a window that ranks"
+                " could share. Add --drafter lookahead, or leave lookahead_parallel out."
+            )
+
+    def ranks(self, spec: str) -> Ranks | None:
+        """Return the ranks that share a drafter's trees; None if each runs the drafter."""
+        return self._ranks if spec in self._shared else None
+
+    def wait_for_all(self, over: bool = False) -> bool:
+        """Wait for all processes; return `over` of rank 0."""
+        return over if self._ranks is None else bool(self._ranks.first(over))
+
+    def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
+        """Replace shared drafters' query-token counts with those of the busiest rank."""
+        for spec in self._shared:
+            stats = [
+                answer.stats for call, answers in calls if call.method == spec for answer in answers
+            ]
+            counters = [counter.query_tokens for counter in stats if counter is not None]
+            assert self._ranks is not None
+            counts = iter(
+                max(
+                    self._ranks.gather([count for counter in counters for count in counter]),
+                    key=sum,
+                )
+            )
+            for counter in counters:
+                counter[:] = islice(counts, len(counter))

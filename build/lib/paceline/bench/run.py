@@ -1,0 +1,300 @@
+"""Run every prompt through every method on one model object, and compare answers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from rich.markup import escape
+from transformers import PreTrainedModel
+
+from paceline.bench.bench_settings import SPARE_NODES, WARMUP_TOKENS
+from paceline.bench.compare import compare
+from paceline.bench.environment import Environment, load_average, look_around, peak_memory
+from paceline.bench.methods import (
+    Continuous,
+    Method,
+    MethodAnswer,
+    Paceline,
+    Transformers,
+    same_rules,
+)
+from paceline.bench.models import Models, Unit, feeding_all, load_models, make_units, torch_threads
+from paceline.bench.parallel import Lockstep
+from paceline.bench.result import BenchResult
+from paceline.bench.settings import CONTINUOUS, PLAIN, BenchConfig
+from paceline.bench.timed_calls import TimedCall
+from paceline.core.drafter import Drafter
+from paceline.core.metrics import Timing
+from paceline.drafters import create
+from paceline.engine.parallel.ranks import Ranks
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+from paceline.model.cached_lm import CachedLM
+from paceline.model.loading import draft_lm, eos_token_ids
+from paceline.report.progress import progress_bar
+from paceline.report.prompts import Prompt
+
+Maker = Callable[[CachedLM], Drafter]
+
+_ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options for a run that are not part of the configuration.
+
+    Attributes:
+        makers: Additional drafters, by name, each with a function that builds the drafter from the
+            draft model.
+        loaded: Called after the models are loaded, before any answer.
+        ranks: Processes of a parallel run, if they have already been joined.
+        budget: Whether the engine may cut trees to a draft budget. Without a budget, the engine
+            verifies all trees regardless of their cost, as the papers' methods do.
+    """
+
+    makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
+    loaded: Callable[[], None] | None = None
+    ranks: Ranks | None = None
+    budget: bool = True
+
+
+def run_bench(
+    config: BenchConfig,
+    *,
+    target: PreTrainedModel | None = None,
+    draft: PreTrainedModel | None = None,
+    tokenizer: Any = None,
+    prompts: Sequence[Prompt] | None = None,
+    progress: bool = True,
+    options: RunOptions | None = None,
+) -> BenchResult:
+    """Run a benchmark; after Ctrl-C, the result has what every method has answered.
+
+    Args:
+        config: Methods, prompts and models.
+        target, draft, tokenizer: Loaded models to use instead of those that `config` names.
+        prompts: Prompts to use instead of those that `config` names, in this order.
+        progress: Whether to show progress on standard error; it is updated only between timed
+            calls.
+        options: Additional options.
+    Raises:
+        ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run. In
+            this case, nothing has been timed.
+    """
+    options = options or RunOptions()
+    with torch_threads(config.models.threads), contextlib.ExitStack() as at_the_end:
+        lockstep = Lockstep(config, options.ranks)
+        models = load_models(config, target, draft, tokenizer)
+        units = make_units(config, models, prompts)
+        skipped = _skipped(config)
+        if options.loaded is not None:
+            gc.collect()
+            options.loaded()
+        methods, eos = _methods(config, models, units, skipped, lockstep, options)
+        gc.collect()
+        at_the_end.callback(gc.unfreeze)
+        gc.freeze()  # the collection before every call then skips modules and models
+        environment = look_around(models.target.device)
+        with same_rules(models.target, config.sampling, eos):
+            run = _BenchRun(config, methods, units, models.target.device, lockstep)
+            complete = run.all(progress)
+        lockstep.count_busiest(run.calls)
+        environment = dataclasses.replace(
+            environment, load_end=load_average(), peak_memory=peak_memory()
+        )
+        return _result(environment, models, skipped, run, complete)
+
+
+class _BenchRun:
+    """The measurement loop: repeats, units, and methods in rotating order."""
+
+    def __init__(
+        self,
+        config: BenchConfig,
+        methods: list[Method],
+        units: list[Unit],
+        device: torch.device,
+        lockstep: Lockstep,
+    ) -> None:
+        self.calls: list[tuple[TimedCall, list[MethodAnswer]]] = []
+        self.config, self.methods, self.units = config, methods, units
+        self._device, self._lockstep = device, lockstep
+
+    def all(self, progress: bool) -> bool:
+        """Time all methods on all prompts; return False if interrupted."""
+        total = self.config.repeats * len(self.units)
+        # A refresh would disturb timed calls, so the bar is refreshed between them.
+        with progress_bar(shown=progress, auto_refresh=False) as bar:
+            task = bar.add_task("warm-up", total=total)
+            try:
+                self._warm_up()
+                start = time.perf_counter()
+                for round_number in range(total):
+                    repeat, unit = divmod(round_number, len(self.units))
+                    bar.update(
+                        task,
+                        completed=round_number,
+                        description=escape(self.units[unit].prompts[0].id),
+                        refresh=True,
+                    )
+                    if unit == 0:
+                        for method in self.methods:
+                            method.reset()
+                    shift = round_number % len(self.methods)
+                    order = self.methods[shift:] + self.methods[:shift]
+                    self.calls += [self._time(method, unit, repeat) for method in order]
+                    if self._lockstep.wait_for_all(
+                        0 < self.config.max_seconds < time.perf_counter() - start
+                    ):
+                        break
+            except KeyboardInterrupt:
+                return False
+        return True
+
+    def _warm_up(self) -> None:
+        unit, length = self.units[0], min(self.config.sampling.max_new_tokens, WARMUP_TOKENS)
+        for method in self.methods:
+            for _ in range(self.config.warmup):
+                method.reset()
+                method.prepare(list(unit.token_ids), length)()
+            if isinstance(method, Paceline) and not self.config.sampling.greedy:
+                method.reset()
+                method.watch(list(unit.token_ids), length)
+
+    def _time(self, method: Method, unit: int, repeat: int) -> tuple[TimedCall, list[MethodAnswer]]:
+        prompts = list(self.units[unit].token_ids)
+        call = method.prepare(prompts, self.config.sampling.max_new_tokens)
+        gc.collect()
+        allocated = self._reset_peak()
+        before = method.timing()
+        self._lockstep.wait_for_all()
+        self._synchronise()
+        cpu, start = time.process_time(), time.perf_counter()
+        raw = call()
+        self._synchronise()
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+        after = method.timing()
+        timing: Timing | None = after - before if after is not None and before is not None else None
+        peak = (
+            torch.cuda.max_memory_allocated(self._device) - allocated
+            if self._device.type == "cuda"
+            else None
+        )
+        return TimedCall(
+            method.name, unit, repeat, seconds, cpu_seconds, timing, peak, ()
+        ), method.collect(raw, prompts)
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _reset_peak(self) -> int:
+        if self._device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return torch.cuda.memory_allocated(self._device)
+
+
+def _skipped(config: BenchConfig) -> dict[str, str]:
+    return {
+        name: _ONE_BY_ONE
+        for name in config.baselines
+        if name not in (PLAIN, CONTINUOUS) and config.batch > 1
+    }
+
+
+def _methods(
+    config: BenchConfig,
+    models: Models,
+    units: list[Unit],
+    skipped: dict[str, str],
+    lockstep: Lockstep,
+    options: RunOptions,
+) -> tuple[list[Method], list[int]]:
+    params = config.sampling
+    positions = (
+        max(len(ids) for unit in units for ids in unit.token_ids)
+        + config.sampling.max_new_tokens
+        + SPARE_NODES
+    )
+    draft = None if models.draft is None else draft_lm(models.draft)
+    if draft is not None:
+        draft.reserve(config.batch, positions)
+    drafters: list[Method] = []
+    for spec, make in _makers(config, draft, options).items():
+        llm = LLM(
+            models.target,
+            make(),
+            tokenizer=models.tokenizer,
+            max_batch=config.batch,
+            max_nodes=config.max_nodes,
+            lookahead_parallel=lockstep.ranks(spec) or False,
+            batch_invariant=config.models.invariance,
+        )
+        llm.model.reserve(config.batch, positions)
+        drafters.append(Paceline(spec, llm, make, params))
+    eos = eos_token_ids(models.target, models.tokenizer)
+    baselines: list[Method] = [
+        (Continuous if name == CONTINUOUS else Transformers)(
+            name, models.target, models.draft, eos, params
+        )
+        for name in config.baselines
+        if name not in skipped
+    ]
+    if not baselines and not drafters:
+        raise ConfigError(
+            f"bench: nothing is left to run; {', '.join(skipped)}: {_ONE_BY_ONE}. Add a drafter,"
+            " or use batch=1."
+        )
+    return baselines + drafters, eos
+
+
+def _makers(
+    config: BenchConfig, draft: CachedLM | None, options: RunOptions
+) -> dict[str, Callable[[], Drafter]]:
+    """Return a function that builds each drafter, by its name."""
+    drafting = dict.fromkeys(config.with_draft(), draft)
+    makers: dict[str, Callable[[], Drafter]] = {
+        spec: partial(create, spec, draft_model=drafting.get(spec)) for spec in config.drafters
+    }
+    if draft is not None:
+        makers |= {name: partial(make, draft) for name, make in options.makers.items()}
+    if not options.budget:
+        makers = {spec: partial(feeding_all, make) for spec, make in makers.items()}
+    return makers
+
+
+def _result(
+    environment: Environment,
+    models: Models,
+    skipped: dict[str, str],
+    run: _BenchRun,
+    complete: bool,
+) -> BenchResult:
+    config, methods, units = run.config, run.methods, run.units
+    comparison = compare(config, models.target, methods, units, run.calls)
+    return BenchResult(
+        config=config,
+        environment=environment,
+        complete=complete,
+        target=models.target_label,
+        draft=models.draft_label,
+        dtype=str(models.target.dtype).removeprefix("torch."),
+        methods=tuple(method.name for method in methods),
+        baseline=methods[0].name,
+        reference=comparison.reference,
+        skipped=skipped,
+        calls=comparison.calls,
+        divergences=comparison.divergences,
+        cut_prompts=sum(unit.cut for unit in units),
+        guarantees={
+            method.name: method.guarantee for method in methods if isinstance(method, Paceline)
+        },
+    )

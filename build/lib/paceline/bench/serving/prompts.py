@@ -1,0 +1,66 @@
+"""Build the clients' prompts: recorded prompts, alone or after a long text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import Any
+
+from paceline.bench.serving.settings import LoadOptions
+from paceline.errors import CapacityError
+from paceline.report.prompts import Prompt, encode, shortened
+
+
+def prompts_of(
+    context: str,
+    load: LoadOptions,
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    room: int,
+    drop: int = 0,
+) -> list[tuple[str, list[int]]]:
+    """Return the id and the token ids of every prompt in a context.
+
+    Args:
+        context: Name of the context.
+        load: Lengths of the contexts.
+        prompts: The recorded prompts.
+        tokenizer: Tokenizer of the model.
+        room: Maximum tokens of a prompt.
+        drop: Prompts to skip at the beginning of the long text, so that texts begin differently.
+    Raises:
+        CapacityError: The model's context has no room for such prompts.
+    """
+    return [
+        (prompt.id, grown(prompts, index, load.tokens(context), tokenizer, room, drop))
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def grown(
+    prompts: Sequence[Prompt],
+    index: int,
+    tokens: int | None,
+    tokenizer: Any,
+    room: int,
+    drop: int = 0,
+) -> list[int]:
+    """Return the ids of a prompt after other prompts' texts, `tokens` in all.
+
+    `tokens=None` returns the prompt alone.
+
+    Raises:
+        CapacityError: `tokens` is more than `room`.
+    """
+    if tokens is None:
+        return shortened(encode(prompts[index], tokenizer), room)
+    if tokens > room:
+        raise CapacityError(
+            f"bench: got prompts of {tokens} tokens, and the model's context leaves {room} for one."
+            " Choose a smaller medium, long, turn or intruders, or fewer new tokens."
+        )
+    text, others = prompts[index].text, islice(cycle(prompts), index + 1 + drop, None)
+    while len(ids := encode(replace(prompts[index], text=text), tokenizer)) < tokens:
+        text = f"{next(others).text}\n\n{text}"
+    return shortened(ids, tokens)

@@ -1,0 +1,156 @@
+"""Settings of a load bench, and the command line that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.bench.settings import command_words
+from paceline.drafters import PLAIN, entry
+from paceline.errors import ConfigError
+from paceline.util.config import parse_spec, require_range
+from paceline.util.options import ModelOptions, PromptOptions, flat
+
+CONTEXTS = ("short", "medium", "long")
+Transport = Literal["http", "direct"]
+_MIN_REQUESTS = 8  # of a load, by default
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _number(name: str, word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ConfigError(f"{name}: got {word!r}; expected numbers, separated by commas.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The loads of a server.
+
+    Attributes:
+        users: Numbers of users, separated by commas; at least 1. A user sends the next request
+            after receiving an answer.
+        rates: Rates of random arrivals, as fractions of the rate that the server reaches without
+            speculation; separated by commas; above 0, at most 2. Default: none.
+        contexts: Context lengths of the prompts, separated by commas: short (only the prompt),
+            medium and long (the prompt after other text).
+        medium: Number of tokens in a medium prompt; at least 8.
+        long: Number of tokens in a long prompt; at least 8.
+        requests: Number of requests per load; at least 0. 0 sends two per user, but at least eight
+            in total.
+        transport: http starts a server in this process; direct uses the engine's asyncio calls.
+        turn: Number of tokens before the second turn of a chat, at least 0. The time to the turn's
+            first token is measured with and without prefix reuse; 0 skips this measurement.
+        intruders: Number of tokens in prompts that arrive during a stream, at least 0. The gaps in
+            the stream are measured; 0 skips this measurement.
+        soak: Minutes of mixed load that includes aborted answers, at least 0. The memory use is
+            recorded; 0 skips this measurement.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    users: str = "1,8,32"
+    rates: str = ""
+    contexts: str = "short"
+    medium: int = 1000
+    long: int = 3000
+    requests: int = 0
+    transport: Transport = "http"
+    turn: int = 0
+    intruders: int = 0
+    soak: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("medium", "long"):
+            require_range("load", name, getattr(self, name), 8)
+        for name in ("requests", "turn", "intruders", "soak"):
+            require_range("load", name, getattr(self, name), 0)
+        if min(self.user_counts) < 1:
+            raise ConfigError(
+                f"users: got {self.users!r}; expected numbers of at least 1, as 1,8,32."
+            )
+        if any(not 0 < share <= 2 for share in self.shares):
+            raise ConfigError(
+                f"rates: got {self.rates!r}; expected shares above 0 and at most 2, as 0.5,0.9."
+            )
+        unknown = [name for name in self.context_names if name not in CONTEXTS]
+        if unknown or not self.context_names:
+            raise ConfigError(
+                f"contexts: got {self.contexts!r}; expected some of {', '.join(CONTEXTS)}."
+            )
+
+    @property
+    def user_counts(self) -> list[int]:
+        """Return the numbers of users in their order."""
+        return [int(_number("users", word)) for word in _words(self.users)] or [0]
+
+    @property
+    def shares(self) -> list[float]:
+        """Return the rates as shares of the capacity."""
+        return [_number("rates", word) for word in _words(self.rates)]
+
+    @property
+    def context_names(self) -> list[str]:
+        """Return the contexts in their order."""
+        return _words(self.contexts)
+
+    def count(self, users: int) -> int:
+        """Return the number of requests of a load."""
+        return self.requests or max(_MIN_REQUESTS, 2 * users)
+
+    def tokens(self, context: str) -> int | None:
+        """Return the tokens of a context's prompts; None keeps the prompts as they are."""
+        return {"short": None, "medium": self.medium, "long": self.long}[context]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingConfig:
+    """Configuration of one run of the load bench.
+
+    Attributes:
+        models: The models; "demo" includes its draft model.
+        selection: The prompts, see `load_prompts`.
+        drafters: Drafter specs, each of which answers every load. Plain decoding is always the
+            first.
+        load: The loads.
+        max_new_tokens: Maximum tokens of an answer; all answers are greedy.
+        max_nodes: Maximum draft nodes verified per request and step.
+        repeats: Passes over every load.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    models: ModelOptions = ModelOptions()
+    selection: PromptOptions = PromptOptions()
+    drafters: tuple[str, ...] = ()
+    load: LoadOptions = LoadOptions()
+    max_new_tokens: int = 128
+    max_nodes: int = 256
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("max_new_tokens", 2), ("max_nodes", 1), ("repeats", 1)):
+            require_range("bench", name, getattr(self, name), minimum)
+        for spec in self.drafters:
+            entry(parse_spec(spec)[0])
+        object.__setattr__(
+            self, "drafters", (PLAIN, *(spec for spec in self.drafters if spec != PLAIN))
+        )
+        if len(set(self.drafters)) < len(self.drafters):
+            raise ConfigError(
+                f"bench: got {', '.join(self.drafters)}; expected every drafter once."
+            )
+
+    def command(self) -> str:
+        """Return the `paceline bench` command line of this run, without default options."""
+        values = flat(self)
+        model = values.pop("model")
+        words = command_words(values, flat(ServingConfig()), always=("drafters",))
+        return shlex.join(["paceline", "bench", model, "--serve", *words])

@@ -1,0 +1,91 @@
+"""Hold the results of prefix reuse, of arriving prompts, and of a long load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.report.documents import saved_as
+
+
+@dataclass(frozen=True, slots=True)
+class SecondTurn:
+    """Times to the first token of a chat's second turn, with and without prefix reuse.
+
+    Attributes:
+        before: Tokens before the text of the turn.
+        reused: Seconds with the cache of the first turn.
+        reused_tokens: Cached prompt tokens with that cache.
+        recomputed: Seconds without prefix reuse.
+        recomputed_tokens: Cached prompt tokens without prefix reuse.
+    """
+
+    before: int
+    reused: tuple[float, ...]
+    reused_tokens: tuple[int, ...]
+    recomputed: tuple[float, ...] = saved_as("afresh")
+    recomputed_tokens: tuple[int, ...] = saved_as("afresh_tokens")
+
+    @property
+    def ratio(self) -> float:
+        """Return the ratio of the medians, without over with prefix reuse."""
+        return percentile(self.recomputed, 0.5) / percentile(self.reused, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Intrusion:
+    """Gaps of a running stream in seconds, alone and while long prompts arrive.
+
+    Attributes:
+        tokens: Tokens of an arriving prompt.
+        begun: Arriving prompts that the engine started.
+        alone: Gaps without arriving prompts.
+        disturbed: Gaps while prompts arrive.
+    """
+
+    tokens: int
+    begun: int
+    alone: tuple[float, ...]
+    disturbed: tuple[float, ...] = saved_as("beside")
+
+    @property
+    def ratio(self) -> float:
+        """Return the ratio of the 99th percentiles, with over without arriving prompts."""
+        return percentile(self.disturbed, 0.99) / percentile(self.alone, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """The result of a long mixed load.
+
+    Attributes:
+        resident: Pairs of seconds since the start and memory of the process in bytes, in order.
+        answers: Answers that ended.
+        aborted: Answers that their clients aborted.
+        left_open: Requests that the engine still held at the end.
+    """
+
+    resident: tuple[tuple[float, int], ...]
+    answers: int
+    aborted: int
+    left_open: int
+
+    @property
+    def growth(self) -> float:
+        """Return the mean memory of the last quarter over that of the second quarter.
+
+        The first quarter is not counted, as it fills caches.
+        """
+        bytes_ = [size for _, size in self.resident]
+        quarter = max(1, len(bytes_) // 4)
+        return _mean(bytes_[-quarter:]) / _mean(bytes_[quarter : 2 * quarter] or bytes_)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the percentile of the values by nearest rank."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

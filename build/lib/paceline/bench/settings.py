@@ -1,0 +1,225 @@
+"""Settings of a bench run, and the command line that repeats it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.drafters import entry
+from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import parse_spec, require_range
+from paceline.util.options import ModelOptions, PromptOptions, flat, refuse_per_request
+
+PLAIN = "transformers"
+LOOKUP = "transformers:prompt_lookup"
+ASSISTANT = "transformers:assistant"
+CONTINUOUS = "transformers:generate_batch"
+_LOOKUP_TOKENS = 10  # default of `prompt_lookup_num_tokens`
+_REPEATED = {"drafters": "--drafter", "baselines": "--baseline", "prompts": "--prompts"}
+
+
+@dataclass(frozen=True, slots=True)
+class CostScale:
+    """Sizes to enlarge a model to.
+
+    Attributes:
+        width: Width of the residual stream.
+        layers: Number of layers.
+    """
+
+    width: int
+    layers: int
+
+    @staticmethod
+    def parse(spec: str) -> CostScale:
+        """Read "WIDTHxLAYERS", for example "1024x12".
+
+        Raises:
+            ConfigError: The text has another form.
+        """
+        match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
+        if match is None:
+            raise ConfigError(
+                f"cost scale {spec!r} is not WIDTHxLAYERS; write for example '1024x12'."
+            )
+        return CostScale(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.layers}"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """Configuration of one bench run.
+
+    Attributes:
+        models: The models; "demo" includes its draft model.
+        drafters: Drafter specs as in `LLM(drafter=...)`. Each is a method.
+        baselines: Methods of transformers: "transformers" (`model.generate`),
+            "transformers:prompt_lookup[=TOKENS]", "transformers:assistant" (the draft model as
+            assistant, at its default settings), and "transformers:generate_batch" (continuous
+            batching). Default: "transformers".
+        selection: The prompts, see `load_prompts`.
+        sampling: Sampling parameters of every prompt. Stop strings are not allowed.
+        batch: Number of prompts answered together; at least 1.
+        max_nodes: Maximum number of draft nodes verified per prompt and step; at least 0.
+        cost_scale: Size "WIDTHxLAYERS" to which the target is enlarged. The enlarged target
+            computes the same function at a higher cost. Default: not enlarged.
+        draft_cost_scale: Size "WIDTHxLAYERS" to which the draft model is enlarged. Default: not
+            enlarged.
+        repeats: Number of passes over all prompts, each with new drafters; at least 1.
+        warmup: Number of short, untimed answers per method before the run; at least 0.
+        max_seconds: Time limit in seconds, at least 0. The run ends once all methods have answered
+            the current prompt; 0 sets no limit.
+        lookahead_parallel: Ranks that share the draft trees of drafters with a lookahead window; 0
+            runs one process. Other methods run on every rank. Times are those of rank 0, and query
+            tokens those of the busiest rank.
+
+    Raises:
+        ConfigError: A name is unknown or a value out of range.
+    """
+
+    models: ModelOptions = ModelOptions()
+    drafters: tuple[str, ...] = ("none", "prompt_lookup")
+    baselines: tuple[str, ...] = (PLAIN,)
+    selection: PromptOptions = PromptOptions()
+    sampling: SamplingParams = SamplingParams()
+    batch: int = 1
+    max_nodes: int = 256
+    cost_scale: str | None = None
+    draft_cost_scale: str | None = None
+    repeats: int = 1
+    warmup: int = 1
+    max_seconds: float = 0.0
+    lookahead_parallel: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("drafters", "baselines"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, low in (
+            ("batch", 1),
+            ("max_nodes", 0),
+            ("repeats", 1),
+            ("warmup", 0),
+            ("max_seconds", 0),
+            ("lookahead_parallel", 0),
+        ):
+            require_range("bench", name, getattr(self, name), low)
+        require_range("bench", "max_new_tokens", self.sampling.max_new_tokens, 1)
+        refuse_per_request("bench", self.sampling)
+        if self.sampling.stop:
+            raise ConfigError(
+                f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them"
+                " out."
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(self.sampling, name) and self.baselines:
+                raise ConfigError(
+                    f"bench: {name}: got {getattr(self.sampling, name)} with {self.baselines[0]!r},"
+                    " which has none; expected 0. Leave it out, or the baselines."
+                )
+        for spec in self.drafters:
+            entry(parse_spec(spec)[0])
+        for baseline in self.baselines:
+            lookup_tokens(baseline)
+        names = [*self.baselines, *self.drafters]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"bench: method {name!r} is given twice; keep one.")
+        if not names:
+            raise ConfigError(
+                "bench: there is nothing to run; give at least one drafter or baseline."
+            )
+        for scale in (self.cost_scale, self.draft_cost_scale):
+            if scale is not None:
+                CostScale.parse(scale)
+
+    def needs_draft(self) -> list[str]:
+        """Return the methods that need a draft model.
+
+        The assistant of transformers only runs with one prompt at a time.
+        """
+        drafters = [spec for spec in self.drafters if entry(parse_spec(spec)[0]).needs_draft_model]
+        return drafters + [name for name in self.baselines if name == ASSISTANT and self.batch == 1]
+
+    def with_draft(self) -> list[str]:
+        """Return the drafters that are built with the draft model.
+
+        These are the drafters that need one, and if one is named, those that accept one.
+        """
+        named = self.models.draft_model is not None
+        entries = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
+        return [
+            spec
+            for spec, drafter in entries.items()
+            if drafter.needs_draft_model or (named and drafter.takes_draft_model)
+        ]
+
+    def command(self) -> str:
+        """Return the `paceline bench` command line of this run, without default options.
+
+        The methods are always included.
+        """
+        words = ["paceline", "bench", self.models.model]
+        if self.lookahead_parallel:
+            start = ["torchrun", "--nproc-per-node", str(self.lookahead_parallel), "-m"]
+            words = [*start, *words, "--lookahead-parallel"]
+        values = flat(self)
+        for name in ("model", "lookahead_parallel"):
+            del values[name]
+        return shlex.join(
+            words + command_words(values, flat(BenchConfig()), always=("drafters", "baselines"))
+        )
+
+
+def command_words(
+    values: dict[str, Any], defaults: dict[str, Any], always: tuple[str, ...] = ()
+) -> list[str]:
+    """Return command-line words for the values that differ from their defaults.
+
+    Args:
+        values: Values by option name.
+        defaults: Their defaults.
+        always: Options to include even at their defaults.
+    """
+    named = [name for name in values if name in always or values[name] != defaults[name]]
+    return [word for name in named for word in option_words(name, values[name])]
+
+
+def option_words(name: str, value: Any) -> list[str]:
+    """Return the command-line words that set one field of a configuration.
+
+    True gives the flag alone; a tuple gives the flag once per entry.
+    """
+    flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
+    if value is True:
+        return [flag]
+    values = value if isinstance(value, tuple) else (value,)
+    if name == "baselines":
+        values = values or ("none",)  # without the option, all baselines would run
+    return [word for entry_value in values for word in (flag, str(entry_value))]
+
+
+def lookup_tokens(baseline: str) -> int:
+    """Return `prompt_lookup_num_tokens` of a baseline; 0 for other baselines.
+
+    Raises:
+        ConfigError: There is no such baseline, or the length is not a positive integer.
+    """
+    if baseline in (PLAIN, ASSISTANT, CONTINUOUS):
+        return 0
+    name, equals, length = baseline.partition("=")
+    if name != LOOKUP:
+        hint = did_you_mean(baseline, (PLAIN, LOOKUP, ASSISTANT, CONTINUOUS))
+        raise ConfigError(f"there is no baseline {baseline!r}.{hint}")
+    if not equals:
+        return _LOOKUP_TOKENS
+    if not length.isdecimal() or int(length) < 1:
+        raise ConfigError(
+            f"baseline {baseline!r}: the length is {length!r}; write a positive integer, for"
+            f" example {LOOKUP}=10."
+        )
+    return int(length)

@@ -1,0 +1,141 @@
+"""Compare drafted with plain decoding, down to the bits of the first difference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from rich.markup import escape
+
+from paceline.bench.environment import load_average, look_around, peak_memory
+from paceline.bench.models import feeding_all, load_models, make_units, torch_threads
+from paceline.bench.settings import BenchConfig
+from paceline.bench.verify_engine import VerifyEngine
+from paceline.bench.verify_result import DrafterVerdict, VerifyResult
+from paceline.core.drafter import Drafter
+from paceline.core.settings import PREFILL_CHUNK
+from paceline.drafters import create
+from paceline.model.cached_lm import CachedLM
+from paceline.model.loading import draft_lm
+from paceline.report.progress import progress_bar
+from paceline.util.config import parse_spec
+
+
+def run_verify(
+    config: BenchConfig,
+    finished: Callable[[DrafterVerdict], None] = lambda verdict: None,
+    batches: Sequence[int] = (1,),
+    prefill_chunks: Sequence[int] = (PREFILL_CHUNK,),
+    progress: bool = False,
+) -> VerifyResult:
+    """Compare plain decoding with every drafter in batches, token by token.
+
+    The plain answers are made one prompt at a time. Ctrl-C ends the run with the verdicts so far.
+
+    Args:
+        config: Models, drafters, prompts, sampling and `max_nodes` of the run.
+        finished: Called with each verdict.
+        batches: Maximum prompts answered together; every drafter runs with each.
+        prefill_chunks: Maximum prompt tokens of a forward; every drafter runs with each.
+        progress: Show a progress bar on standard error, if that is a terminal.
+    Raises:
+        ConfigError: Models, prompts or drafters cannot be used, or the required batch invariance is
+            not available.
+        KeyboardInterrupt: Ctrl-C came before the first verdict.
+    """
+    with torch_threads(config.models.threads), progress_bar(shown=progress) as bar:
+        models = load_models(config, None, None, None)
+        environment = look_around(models.target.device)
+        draft = None if models.draft is None else draft_lm(models.draft)
+        units = make_units(config, models)
+        alone = VerifyEngine(config, models)
+        prompts = [
+            pair
+            for unit in units
+            for pair in zip((prompt.id for prompt in unit.prompts), unit.token_ids, strict=True)
+        ]
+        runs = len(prefill_chunks) * len(batches) * len(config.drafters)
+        task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
+        results = alone.answer([ids for _, ids in prompts], 0, done=partial(bar.advance, task))
+        plain = [request.output_ids for request, _, _ in results]
+        verdicts: list[DrafterVerdict] = []
+        try:
+            for chunk, batch in itertools.product(prefill_chunks, batches):
+                side = VerifyEngine(config, models, batch, chunk)
+                for spec in config.drafters:
+                    label = f"{escape(spec)}, batch {batch}, chunks of {chunk}"
+                    bar.update(task, description=label)
+                    side.use(_build(spec, draft))
+                    verdicts.append(
+                        _verdict(side, alone, spec, prompts, plain, partial(bar.advance, task))
+                    )
+                    bar.stop()  # the callback may print
+                    finished(verdicts[-1])
+                    bar.start()
+        except KeyboardInterrupt:
+            if not verdicts:
+                raise
+        dtype = str(models.target.dtype).removeprefix("torch.")
+        environment = replace(environment, load_end=load_average(), peak_memory=peak_memory())
+        return VerifyResult(
+            models.target_label,
+            dtype,
+            len(prompts),
+            environment,
+            alone.engine.invariance,
+            tuple(verdicts),
+            sum(unit.cut for unit in units),
+            runs,
+        )
+
+
+def _build(spec: str, draft: CachedLM | None) -> Drafter:
+    """Build a drafter whose drafts are all verified, unless its spec has a budget."""
+    make = partial(create, spec, draft_model=draft)
+    return make() if "budget" in parse_spec(spec)[1] else feeding_all(make)
+
+
+def _verdict(
+    side: VerifyEngine,
+    alone: VerifyEngine,
+    spec: str,
+    prompts: list[tuple[str, list[int]]],
+    plain: list[list[int]],
+    done: Callable[[int], object],
+) -> DrafterVerdict:
+    results = side.answer([ids for _, ids in prompts], 0, plain, done)
+    drawn = side.drawn
+    differing = (
+        []
+        if drawn
+        else [
+            number
+            for number, (request, _, _) in enumerate(results)
+            if request.output_ids != plain[number]
+        ]
+    )
+    first = None
+    for number in differing[:1]:
+        request, divergence, _ = results[number]
+        assert divergence is not None, "an answer of the same tokens that is shorter"
+        first = alone.difference(
+            *prompts[number][:1],
+            number,
+            prompts[number][1],
+            plain[number],
+            request.output_ids,
+            divergence,
+        )
+    return DrafterVerdict(
+        spec,
+        side.batch,
+        side.prefill_chunk,
+        0 if drawn else len(results),
+        len(differing),
+        sum(request.counters.accepted_tokens for request, _, _ in results),
+        sum(len(request.output_ids) for request, _, _ in results),
+        sum(speed for _, _, speed in results) / len(results),
+        first,
+    )

@@ -1,0 +1,114 @@
+"""Hold the result of comparing drafted with plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline.bench.environment import Environment
+from paceline.invariance.invariance import Invariance
+from paceline.invariance.row_classes import bits
+
+
+@dataclass(frozen=True, slots=True)
+class Logit:
+    """A logit and its bits in hexadecimal."""
+
+    value: float
+    bits: str
+
+    @staticmethod
+    def of(number: Tensor) -> Logit:
+        """Return the logit of a tensor with one number."""
+        width = number.element_size()
+        spelled = int(bits(number.reshape(1))[0]) & ((1 << 8 * width) - 1)
+        return Logit(float(number), f"0x{spelled:0{2 * width}x}")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference between an answer and plain decoding.
+
+    Attributes:
+        prompt: Id of the prompt.
+        position: Index of the first differing token in the answer.
+        tokens: The token of plain decoding and of drafted decoding; None after the end of an
+            answer.
+        texts: The same tokens as texts.
+        plain, drafted: Logits of these tokens in plain decoding and in drafted decoding.
+    """
+
+    prompt: str
+    position: int
+    tokens: tuple[int | None, int | None]
+    texts: tuple[str, str]
+    plain: tuple[Logit, ...]
+    drafted: tuple[Logit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterVerdict:
+    """The comparison of one drafter in batches of one size.
+
+    Attributes:
+        drafter: Spec of the drafter.
+        batch: Maximum number of prompts answered together.
+        prefill_chunk: Maximum prompt tokens of one forward.
+        answers: Answers compared. 0 if the drafter draws its tokens, as then only the distribution
+            is the same.
+        differing: Answers that differ from plain decoding.
+        accepted: Draft tokens that were accepted; with none the comparison means nothing.
+        tokens: New tokens of all answers.
+        tokens_per_forward: Mean over the answers.
+        first: The first difference, if any.
+    """
+
+    drafter: str
+    batch: int
+    prefill_chunk: int
+    answers: int
+    differing: int
+    accepted: int
+    tokens: int
+    tokens_per_forward: float
+    first: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """All drafters and batches of a run.
+
+    Attributes:
+        model, dtype: The target.
+        prompts: Number of prompts.
+        environment: The machine.
+        invariance: Batch invariance of the engine.
+        verdicts: Comparisons that were finished.
+        cut_prompts: Prompts that were too long and were cut.
+        runs: Comparisons of a complete run; an interrupted run has fewer verdicts.
+    """
+
+    model: str
+    dtype: str
+    prompts: int
+    environment: Environment
+    invariance: Invariance
+    verdicts: tuple[DrafterVerdict, ...]
+    cut_prompts: int
+    runs: int
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the run was not interrupted."""
+        return len(self.verdicts) == self.runs
+
+    @property
+    def differing(self) -> int:
+        """Return the number of differing answers of all drafters and batches."""
+        return sum(verdict.differing for verdict in self.verdicts)
+
+    @property
+    def answers(self) -> int:
+        """Return the number of compared answers of all drafters and batches."""
+        return sum(verdict.answers for verdict in self.verdicts)

@@ -1,0 +1,1 @@
+"""Provide the command-line interface, one module per command."""

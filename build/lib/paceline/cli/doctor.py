@@ -1,0 +1,273 @@
+"""Implement the command `paceline doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import TYPE_CHECKING, Annotated
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline import __version__
+from paceline.cli.loading import build_llm
+from paceline.cli.options import model_argument, only
+from paceline.cli.show import out, table_console
+from paceline.errors import ConfigError
+from paceline.util import cache
+from paceline.util.machine import instruction_flags, processor, usable_cores
+from paceline.util.options import ModelOptions
+
+if TYPE_CHECKING:
+    from paceline.invariance.probe_report import ProbeReport
+    from paceline.llm import LLM
+    from paceline.util.stopwatch import Conditions
+
+_COST_CURVE = "PACELINE_COST_CURVE"
+_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
+_SETTINGS = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "KMP_", "CUDA_VISIBLE_DEVICES", "NUMBA_")
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        model_argument(
+            "Model to inspect: directory, hub id or GGUF file; 'demo' and 'smollm2' are built-in"
+            " models. Default: none."
+        ),
+    ] = None,
+    /,
+    *,
+    models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
+    measure: bool = False,
+) -> None:
+    """Report details of the installation, the machine and a model.
+
+    Example: paceline doctor smollm2 --dtype bfloat16
+
+    Args:
+        measure: Measure and store the cost of a forward pass again. Requires a model and an idle
+            machine.
+    """
+    if measure and model is None:
+        raise ConfigError(
+            "doctor: --measure needs a model. Add one, as in `paceline doctor demo --measure`."
+        )
+    if model is None:
+        _print(_installation() | _machine(models.threads))
+        return
+    llm = build_llm(replace(models, model=model, batch_invariant="auto"), "none")
+    if measure and llm.costs is not None:
+        llm.costs.measure()
+    _print(_installation() | _machine(models.threads) | _facts(model, llm))
+    if llm.invariance.report is not None:
+        _print_findings(llm.invariance.report)
+
+
+def _installation() -> dict[str, str]:
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        "paceline": __version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **versions,
+        **_extras(),
+        "cache": _cache(),
+    }
+
+
+def _cache() -> str:
+    try:
+        entries = cache.entries()
+    except cache.CacheError as error:
+        return str(error)
+    return (
+        f"{cache.root()}: {len(entries)} folders, {sum(entry.size for entry in entries) / 1e6:.1f}"
+        " MB"
+    )
+
+
+def _machine(threads: int | None) -> dict[str, str]:
+    """Return facts about the processor, the accelerator and the libraries' settings."""
+    import torch
+
+    from paceline.cli.loading import use_threads
+
+    use_threads(threads)
+    settings = " ".join(
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_SETTINGS)
+    )
+    flags = instruction_flags()
+    backends = torch.backends
+    return {
+        "processor": processor(),
+        "instructions": " ".join(flags) or "unknown",
+        "bfloat16, float16": _half_precision(flags),
+        "kernels of torch": f"{backends.cpu.get_cpu_capability()}, oneDNN"
+        f" {'on' if backends.mkldnn.enabled else 'off'}",
+        "cores": f"{usable_cores()} for this process, {torch.get_num_threads()} threads of torch",
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "settings": settings or "none",
+    }
+
+
+def _half_precision(flags: list[str]) -> str:
+    features = [
+        name
+        for name in flags
+        if name in ("avx512_bf16", "amx_bf16", "avx512_fp16", "bf16", "asimdhp")
+    ]
+    return (
+        f"matrix products with {', '.join(features)}"
+        if features
+        else "no matrix instructions; products are computed in float32"
+    )
+
+
+def _extras() -> dict[str, str]:
+    """Return, for each optional part, whether its packages are installed."""
+    try:
+        lines = requires("paceline") or []
+    except PackageNotFoundError:
+        return {"optional parts": "unknown: paceline is not installed as a package"}
+    parts: dict[str, list[str]] = {}
+    for line in lines:
+        if match := re.match(r"([\w.-]+).*;.*extra == ['\"](\w+)['\"]", line):
+            parts.setdefault(match[2], []).append(match[1])
+    result = {}
+    for part, packages in parts.items():
+        missing = sorted(
+            {name for name in packages if name != "paceline" and _version(name) == "not installed"}
+        )
+        result[f"paceline[{part}]"] = f"off: no {', '.join(missing)}" if missing else "installed"
+    return result
+
+
+def _facts(model: str, llm: LLM) -> dict[str, str]:
+    """Return facts about a model and the features used with it."""
+    facts, loaded = llm.model.architecture, llm.model.model
+    drafts = (
+        "trees and chains"
+        if facts.takes_trees
+        else "chains only: token positions follow cache positions"
+    )
+    attention = (
+        "batch-invariant"
+        if facts.by_position
+        else "SDPA; one read of the cache per draft tree"
+        if facts.tree_attention
+        else f"the model's implementation ({loaded.config._attn_implementation})"
+    )
+    return {
+        "model": f"{model}: {facts.name}, {loaded.num_parameters() / 1e6:.1f} M parameters,"
+        f" {facts.layers} layers",
+        "computes in": f"{str(facts.dtype).removeprefix('torch.')} on {llm.model.device}",
+        "context": f"{llm.max_length} tokens",
+        "drafts": drafts,
+        "attention": attention,
+        "matrix products": _products(llm),
+        "forward-pass cost": _costs(llm),
+        "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
+    }
+
+
+def _products(llm: LLM) -> str:
+    """Return which library computes matrix products, and the times of both libraries."""
+    from paceline.backend.settings import TIMED_ROWS
+    from paceline.cpu.product_choice import trial
+
+    used = llm.model.products
+    if used.fixed_rows:
+        return f"torch, always padded to {used.fixed_rows} rows"
+    max_rows = None if used.max_rows > TIMED_ROWS[-1] else used.max_rows
+    backend = "torch" if not used.modules else f"paceline with {_run(used.min_rows, max_rows)} rows"
+    timing = trial(llm.model.model)
+    if not timing.ours:
+        return f"{backend}: paceline's kernels need plain weights on a CPU"
+    each = zip(TIMED_ROWS, timing.ours, timing.torchs, strict=True)
+    times = ", ".join(
+        f"{count} row{'s' * (count > 1)} {own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g}"
+        for count, own_seconds, torch_seconds in each
+    )
+    conditions = "" if timing.conditions is None else f"; {_conditions(timing.conditions)}"
+    return f"{backend}; ms with paceline and with torch: {times}{conditions}"
+
+
+def _costs(llm: LLM) -> str:
+    """Return the stored cost curve and the conditions under which it was measured."""
+    assert llm.costs is not None, "no ranks"
+    if llm.costs.given:
+        return f"given by ${_COST_CURVE}"
+    stored = llm.costs.recall()
+    if stored is None:
+        return "not measured yet; run with --measure, or the first draft measures it"
+    curve = stored.curve
+    shown_rows = sorted({1, curve.rows[-1], *({4, 8, 16, 32, 64} & set(curve.rows))})
+    base_seconds, *others = (curve.seconds[curve.rows.index(rows)] for rows in shown_rows)
+    times = ", ".join(
+        f"{rows} {seconds / base_seconds:.2f}x"
+        for rows, seconds in zip(shown_rows[1:], others, strict=True)
+    )
+    return f"1 row {base_seconds * 1e3:.3g} ms, {times}; {_conditions(stored.conditions)}"
+
+
+def _conditions(timed: Conditions) -> str:
+    """Return the age, spread and machine load of a timing measurement."""
+    hours = max(0.0, time.time() - timed.made) / 3600
+    age = (
+        f"{hours * 60:.0f} minutes"
+        if hours < 2
+        else f"{hours:.0f} hours"
+        if hours < 48
+        else f"{hours / 24:.0f} days"
+    )
+    waited = (
+        "" if timed.waited is None else f", {timed.waited:.0%} of the time waiting for a processor"
+    )
+    load = "" if timed.load is None else f", load {timed.load:.1f}"
+    state = "quiet" if timed.quiet else "disturbed, to be measured again on a quiet machine"
+    return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
+
+
+def _print(facts: dict[str, str]) -> None:
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        out.print(Text(f"{name:{width}}  {value}"))
+
+
+def _print_findings(proof: ProbeReport) -> None:
+    """Print the sets of row counts that round identically, module by module."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("module", "in -> out", "count", "rows tested", "bit-identical rows"):
+        table.add_column(heading, overflow="fold")
+    for finding in proof.findings:
+        ends = [*(start - 1 for start in finding.runs[1:]), None]
+        runs = ", ".join(_run(start, end) for start, end in zip(finding.runs, ends, strict=True))
+        table.add_row(
+            finding.name, finding.shape, str(finding.times), f"1 to {finding.tried}", runs
+        )
+    (table_console() or out).print(table)
+    out.print(
+        Text(
+            f"measured in {proof.seconds:.1f} s; stored for this machine, these versions, threads"
+            " and shapes"
+        )
+    )
+
+
+def _run(start: int, end: int | None) -> str:
+    return (
+        f"{start} and more" if end is None else str(start) if end == start else f"{start} to {end}"
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,69 @@
+"""Implement the command that trains a hidden-state draft head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from paceline.cli.loading import use_threads
+from paceline.cli.options import TargetModel, command_group, flattened, only
+from paceline.cli.show import print_note
+from paceline.training.draft_head.settings import DraftHeadTraining
+from paceline.util.files import require_writable
+from paceline.util.options import ModelOptions
+
+draft_head = command_group("draft-head")
+
+Recordings = Annotated[
+    list[Path],
+    Parameter(
+        name=("--recording", "--recordings"), help="File from `paceline record`; repeatable."
+    ),
+]
+flattened("Training")(DraftHeadTraining)
+
+
+@draft_head.command
+def train(
+    model: TargetModel,
+    /,
+    *,
+    recordings: Recordings,
+    out: Path,
+    texts: Annotated[list[str] | None, Parameter(name=("--text", "--texts"))] = None,
+    config: DraftHeadTraining = DraftHeadTraining(),
+    models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
+) -> None:
+    """Train a hidden-state draft head on recorded answers and text.
+
+    If training is interrupted, the file holds the draft head from the best epoch so far.
+
+    Example: paceline draft-head train smollm2 --recording answers.jsonl --out head
+
+    Args:
+        out: File for the draft head (safetensors), to be passed to the auto drafter's `draft_head`
+            option.
+        texts: Additional text or chat file to train on (.jsonl, .txt, .npy, .parquet), as for
+            `paceline datastore`; repeatable. Default: none.
+    """
+    require_writable(out)
+    use_threads(models.threads)
+    from paceline.training.draft_head.prepare import prepare
+    from paceline.training.draft_head.train import DraftHeadTrainer
+    from paceline.training.loop import TrainingReport
+
+    data = prepare(model, recordings, texts or [], config, models, progress=True)
+    trainer = DraftHeadTrainer(data, config, out)
+    try:
+        trainer.run(TrainingReport(print_note, shown=True))
+    except KeyboardInterrupt:
+        state = (
+            f"{out} holds the best epoch: {trainer.best}"
+            if trainer.best
+            else "nothing was written yet"
+        )
+        print_note(f"interrupted; {state}")
+        raise
+    print_note(f"wrote {out}: {trainer.best}")

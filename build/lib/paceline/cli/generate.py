@@ -1,0 +1,172 @@
+"""Implement the command `paceline generate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from paceline.cli.answers import CliPrompt, answer_all
+from paceline.cli.loading import build_llm
+from paceline.cli.options import (
+    WITHOUT_MODEL,
+    EngineOptions,
+    ParallelOptions,
+    TargetModel,
+    flattened,
+)
+from paceline.cli.parallel import joined_ranks, refuse_standard_input
+from paceline.cli.prompt_input import read_prompt
+from paceline.cli.show import INTERRUPTED, print_stream
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import ConfigError
+from paceline.text.conversations import checked_messages, text_of
+from paceline.text.tokens import require_text
+from paceline.util.files import parse_json, require_writable
+from paceline.util.options import ModelOptions
+from paceline.util.text_files import read_text
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+_FIELDS = ("prompt", "text", "turns", "messages")
+
+
+@flattened("Input and output")
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """Set where prompts come from and where answers go.
+
+    Attributes:
+        chat: Apply the model's chat template to each prompt.
+        system: System message; implies --chat. Default: none.
+        file: File with additional prompts: JSON lines with prompt, text, turns or messages (and
+            id), or text with one prompt per line. Default: none.
+        output: File for the answers as JSON lines, one per prompt; '-' is standard output. Default:
+            only the text is printed.
+    """
+
+    chat: bool = False
+    system: str | None = None
+    file: Path | None = None
+    output: Path | None = None
+
+    @property
+    def uses_template(self) -> bool:
+        """Return whether the chat template is applied to plain prompts."""
+        return self.chat or self.system is not None
+
+
+def generate(
+    model: TargetModel,
+    /,
+    *prompts: Annotated[str, Parameter(name="PROMPT")],
+    source: PromptInput = PromptInput(),
+    engine: EngineOptions = EngineOptions(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
+    sampling: SamplingParams = SamplingParams(),
+    parallel: ParallelOptions = ParallelOptions(),
+) -> int:
+    """Answer one prompt as a stream, or several as a batch.
+
+    Example: paceline generate demo "Count to three." --chat -n 32
+
+    Args:
+        prompts: Prompt to answer; repeatable. '-' reads a prompt from standard input. Put '--'
+            before a prompt that looks like an option.
+    """
+    if source.output is not None:
+        require_writable(source.output)
+    file_prompts = [] if source.file is None else read_prompts(source.file)
+    if not prompts and not file_prompts:
+        raise ConfigError(
+            "generate: no prompt was given. Add one after the model, as in `paceline generate MODEL"
+            " PROMPT`, or a file of prompts with --file."
+        )
+    with joined_ranks(parallel, models.device) as ranks:
+        refuse_standard_input(parallel.lookahead_parallel, prompts)
+        texts = [read_prompt() if text == "-" else text for text in prompts]
+        llm = build_llm(
+            replace(models, model=model),
+            engine.drafter,
+            ranks,
+            tokenizer=engine.tokenizer,
+            max_length=engine.max_length,
+        )
+        entries = [*(CliPrompt(text, None, text) for text in texts), *file_prompts]
+        prepared = [replace(entry, prompt=_prompt(llm, entry, source)) for entry in entries]
+        if len(prepared) == 1 and source.output is None:
+            return (
+                0
+                if print_stream(llm.stream(prepared[0].prompt, sampling)).complete
+                else INTERRUPTED
+            )
+        return answer_all(llm, prepared, sampling, source.output)
+
+
+def read_prompts(path: Path) -> list[CliPrompt]:
+    """Read the prompts in a file.
+
+    Args:
+        path: A .jsonl file has one prompt per line, in the field prompt, text, turns (the first
+            turn is used) or messages, optionally with an id. Any other file has one prompt per
+            line. Empty lines are skipped.
+    Raises:
+        ConfigError: The file cannot be read, or a line is not a prompt; the message names the file
+            and line.
+    """
+    try:
+        lines = read_text(path, "surrogateescape").split("\n")
+    except OSError as error:
+        raise ConfigError(
+            f"The prompts {str(path)!r} cannot be read: {error.strerror}. Check the path."
+        ) from error
+    read = _record if path.suffix == ".jsonl" else lambda line, where: CliPrompt(line, None, line)
+    numbered = (
+        (line.rstrip("\r"), f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    )
+    return [read(require_text(where, line), where) for line, where in numbered]
+
+
+def _record(line: str, where: str) -> CliPrompt:
+    try:
+        record = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]"
+        ) from error
+    field = (
+        next((name for name in _FIELDS if name in record), None)
+        if isinstance(record, dict)
+        else None
+    )
+    value = None if field is None else record[field]
+    if field != "messages" and isinstance(value, list) and value and isinstance(value[0], str):
+        value = value[0]
+    name = str(record["id"]) if isinstance(record, dict) and "id" in record else None
+    if isinstance(value, str):
+        return CliPrompt(require_text(where, value), name, value)
+    if field == "messages":
+        messages = checked_messages(value, f"{where}: messages")
+        return CliPrompt(text_of(messages[-1]), name, messages)
+    raise ConfigError(
+        f"{where}: got {line[:60]!r}; expected an object with one of the fields"
+        f" {', '.join(_FIELDS)}."
+    )
+
+
+def _prompt(llm: LLM, entry: CliPrompt, source: PromptInput) -> str | list[int]:
+    """Return the model's input: text or token ids, with the chat template applied."""
+    if isinstance(entry.prompt, str) and not source.uses_template:
+        return entry.prompt
+    messages = (
+        [{"role": "user", "content": entry.prompt}]
+        if isinstance(entry.prompt, str)
+        else entry.prompt
+    )
+    opening = [{"role": "system", "content": source.system}] if source.system else []
+    return llm.chat_prompt([*opening, *messages])

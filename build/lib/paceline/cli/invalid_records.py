@@ -1,0 +1,74 @@
+"""Count the invalid records in a datastore's input, and list the first few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from paceline.cli.settings import MAX_NAMED_RECORDS
+from paceline.cli.show import print_note
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.datastore.gathering import Document
+
+
+class InvalidRecords:
+    """Counts invalid records and lists the first few.
+
+    Args:
+        skip: Whether to skip invalid records. If False, an error that lists up to ten records is
+            raised before anything is written.
+    """
+
+    def __init__(self, skip: bool) -> None:
+        self._skip = skip
+        self._errors: list[ConfigError] = []
+        self._count = 0
+
+    def __call__(self, error: ConfigError) -> None:
+        """Count an invalid record.
+
+        Raises:
+            ConfigError: Records may not be skipped, and ten records were invalid.
+        """
+        self._count += 1
+        if self._count <= MAX_NAMED_RECORDS:
+            self._errors.append(error)
+        if self._count == MAX_NAMED_RECORDS and not self._skip:
+            self._refuse(f"at least {MAX_NAMED_RECORDS}")
+
+    def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield the documents; check afterwards that enough records were valid.
+
+        Raises:
+            ConfigError: All records were invalid, or a record was invalid and may not be skipped.
+        """
+        read = 0
+        for document in documents:
+            read += 1
+            yield document
+        if self._errors and not read:
+            raise self._errors[0]
+        if self._errors and not self._skip:
+            self._refuse(str(self._count))
+
+    def _refuse(self, count: str) -> None:
+        for error in self._errors:
+            print_note(f"invalid: {error}")
+        raise ConfigError(
+            f"inputs: {count} records are invalid, so nothing was written. Correct them, or pass"
+            " --skip-invalid."
+        )
+
+    def report(self) -> None:
+        """Print on standard error which records were skipped."""
+        for error in self._errors:
+            print_note(f"skipped: {error}")
+        if self._count:
+            more = (
+                f", of which the first {MAX_NAMED_RECORDS} are named"
+                if self._count > MAX_NAMED_RECORDS
+                else ""
+            )
+            print_note(f"{self._count} records were skipped{more}")

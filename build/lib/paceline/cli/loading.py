@@ -1,0 +1,77 @@
+"""Load models, tokenizers and the engine for a command.
+
+The module imports torch on demand, so that a command's help appears immediately.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline import demo
+from paceline.drafters import entry
+from paceline.util.config import split_spec
+
+if TYPE_CHECKING:
+    from paceline.engine.parallel.ranks import Ranks
+    from paceline.llm import LLM
+    from paceline.util.options import ModelOptions
+
+
+def use_threads(count: int | None) -> None:
+    """Set torch's number of CPU threads; None keeps torch's own choice."""
+    if count:
+        import torch
+
+        torch.set_num_threads(count)
+
+
+def build_llm(
+    models: ModelOptions, drafter: str, ranks: Ranks | None = None, **options: Any
+) -> LLM:
+    """Build the `LLM` for a command.
+
+    Args:
+        models: Model options; the model "demo" selects the built-in models.
+        drafter: Drafter spec.
+        ranks: Processes in a parallel run.
+        options: Other arguments for `LLM`.
+    """
+    from paceline.llm import LLM
+
+    use_threads(models.threads)
+    draft_name = demo.draft_name(models.model, models.draft_model)
+    drafter_entry = entry(split_spec(drafter)[0])
+    uses_draft_model = drafter_entry.needs_draft_model or (
+        drafter_entry.takes_draft_model and models.draft_model is not None
+    )
+    draft = demo.draft_of(draft_name) if uses_draft_model and draft_name is not None else None
+    target = demo.target_of(models.model)
+    return LLM(
+        target,
+        drafter,
+        draft,
+        dtype=models.dtype,
+        device=models.device,
+        lookahead_parallel=ranks or False,
+        batch_invariant=models.invariance,
+        **options,
+    )
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load the tokenizer for a command.
+
+    Args:
+        name: Directory or hub id; "demo" is the tokenizer of the built-in models, "mistral-common"
+            is that package's 32k tokenizer.
+    Raises:
+        ConfigError: The tokenizer cannot be loaded.
+    """
+    from paceline.datastore.mistral import MISTRAL, MistralTokenizer
+
+    if name == MISTRAL:
+        return MistralTokenizer()
+    from paceline.model.tokenizer_loading import load_tokenizer as load
+
+    source = demo.target_of(name)
+    return load(source, source)

@@ -1,0 +1,188 @@
+"""Build the `paceline` command and run a command line."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import get_args
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Group
+from cyclopts.exceptions import CoercionError
+
+from paceline import __version__
+from paceline.cli.commands import COMMANDS, GROUPS, command_path
+from paceline.cli.help import HelpFormatter
+from paceline.cli.model_option import with_model_first
+from paceline.cli.options import DEFAULTS, UNGROUPED
+from paceline.cli.parallel import prints_for_all
+from paceline.cli.parse_errors import parse_error_text
+from paceline.cli.show import INTERRUPTED, print_error
+from paceline.errors import PacelineError
+
+# paceline prints its own notes
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
+_HELP = ("--help", "-h")
+_FAILED, _BROKEN_PIPE = 2, 141  # exit statuses
+
+
+def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Raise for a fraction where an integer is expected; cyclopts would round it."""
+    for argument in arguments:
+        if int in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                if "." in token.value:
+                    raise CoercionError(argument=argument, token=token, target_type=int)
+
+
+def new_app(name: str, help_text: str) -> App:
+    """Return an application without commands that parses options as `paceline` does.
+
+    Args:
+        name: Name of the program, for its help.
+        help_text: First line of the program's help.
+    """
+    app = App(
+        name=name,
+        help=help_text,
+        version=__version__,
+        default_parameter=DEFAULTS,
+        config=_refuse_fractions,
+        help_format="plaintext",
+        group_parameters=UNGROUPED,
+        exit_on_error=False,
+        print_error=False,
+    )
+    app.help_formatter = HelpFormatter(app)
+    return app
+
+
+def _build_app(listed: bool) -> App:
+    """Return the application.
+
+    Args:
+        listed: Whether to take the commands' help from `COMMANDS`, so that no command is imported.
+    """
+    app = new_app(
+        "paceline", "Lossless speculative decoding: the same answers from the same weights, sooner."
+    )
+    for number, (title, names) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=number)
+        for order, name in enumerate(names):
+            app.command(
+                command_path(name),
+                name=name,
+                help=COMMANDS[name] if listed else None,
+                group=group,
+                sort_key=order,
+            )
+    last = Group("Options", sort_key=len(GROUPS))
+    app["--help"].group = app["--version"].group = last
+    app["--help"].help = "Show this help; after a command, the help of that command."
+    app["--version"].help = "Show the version."
+    return app
+
+
+app = _build_app(listed=False)
+
+
+class _Word(str):
+    """A command-line word that is an option only if it looks like one.
+
+    Words such as "-", "-5 degrees" or "-> x" are values.
+    """
+
+    __slots__ = ()
+
+    def startswith(self, *arguments: object) -> bool:
+        is_value = super().startswith("-") and self != "--" and _OPTION.match(self) is None
+        return not is_value and super().startswith(*arguments)  # type: ignore[arg-type]
+
+
+def run(words: Sequence[str], program: App | None = None) -> int:
+    """Run a command line and return its exit status.
+
+    Args:
+        words: Command-line words after the program's name.
+        program: Application of `new_app`. Default: `paceline`.
+    Raises:
+        SystemExit: The command line is invalid. The error has already been printed.
+        PacelineError: The command failed.
+    """
+    selected = program
+    if selected is None:
+        selected = app if words and words[0] not in _HELP else _build_app(listed=True)
+    ordered = list(words)
+    try:
+        ordered = with_model_first(selected, [_Word(word) for word in words])
+        command, bound, _ = selected.parse_args(map(_Word, ordered))
+    except (CycloptsError, PacelineError) as error:
+        if prints_for_all(words):
+            print_error(
+                error
+                if isinstance(error, PacelineError)
+                else parse_error_text(
+                    error, selected.name[0], has_model_option=ordered != list(words)
+                )
+            )
+        sys.exit(_FAILED)
+    return command(*bound.args, **bound.kwargs) or 0
+
+
+def main() -> None:
+    """Run this process's command line and exit.
+
+    On an error, the process prints one line and exits with status 2. On Ctrl-C, the process exits
+    with status 130. If a pipe is closed, the process exits silently.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    _prepare_streams()
+    status = _status(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # already reported; Python would flush again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(status)
+
+
+def _status(words: Sequence[str]) -> int:
+    """Run a command line and print an error as one line; return the exit status."""
+    try:
+        try:
+            return run(words)
+        finally:
+            sys.stdout.flush()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich turns it into SystemExit(1)
+            return _BROKEN_PIPE
+        return end.code if isinstance(end.code, int) else _FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _BROKEN_PIPE
+    except PacelineError as error:
+        print_error(error)
+    except OSError as error:  # for example, a full disk or missing permissions
+        where = "" if error.filename is None else f"{error.filename}: "
+        print_error(f"{where}{error.strerror or error}")
+    except MemoryError:
+        print_error("Out of memory. Choose a smaller model, batch or context.")
+    return _FAILED
+
+
+def _prepare_streams() -> None:
+    """Open closed standard streams on the null device; escape unprintable characters."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # else the next opened file would get this number
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None and number:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace", newline="")

@@ -1,0 +1,70 @@
+"""Also accept the target model as the `--model` or `-m` option.
+
+Commands declare the model as their first positional argument. `with_model_first` moves the option's
+value to that position.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from paceline.errors import ConfigError
+
+MODEL = "MODEL"  # name of the positional argument
+_OPTION = re.compile(r"(--model|-m)(?:=(.*))?", re.DOTALL)
+_END_OF_OPTIONS = "--"
+_SHOWN_INSTEAD = {"--help", "-h", "--version"}  # these run no command
+
+
+def with_model_first(app: App, words: Sequence[str]) -> list[str]:
+    """Return a command line whose model is the first positional argument.
+
+    The command line is unchanged if it lacks the option or the command has no target model.
+
+    Args:
+        app: Application of the command line.
+        words: The words of the command line after the program's name.
+    Raises:
+        ConfigError: The option has no value, or is passed twice.
+    """
+    end = words.index(_END_OF_OPTIONS) if _END_OF_OPTIONS in words else len(words)
+    has_option = any(_OPTION.fullmatch(word) for word in words[:end])
+    if not has_option or _SHOWN_INSTEAD.intersection(words[:end]):
+        return list(words)
+    chain, apps, _ = app.parse_commands(words)
+    if not takes_model(apps[-1]):
+        return list(words)
+    start = len(chain)
+    models, others = _taken_out(words[start:end])
+    if len(models) > 1:
+        given = " and ".join(map(repr, models))
+        raise ConfigError(f"The model is given twice: {given}. Keep one.")
+    return [*words[:start], *models, *others, *words[end:]]
+
+
+def takes_model(command: App) -> bool:
+    """Return whether the first positional argument of a command is the target model."""
+    if command.default_command is None:
+        return False
+    arguments = command.assemble_argument_collection(parse_docstring=False)
+    return any(argument.index == 0 and argument.name == MODEL for argument in arguments)
+
+
+def _taken_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the option's values and the other words."""
+    models: list[str] = []
+    others: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        option = _OPTION.fullmatch(word)
+        if option is None:
+            others.append(word)
+            continue
+        value = next(remaining, "") if option[2] is None else option[2]
+        if not value or value.startswith("-"):
+            raise ConfigError(f"{option[1]} has no value. Add a model, as in {option[1]} demo.")
+        models.append(value)
+    return models, others

@@ -1,0 +1,204 @@
+"""Define groups of command-line options as dataclasses, with docstrings as help.
+
+`@flattened` shows the fields of such a class as options of the command: `--threads` instead of
+`--models.threads`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from cyclopts import App, Group, Parameter
+from cyclopts.field_info import FieldInfo
+
+from paceline.cli.commands import COMMANDS
+from paceline.cli.model_option import MODEL
+from paceline.core.sampling_params import SamplingParams
+from paceline.drafters import entry
+from paceline.util.config import cut_outside_quotes, in_quotes, require_range, split_spec
+from paceline.util.options import ModelOptions, PromptOptions
+
+T = TypeVar("T")
+DEFAULT_DRAFTER = "auto"
+# Titles of option groups, in the order in which the help shows them.
+_TITLES = (
+    "Methods",
+    "Quantity",
+    "Simulation",
+    "Device",
+    "Workload",
+    "Address and keys",
+    "Limits",
+    "Input and output",
+    "Writing",
+    "Recording",
+    "Training",
+    "Engine",
+    "Models",
+    "Prompts",
+    "Sampling",
+    "Measuring",
+    "With --serve",
+    "Files",
+    "Parallel run",
+)
+UNGROUPED = Group("Options", sort_key=-1)  # the command's own options
+_SHORT = {"draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
+
+
+def _short_name(field: FieldInfo, taken: frozenset[str]) -> str | None:
+    return _SHORT.get(field.name)
+
+
+def _shown_default(value: Any) -> str | None:
+    return None if value in ((), "", None) or value is False else str(value)
+
+
+# for every option
+DEFAULTS = Parameter(short_alias=_short_name, negative=(), show_default=_shown_default)
+
+
+def command_group(name: str) -> App:
+    """Return an application for commands such as `paceline datastore build`."""
+    return App(name=name, help=COMMANDS[name], group_parameters=UNGROUPED)
+
+
+def flattened(title: str) -> Parameter:
+    """Return a parameter that shows the fields of a class as options under a title."""
+    return Parameter(name="*", group=Group(title, sort_key=_TITLES.index(title)))
+
+
+def with_known_types(group: type[T]) -> type[T]:
+    """Resolve type annotations that a class inherits from another module."""
+    group.__init__.__annotations__.update(get_type_hints(group))
+    return group
+
+
+def without(*names: str) -> Parameter:
+    """Return a parameter that hides the options `names` of a group."""
+    return Parameter(parse=re.compile(rf"^(?!(?:{'|'.join(names)})$)"))
+
+
+def only(*names: str) -> Parameter:
+    """Return a parameter that shows only the options `names` of the group `models`."""
+    return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
+
+
+def switchable(group: type, name: str) -> None:
+    """Let `--no-NAME` turn off an option that is on by default."""
+    hint = get_type_hints(group)[name]
+    parameter = Parameter(negative=f"--no-{name.replace('_', '-')}")
+    group.__annotations__[name] = Annotated[hint, parameter]
+
+
+def _hide_per_request(group: type) -> None:
+    """Hide per-request options; a command's options apply to all requests."""
+    hints = get_type_hints(group)
+    for field in fields(group):
+        if field.metadata.get("per_request"):
+            field.type = hints[field.name]  # the module of a subclass may not import the type
+            group.__annotations__[field.name] = Annotated[field.type, Parameter(parse=False)]
+
+
+def model_argument(help_text: str) -> Parameter:
+    """Return the parameter for a model that is a command's first argument."""
+    return Parameter(name=MODEL, help=f"{help_text} Also --model, -m.")
+
+
+TargetModel = Annotated[
+    str,
+    model_argument(
+        "Target model: directory, hub id or GGUF file; 'demo' and 'smollm2' are built-in models."
+    ),
+]
+WITHOUT_MODEL = without("model")
+
+
+@flattened("Engine")
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Set how the engine decodes.
+
+    Attributes:
+        drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`.
+        tokenizer: Tokenizer: directory or hub id. Default: the model's own tokenizer.
+        max_length: Maximum number of tokens in the prompt and answer together; at least 2. Default:
+            the model's context length.
+    """
+
+    drafter: str = DEFAULT_DRAFTER
+    tokenizer: str | None = None
+    max_length: int | None = None
+
+
+@flattened("Methods")
+@dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """Set which methods a benchmark compares.
+
+    Attributes:
+        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
+            given models support.
+        baselines: transformers, transformers:prompt_lookup, transformers:assistant or
+            transformers:generate_batch; repeatable, or separated by spaces or commas; 'none' runs
+            no baselines. Default: the first two, and the third if there is a draft model.
+    """
+
+    drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()
+    baselines: Annotated[tuple[str, ...], Parameter(name=("--baseline", "--baselines"))] = ()
+
+
+flattened("Models")(ModelOptions)
+flattened("Prompts")(PromptOptions)
+flattened("Sampling")(SamplingParams)
+_hide_per_request(SamplingParams)
+
+
+@flattened("Parallel run")
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """Set how a command runs across several processes.
+
+    Attributes:
+        lookahead_parallel: Split each draft tree among the processes started by torchrun.
+        process_timeout: Seconds without a message after which a process counts as lost; at least 1.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    lookahead_parallel: bool = False
+    process_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        require_range("parallel run", "process_timeout", self.process_timeout, 1)
+
+
+def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Split repeated options into drafter specs.
+
+    Separators are spaces, and commas before one of `names`, "none" or module:Class. Quoted text is
+    not split.
+    """
+    known = "|".join(re.escape(name) for name in ("none", *names))
+    outside = r"[\w.]+:[^\W\d][\w.]*(?=[:,\s]|$)"  # module:Class
+    separator = rf"\s+|,\s*(?=(?:{known})\b|{outside})"
+    return [spec for value in values for spec in cut_outside_quotes(value, separator) if spec]
+
+
+def with_store(spec: str, datastore: str | None) -> str:
+    """Return the spec, adding the datastore if the drafter accepts one.
+
+    A spec that already names a datastore is unchanged.
+    """
+    name, options = split_spec(spec)
+    if (
+        datastore is None
+        or "datastore=" in options
+        or not hasattr(entry(name).options(), "datastore")
+    ):
+        return spec
+    return f"{name}:{','.join(filter(None, [options, f'datastore={in_quotes(datastore)}']))}"

@@ -1,0 +1,82 @@
+"""Implement the command `paceline record`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from paceline import demo
+from paceline.cli.loading import build_llm
+from paceline.cli.options import WITHOUT_MODEL, TargetModel
+from paceline.cli.show import print_note
+from paceline.core.sampling_params import SamplingParams
+from paceline.util.config import require_range
+from paceline.util.options import ModelOptions, PromptOptions
+
+if TYPE_CHECKING:
+    from paceline.replay.recorder import Recorded
+
+
+def record(
+    model: TargetModel = demo.NAME,
+    /,
+    *,
+    out: Path = Path("answers.jsonl"),
+    drafter: str = "prompt_lookup",
+    batch: int = 8,
+    top: int = 0,
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
+    selection: PromptOptions = PromptOptions(),
+    sampling: SamplingParams = SamplingParams(),
+) -> None:
+    """Record a model's answers to prompts as JSON lines.
+
+    Use the file for replays, datastores and training. Prompt number n uses seed + n. Recording can
+    be interrupted at any time; run the same command again to resume it.
+
+    Example: paceline record smollm2 --prompts prompts.jsonl --out answers.jsonl
+
+    Args:
+        out: File for the answers as JSON lines; an unfinished file is resumed.
+        drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`. It
+            affects only the speed.
+        batch: Number of prompts answered and written together; at least 1.
+        top: Number of top-k tokens to record per position, in a second file; from 0 to 64; 0
+            records none. To replay auto and token_recycling, record 8.
+    """
+    require_range("record", "batch", batch, 1)
+    from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
+    from paceline.report.prompts import cut_note, load_prompts
+
+    prompts = load_prompts(selection.prompts, selection.limit, selection.every)
+    llm = build_llm(replace(models, model=model), drafter, max_batch=batch)
+    questions = encode_prompts(prompts, llm, sampling.max_new_tokens)
+    try:
+        result = record_answers(
+            out,
+            llm,
+            questions,
+            sampling,
+            RecordOptions(batch, model, drafter, top),
+            progress=True,
+        )
+    except KeyboardInterrupt:
+        print_note(f"interrupted; {out} holds the finished batches; the same command resumes")
+        raise
+    if result.cut:
+        print_note(cut_note(result.cut))
+    _report(result, out)
+
+
+def _report(result: Recorded, out: Path) -> None:
+    """Print how many answers were recorded, and how fast."""
+    if not result.new:
+        print_note(f"{out} is finished: all {result.count} answers exist")
+        return
+    speed = (
+        f"{result.new / result.seconds:.2f} answers/s, {result.tokens / result.seconds:.1f}"
+        " tokens/s"
+    )
+    before = f", {result.count - result.new} of them before" if result.new < result.count else ""
+    print_note(f"wrote {out}: {result.count} answers{before}; {speed}")

@@ -1,0 +1,201 @@
+"""Implement the command `paceline serve`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from paceline.cli.loading import build_llm
+from paceline.cli.options import (
+    WITHOUT_MODEL,
+    EngineOptions,
+    TargetModel,
+    flattened,
+    with_known_types,
+)
+from paceline.cli.settings import WARM_UP_TOKENS
+from paceline.cli.show import print_note
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import ConfigError
+from paceline.serve.settings import Settings
+from paceline.serve.sockets import listen
+from paceline.util.config import require_range
+from paceline.util.options import ModelOptions
+from paceline.util.text_files import read_text
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from paceline.llm import LLM
+
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+_KEYS = "PACELINE_API_KEYS"
+_SIGNAL_STATUS = 128  # added to a signal's number to form the exit status
+
+flattened("Limits")(Settings)
+
+
+@flattened("Address and keys")
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Set the server's address and the API keys that clients must send.
+
+    Attributes:
+        host: Address to listen on; 0.0.0.0 stands for all addresses of this machine.
+        port: Port to listen on; from 0 to 65535; 0 chooses a free port.
+        api_key: API key that clients must send; repeatable. Keys are also read from
+            PACELINE_API_KEYS, separated by commas. Default: no key is required.
+        api_key_file: File with API keys, one per line. Default: none.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: tuple[str, ...] = ()
+    api_key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        require_range("serve", "port", self.port, 0, 65535)
+
+
+@flattened("Engine")
+@with_known_types
+@dataclass(frozen=True, slots=True)
+class ServerEngine(EngineOptions):
+    """Set how the server's engine decodes and how much memory its cache uses.
+
+    Attributes:
+        cache_gib: Maximum size of the KV cache in GiB, above 0; requests wait until there is free
+            space. Default: most of the available memory.
+        keep_prefixes: Number of finished requests whose KV cache can be reused by prompts with the
+            same prefix; at least 0; 0 disables prefix caching.
+    """
+
+    cache_gib: float | None = None
+    keep_prefixes: int = 32
+
+
+def serve(
+    model: TargetModel,
+    /,
+    *,
+    engine: ServerEngine = ServerEngine(),
+    listen_on: ListenOptions = ListenOptions(),
+    settings: Settings = Settings(),
+    models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
+) -> int:
+    """Serve a model over an OpenAI-compatible HTTP API.
+
+    After Ctrl-C or SIGTERM, the server finishes open requests and stops. A second signal stops it
+    at once.
+
+    Example: paceline serve smollm2 --port 8080
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"serve: the packages {', '.join(missing)} are not installed. Run: pip install"
+            " 'paceline[serve]'."
+        )
+    keys = _keys(listen_on)
+    listener = _listen(listen_on.host, listen_on.port)
+    try:
+        from paceline.serve.app import create_app
+
+        llm = _warm_llm(replace(models, model=model), engine, settings.max_batch)
+        named_settings = (
+            settings if settings.served_name else replace(settings, served_name=(model,))
+        )
+        app = create_app(llm, named_settings, keys)
+        host, port = listener.getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        print_note(
+            f"batch invariance is {'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}"
+        )
+        print_note(f"{model} with {engine.drafter} at http://{address}:{port}/v1; Ctrl-C stops it")
+        return _run(app, listener)
+    finally:
+        listener.close()
+
+
+def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
+    """Build the server's engine, and generate a short answer to compile the kernels."""
+    llm = build_llm(
+        models,
+        engine.drafter,
+        tokenizer=engine.tokenizer,
+        max_length=engine.max_length,
+        max_batch=max_batch,
+        cache_gib=engine.cache_gib,
+        keep_prefixes=engine.keep_prefixes,
+        on_drafter_error="plain",
+    )
+    llm.generate([[0, 0]], SamplingParams(WARM_UP_TOKENS, ignore_eos=True))
+    return llm
+
+
+def _run(app: FastAPI, listener: socket.socket) -> int:
+    import uvicorn
+
+    from paceline.serve.shutdown import DrainingServer
+
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
+    logging.getLogger("paceline.serve").setLevel(logging.INFO)
+    server = DrainingServer(
+        uvicorn.Config(app, log_config=None, access_log=False), app.state.serving.drain
+    )
+    server.run(sockets=[listener])
+    return 0 if server.forced is None else _SIGNAL_STATUS + server.forced
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind the address before the model is loaded.
+
+    Raises:
+        ConfigError: The address is not available.
+    """
+    try:
+        return listen(host, port)
+    except OSError as error:
+        reason = str(error.strerror or error).partition(" (")[0]
+        raise ConfigError(
+            f"serve: cannot listen on {host} port {port}: {reason}. Choose another --port or"
+            " --host."
+        ) from error
+
+
+def _keys(listen_on: ListenOptions) -> list[str]:
+    """Return the API keys from all sources.
+
+    Raises:
+        ConfigError: The key file cannot be read or contains no key, or a key is empty.
+    """
+    keys = [
+        *listen_on.api_key,
+        *filter(None, (key.strip() for key in os.environ.get(_KEYS, "").split(","))),
+    ]
+    if listen_on.api_key_file is not None:
+        try:
+            lines = read_text(listen_on.api_key_file).split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"api_key_file: cannot read {str(listen_on.api_key_file)!r}: {error}. Check the"
+                " path."
+            ) from error
+        file_keys = [line.strip() for line in lines if line.strip()]
+        if not file_keys:
+            raise ConfigError(
+                f"api_key_file: {str(listen_on.api_key_file)!r} holds no key. Add one per line."
+            )
+        keys += file_keys
+    if not all(keys):
+        raise ConfigError("api_key: the key is empty. Leave the option out if no key is needed.")
+    return keys

@@ -1,0 +1,1 @@
+"""Define the types that all packages share, such as requests and draft trees."""

@@ -1,0 +1,274 @@
+"""Define the contract between drafters and the engine.
+
+A new drafting method is one subclass of `Drafter` with one required method, `propose`. `propose`
+must follow these rules; each is checked (`verification.tree_rules`) or has a must-fail test:
+
+1. Return one tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
+2. `parents[i] < i`, and siblings carry different tokens. Probes, the last nodes in a tree, may
+   repeat a sibling.
+3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
+   siblings (renormalised, as for sampling without replacement). Sampled siblings precede guesses.
+4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
+
+A wrong guess costs time but never changes the answer. Drafters see no caches, masks or batched
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.node_rule import NodeRule
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.errors import ConfigError, DrafterError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The target's k most likely tokens after the root and after every node in a tree.
+
+    Attributes:
+        token_ids: [1 + n, k], most likely first; row 0 follows the root, row 1 + i follows node i.
+        probs: float32 [1 + n, k], the softmax of the model's own logits (temperature 1, no
+            penalties). A row of zeros means that the probabilities are unknown, as in a replay.
+    """
+
+    token_ids: IntArray
+    probs: npt.NDArray[np.float32]
+
+    def of(self, rows: Sequence[int]) -> TopTokens:
+        """Return the given rows, in the given order."""
+        return TopTokens(self.token_ids[rows], self.probs[rows])
+
+    def first(self, count: int) -> TopTokens:
+        """Return the `count` most likely tokens of each row."""
+        return TopTokens(self.token_ids[:, :count], self.probs[:, :count])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The target's verdict on one draft tree.
+
+    Attributes:
+        request: The request that the tree was drafted for.
+        tree: The tree that the target verified.
+        accepted: Nodes on the accepted path, in order.
+        new_token_ids: Accepted tokens, followed by a token chosen by the target (the bonus token),
+            cut at the end of the request. These are exactly the tokens that were appended.
+        target_argmax: 1 + n tokens: the target's most likely token after the root and after every
+            node.
+        target_top: The target's most likely tokens after the root and every node, if the drafter
+            sets `top_k`.
+        logprobs: For each new token, if requested: token id -> log-probability, most likely first.
+        head_draft: Draft tree from the hidden-state draft head for the tokens after the newest
+            token, if the drafter requested it (`num_head_tokens`).
+        unclean: The target's logits after some node, accepted or not, were NaN or infinite;
+            `target_argmax` is 0 for such nodes.
+    """
+
+    request: Request
+    tree: DraftTree
+    accepted: list[int]
+    new_token_ids: list[int]
+    target_argmax: list[int]
+    target_top: TopTokens | None = None
+    logprobs: list[dict[int, float]] | None = None
+    head_draft: DraftTree | None = None
+    unclean: bool = False
+
+    @property
+    def seq(self) -> Request:
+        """Return `request` under the short name used in the drafter contract."""
+        return self.request
+
+
+class Drafter:
+    """Proposes draft trees for requests; `stop` frees the state of a request.
+
+    Attributes:
+        name: Name shown in messages and tables.
+        vocab_size: Vocabulary size of the drafter's own model; None = no such model. The engine
+            rejects a target with a different size.
+        ids_below: Upper bound (exclusive) on the proposed token ids; 0 = unknown. A target with a
+            smaller vocabulary is rejected, unless the two sizes differ only by padding.
+        columns: Tree branches that copies of the target can compute in parallel
+            (`paceline.engine.parallel`).
+        node_rule: Limits on the number of draft nodes (`paceline.core.node_rule`).
+        budget: Whether the engine cuts trees to the nodes that save more time than they cost
+            (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the most
+            likely paths first.
+        top_k: Number of the target's most likely tokens that outcomes report per node; 0 = none.
+        needs_predictions: The drafter learns from `target_argmax` at rejected nodes, which no
+            recorded answer contains.
+        draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None = the
+            model's default head.
+        needs_draft_model: Class attribute: `build` requires a draft model.
+        takes_draft_model: Class attribute: `build` accepts a draft model but also works without
+            one.
+        needs_trained: Class attribute: the drafter reads a file that was trained or built for the
+            models in use.
+        needs_store: Class attribute: the option `datastore` must name a token store.
+        keeps_tokens: Class attribute: no method changes `Request.token_ids`, so the engine does not
+            compare the tokens after each call. Subclasses do not inherit it.
+    """
+
+    name: str = "drafter"
+    vocab_size: int | None = None
+    ids_below: int = 0
+    columns: int = 1
+    node_rule: NodeRule = NodeRule()
+    budget: bool = False
+    top_k: int = 0
+    needs_predictions: bool = False
+    draft_head: str | None = None
+    needs_draft_model: ClassVar[bool] = False
+    takes_draft_model: ClassVar[bool] = False
+    needs_trained: ClassVar[bool] = False
+    needs_store: ClassVar[bool] = False
+    keeps_tokens: ClassVar[bool] = False
+
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Check that all proposed ids are valid for a target with `vocab_size` tokens.
+
+        Args:
+            vocab_size: Number of rows in the target's LM head.
+            tokenizer: Tokenizer of the prompts, if known. Data gathered with the same tokenizer is
+                valid however the vocabulary is padded.
+        Raises:
+            ConfigError: the drafter's data belongs to a different vocabulary; the message gives
+                both sizes.
+        """
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Check that the drafter's token ids come from `tokenizer` (transformers).
+
+        The engine calls this method once, when the engine is built.
+
+        Raises:
+            DatastoreError, ConfigError: the drafter knows that its ids come from a different
+                tokenizer; the message gives both fingerprints.
+        """
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Prepare the draft model for its target model.
+
+        Args:
+            target: The model that verifies the drafts.
+            tokenizer: Tokenizer of the prompts, if known.
+        Raises:
+            ConfigError, UnsupportedModelError: the draft model does not fit this target.
+        """
+
+    def num_head_tokens(self) -> int:
+        """Return the number of tokens that the hidden-state draft head should propose.
+
+        The head drafts them from the target's hidden state after the next forward pass
+        (`paceline.draft_head`). For a small model, each token costs about 2 % of a forward pass.
+        The engine limits the number (`DraftHead.levels`). 0 = none.
+        """
+        return 0
+
+    def start(self, request: Request) -> None:
+        """Allocate state for `request`, whose prompt is known.
+
+        A drafter that needs the target's hidden states sets `request.states` to a `HiddenStateLog`;
+        the engine then fills the log in every step.
+        """
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Return one draft tree per request.
+
+        Args:
+            requests: Requests whose newest token the target is about to process.
+            max_nodes: For each request, the maximum number of nodes that the target will verify.
+        Returns:
+            One tree per request, in order; a tree may be empty.
+        """
+        raise NotImplementedError
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn from the target's verdicts; called after their tokens are appended."""
+
+    def draws(self, request: Request) -> bool:
+        """Return whether drafts for `request` carry their sampling distributions.
+
+        The generated text depends on such drafts, so measured times must not influence them.
+        """
+        return False
+
+    def stop(self, request: Request) -> None:
+        """Free the state of `request`, which has finished or was aborted."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Total seconds spent in forward passes of the drafter's own model."""
+        return 0.0
+
+
+class Plain(Drafter):
+    """Proposes nothing, so the target decodes one token per step."""
+
+    name = "none"
+    keeps_tokens = True
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Return one empty tree per request."""
+        return [EMPTY_TREE] * len(requests)
+
+
+def require_drafter(where: str, drafter: object) -> None:
+    """Check that an argument is a `Drafter`.
+
+    Args:
+        where: Name of the argument, for the message.
+        drafter: The value to check.
+    Raises:
+        ConfigError: `drafter` is not a `Drafter`.
+    """
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(
+            f"{where}: got {drafter!r}; expected a Drafter object. Make one with"
+            " paceline.drafters.create('name')."
+        )
+
+
+def copied_tokens(drafter: Drafter, requests: Sequence[Request]) -> list[list[int]] | None:
+    """Copy the requests' tokens before a call of a drafter, for `check_tokens`.
+
+    Returns:
+        The tokens of each request; None if the drafter's class promises `keeps_tokens`.
+    """
+    if type(drafter).__dict__.get("keeps_tokens", False):
+        return None
+    return [request.token_ids[:] for request in requests]
+
+
+def check_tokens(
+    drafter: Drafter, requests: Sequence[Request], before: list[list[int]] | None
+) -> None:
+    """Check that a call of a drafter left the requests' tokens unchanged.
+
+    Args:
+        drafter: The drafter.
+        requests: Requests of the call.
+        before: Result of `copied_tokens` before the call.
+    Raises:
+        DrafterError: the drafter changed `token_ids`, which would corrupt the answer.
+    """
+    if before is None:
+        return
+    for request, tokens in zip(requests, before, strict=True):
+        if request.token_ids != tokens:
+            raise DrafterError(
+                f"drafter {drafter.name!r}: got changed token_ids of request {request.id};"
+                " expected them unchanged. Copy the list before changing it."
+            )

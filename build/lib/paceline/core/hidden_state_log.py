@@ -1,0 +1,52 @@
+"""Record the target's hidden states for draft models that read them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class HiddenStateLog:
+    """The hidden states from which the target chose each token of a request.
+
+    The states for a token come from the preceding text position: the input of the LM head, then the
+    inputs of some layers. They are known for tokens `first` to `last` - 1. They are not known for
+    the first token, a prefix found in the cache, or draft tokens.
+
+    Args:
+        layers: Layers whose inputs are recorded in addition to the input of the LM head.
+    """
+
+    def __init__(self, layers: tuple[int, ...] = ()) -> None:
+        self.layers = layers
+        self.first = self.last = 0
+        self._rows = torch.empty(0, 1 + len(layers), 0)
+
+    def write(self, position: int, states: Tensor) -> None:
+        """Record the states at consecutive tokens.
+
+        Args:
+            position: Text position of the first of these tokens.
+            states: Hidden states, [n, 1 + layers, hidden]; n may be 0.
+        """
+        begin, end = position + 1, position + 1 + len(states)
+        if not len(states):
+            return
+        if not self.first <= begin <= self.last:
+            self.first = begin
+        if end > len(self._rows):
+            grown = states.new_empty(max(2 * len(self._rows), end), *states.shape[1:])
+            if begin > self.first:
+                grown[self.first : begin] = self._rows[self.first : begin]
+            self._rows = grown
+        self._rows[begin:end] = states
+        self.last = end
+
+    def known(self, begin: int, end: int) -> tuple[int, Tensor]:
+        """Return the known states for tokens `begin` to `end` - 1.
+
+        Returns:
+            Text position of the first known token, and the states, [n, 1 + layers, hidden].
+        """
+        begin, end = max(begin, self.first), min(end, self.last)
+        return begin, self._rows[begin : max(begin, end)]

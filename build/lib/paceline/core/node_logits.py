@@ -1,0 +1,142 @@
+"""Define the logits of a forward pass, at the newest tokens and draft nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.drafter import TopTokens
+from paceline.core.tree import IntArray
+from paceline.util.device_copies import Arrays, upload
+
+
+class TopLogits(NamedTuple):
+    """Hold the most likely tokens of each row on the device of the logits.
+
+    Attributes:
+        columns: [rows, k] columns of the logits, most likely first.
+        probs: float32 [rows, k] their probabilities; a row of zeros has logits that are not
+            numbers.
+        vocabulary_ids: Token id of each column; None = column i is token i.
+    """
+
+    columns: Tensor
+    probs: Tensor
+    vocabulary_ids: IntArray | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Return the tensors that `tokens` needs."""
+        return self.columns, self.probs
+
+    def tokens(self, arrays: Arrays) -> TopTokens:
+        """Return the tokens on the CPU.
+
+        Args:
+            arrays: The copied `tensors`.
+        """
+        columns, probs = arrays
+        return TopTokens(
+            columns if self.vocabulary_ids is None else self.vocabulary_ids[columns], probs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLogits:
+    """Hold the logits for several requests, without padding.
+
+    Attributes:
+        flat: Logits [rows, vocab].
+        starts: First row of each request, which holds the logits at its newest token.
+        counts: Number of rows of each request: 1 + its nodes.
+        states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
+            then the inputs of the captured layers. None = not captured.
+        pending: For each request, the hidden states at its pending tokens except the newest, [n, 1
+            + layers, hidden]. None = not captured.
+        top: Most likely tokens of each row; None = not computed.
+    """
+
+    flat: Tensor
+    starts: list[int]
+    counts: list[int]
+    states: Tensor | None = None
+    pending: list[Tensor] | None = None
+    top: TopLogits | None = None
+
+    @staticmethod
+    def from_rows(flat: Tensor, counts: list[int], scored: list[int] | None = None) -> NodeLogits:
+        """Return the logits for requests whose rows are consecutive.
+
+        Args:
+            flat: Logits [rows, vocab].
+            counts: Number of rows of each request, without the scored ones.
+            scored: Rows of scored prompt tokens in front of each request; None = 0.
+        """
+        before = scored or [0] * len(counts)
+        ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
+        return NodeLogits(
+            flat, [end - count for end, count in zip(ends, counts, strict=True)], counts
+        )
+
+    @staticmethod
+    def from_padded(padded: Tensor, counts: list[int], scored: int = 0) -> NodeLogits:
+        """Return the logits for requests padded to the same number of rows.
+
+        Args:
+            padded: Logits [batch, scored + 1 + width, vocab].
+            counts: Number of rows of each request, without padding and scored rows.
+            scored: Rows of scored prompt tokens in front of each request.
+        """
+        width = padded.shape[1]
+        return NodeLogits(
+            padded.flatten(0, 1), [row * width + scored for row in range(len(padded))], counts
+        )
+
+    def without_prompts(self) -> NodeLogits:
+        """Return the logits without the rows of scored prompt tokens."""
+        return replace(self._selected(range(len(self))), pending=self.pending)
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.starts)
+
+    def __getitem__(self, row: int) -> Tensor:
+        """Return the logits for one request, [1 + nodes, vocab]."""
+        return self.flat[self.starts[row] : self.starts[row] + self.counts[row]]
+
+    def select(self, rows: Sequence[int]) -> NodeLogits:
+        """Return the logits for the requests at `rows`, in that order."""
+        return self if list(rows) == list(range(len(self))) else self._selected(rows)
+
+    def _selected(self, rows: Sequence[int]) -> NodeLogits:
+        counts = [self.counts[row] for row in rows]
+        starts = [self.starts[row] for row in rows]
+
+        def selected(tensor: Tensor) -> Tensor:
+            spans = zip(starts, counts, strict=True)
+            return torch.cat([tensor[:0], *(tensor[start : start + n] for start, n in spans)])
+
+        states, top = self.states, self.top
+        return replace(
+            NodeLogits.from_rows(selected(self.flat), counts),
+            states=None if states is None else selected(states),
+            top=None
+            if top is None
+            else TopLogits(selected(top.columns), selected(top.probs), top.vocabulary_ids),
+        )
+
+    def padded(self) -> Tensor:
+        """Return the logits as [batch, 1 + width, vocab]; the last rows may be padding."""
+        width = max(self.counts, default=1)
+        even = len(self.starts) * width == len(self.flat)
+        if even and self.starts == list(range(0, len(self.flat), width)):
+            return self.flat.view(len(self.starts), width, self.flat.shape[-1])
+        last = len(self.flat) - 1
+        rows = np.minimum(np.array(self.starts, dtype=np.int64)[:, None] + np.arange(width), last)
+        return self.flat[upload(self.flat.device, rows)[0]]

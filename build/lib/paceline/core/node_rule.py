@@ -1,0 +1,35 @@
+"""Limit the number of draft nodes that a drafter may propose in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRule:
+    """Limits on draft nodes that a drafter declares.
+
+    Attributes:
+        max_nodes: Maximum number of nodes per request; None = the engine's maximum.
+        batch_nodes: Number of nodes that all requests in a step share, if there are several
+            requests; None = each request may have `max_nodes`.
+        min_nodes: Number of nodes that a request may have in a batch of any size.
+    """
+
+    max_nodes: int | None = None
+    batch_nodes: int | None = None
+    min_nodes: int = 1
+
+
+def node_limit(rule: NodeRule, num_requests: int, max_nodes: int) -> int:
+    """Return the maximum number of nodes per request in a step.
+
+    Args:
+        rule: Limits of the drafter.
+        num_requests: Number of requests that the drafter serves in the step.
+        max_nodes: The engine's maximum per request.
+    """
+    limit = max_nodes if rule.max_nodes is None else min(max_nodes, rule.max_nodes)
+    if rule.batch_nodes is not None and num_requests > 1:
+        limit = min(limit, max(rule.min_nodes, rule.batch_nodes // num_requests))
+    return limit

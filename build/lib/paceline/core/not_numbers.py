@@ -1,0 +1,78 @@
+"""Handle logits that are not numbers: NaN in a row, or an infinite maximum.
+
+Functions that choose tokens mark such a row with `NO_TOKEN`, so the check needs no device
+synchronisation. An individual logit of -inf is valid: it pads vocabularies and bans tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.errors import LogitsError
+
+NO_TOKEN = -1
+
+_ADVICE = {
+    torch.float16: "float16 overflows beyond 65504: load the model with dtype='bfloat16' or"
+    " dtype='float32'.",
+    torch.bfloat16: "Load the model with dtype='float32'; if they stay, its checkpoint is damaged.",
+}
+_OTHERWISE = (
+    "Where the weights are in float16, load them with dtype='bfloat16' or dtype='float32'; else"
+    " the checkpoint is damaged."
+)
+
+
+def marked_argmax(scores: Tensor) -> Tensor:
+    """Return `scores.argmax(-1)`, with NO_TOKEN for rows that are not numbers.
+
+    Args:
+        scores: Logits, [..., vocab].
+    """
+    best = scores.argmax(-1, keepdim=True)
+    return torch.where(scores.gather(-1, best).isfinite(), best, NO_TOKEN).squeeze(-1)
+
+
+def logits_error(dtype: torch.dtype) -> LogitsError:
+    """Return the error that ends a request whose logits are not numbers.
+
+    Args:
+        dtype: Data type of the logits.
+    """
+    name = str(dtype).removeprefix("torch.")
+    return LogitsError(
+        f"got logits in {name} that are not numbers (NaN or infinite) from the model; expected"
+        f" finite ones. {_ADVICE.get(dtype, _OTHERWISE)}"
+    )
+
+
+def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
+    """Return the token chosen for a request; NO_TOKEN becomes 0 and ends the request.
+
+    Args:
+        request: The request, whose `failure` is set for NO_TOKEN.
+        token: The chosen token, or NO_TOKEN.
+        dtype: Data type of the logits.
+    """
+    if token != NO_TOKEN:
+        return token
+    request.failure = request.failure or logits_error(dtype)
+    return 0
+
+
+def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
+    """Replace NO_TOKEN among a draft model's tokens with 0, a wrong guess.
+
+    Args:
+        requests: The draft model's copies of the requests.
+        drawn: Tokens that the draft model chose for each request.
+    """
+    for row, (request, tokens) in enumerate(zip(requests, drawn, strict=True)):
+        if NO_TOKEN in tokens:
+            request.tainted = True
+            drawn[row] = [max(token, 0) for token in tokens]
+    return drawn

@@ -1,0 +1,87 @@
+"""Run transformers logits processors on steps with several tokens.
+
+A processor may keep state, so it is called exactly as in plain decoding: once per emitted token, in
+order, with all preceding tokens. It never sees draft nodes that the target rejects.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.util.device_copies import upload
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+class Processed:
+    """A request's logits processors, with the tokens chosen so far.
+
+    Args:
+        process: All processors combined into one function, such as a `LogitsProcessorList`.
+        ids: Tokens before the next one, [1, n].
+    """
+
+    def __init__(self, process: Processor, ids: Tensor) -> None:
+        self._process = process
+        self._ids = ids
+        self._unwritten: list[int] = []
+
+    @property
+    def ids(self) -> Tensor:
+        """Return all tokens so far, [1, n]."""
+        if self._unwritten:
+            (new,) = upload(self._ids.device, self._unwritten)
+            self._ids, self._unwritten = torch.cat([self._ids, new[None]], dim=-1), []
+        return self._ids
+
+    def __len__(self) -> int:
+        return int(self._ids.shape[1]) + len(self._unwritten)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append tokens that have been chosen."""
+        self._unwritten.extend(token_ids)
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return the processed scores for the token after `ids`, [1, vocab].
+
+        Args:
+            scores: Scores from the model, float32 [1, vocab]; may be changed in place.
+        """
+        return self._process(self.ids, scores)
+
+
+class OwnProcessors:
+    """Shallow copies of one request's processors, called in order.
+
+    Raises:
+        ConfigError: a processor fails, or does not return scores of the same shape.
+    """
+
+    def __init__(self, processors: Sequence[Callable[..., Any]]) -> None:
+        self._processors = [copy.copy(processor) for processor in processors]
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores after applying all processors, [1, vocab]."""
+        for processor in self._processors:
+            name, shape = getattr(processor, "__name__", type(processor).__name__), scores.shape
+            try:
+                scores = processor(ids, scores)
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ConfigError(
+                    f"logits_processors: got {type(error).__name__} from {name!r} [{reason}];"
+                    " expected scores. Correct the processor, or leave it out."
+                ) from error
+            if not isinstance(scores, Tensor) or scores.shape != shape:
+                given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+                raise ConfigError(
+                    f"logits_processors: got {given} from {name!r}; expected scores of shape"
+                    f" {tuple(shape)}. Return them from it."
+                )
+        return scores.float()

@@ -1,0 +1,148 @@
+"""Define what the engine needs from a target model with a KV cache.
+
+`paceline.model.cached_lm.CachedLM` implements these protocols for transformers models. The engine,
+the scheduler and the draft budget depend only on this module, not on model code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from paceline.core.node_logits import NodeLogits
+    from paceline.core.request import Request
+    from paceline.core.tree import DraftTree
+
+
+class CacheSlots(Protocol):
+    """Assign the slots of a KV cache to requests."""
+
+    def __len__(self) -> int:
+        """Return the total number of slots, taken and free."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the total number of tokens in all slots."""
+
+    def inherit(self, request: Request, other: Request, length: int) -> None:
+        """Give `request` the slot of `other` with its first `length` cache positions."""
+
+    def copy(self, request: Request, other: Request, length: int) -> None:
+        """Copy the first `length` cache positions of `other` into the slot of `request`."""
+
+    def resize(self, slots: int, positions: int) -> None:
+        """Resize the cache to a number of slots and of cache positions per slot."""
+
+    def gather(self, requests: Sequence[Request]) -> None:
+        """Move the requests in one step to the first slots, in any order."""
+
+
+class Target(Protocol):
+    """A model with a KV cache that verifies draft trees.
+
+    Attributes:
+        slots: Slots in its KV cache.
+        prefill_chunk: Maximum number of a request's pending tokens in one forward pass.
+    """
+
+    prefill_chunk: int
+
+    @property
+    def slots(self) -> CacheSlots:
+        """Return the slots of the KV cache."""
+
+    @property
+    def model(self) -> Any:
+        """Return the model itself, as drafters see it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of token ids that the logits cover."""
+
+    @property
+    def context_length(self) -> int:
+        """Return the maximum length of a request in tokens."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Return the total seconds spent in forward passes."""
+
+    @property
+    def takes_trees(self) -> bool:
+        """Return True if the model can verify trees, False if it can verify only chains."""
+
+    @property
+    def packs(self) -> bool:
+        """Return True if requests of any width can share a forward pass without padding."""
+
+    @property
+    def uses_target_states(self) -> bool:
+        """Return True for a draft model that reads the target's hidden states (EAGLE)."""
+
+    @property
+    def stale(self) -> bool:
+        """Return True if modules were replaced since the last request was opened."""
+
+    @property
+    def capacity(self) -> int:
+        """Return the number of cache positions allocated per slot."""
+
+    @property
+    def position_bytes(self) -> int:
+        """Return the size of one cache position, in bytes."""
+
+    @property
+    def growth_step(self) -> int:
+        """Return the step in cache positions by which the cache should grow."""
+
+    def check_length(self, request: Request) -> None:
+        """Check that a request is not longer than the context.
+
+        Raises:
+            CapacityError: the request is too long.
+        """
+
+    def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
+        """Give a request a new slot, or take over a finished request's first positions."""
+
+    def close(self, request: Request) -> None:
+        """Free the slot of a request."""
+
+    def forward_nodes(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
+    ) -> NodeLogits:
+        """Run one forward pass over the requests' pending tokens and draft trees."""
+
+    def forward_with_states(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        layers: tuple[int, ...] = (),
+        pending: bool = False,
+        prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
+    ) -> NodeLogits:
+        """Run `forward_nodes` and capture the hidden states that the LM head reads."""
+
+    def commit(self, accepted: Sequence[Sequence[int]]) -> None:
+        """Keep the pending tokens and the accepted nodes of the last forward pass."""
+
+    def rewind(self, request: Request, length: int) -> None:
+        """Drop a request's cache from position `length` onwards."""
+
+    def clear_after(self, request: Request) -> None:
+        """Zero a request's slot after its cached tokens."""
+
+    def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
+        """Return the part of a draft tree that the model can verify for the request."""
+
+    def restart_if_due(self, request: Request) -> None:
+        """Drop a request's cache if its new length changes how its tokens are encoded."""
+
+    def shares_prefix(self, request: Request, other: Request) -> bool:
+        """Return True if equal first tokens of two requests have equal keys and values."""

@@ -1,0 +1,266 @@
+"""Define draft trees, and the arrays from which attention masks are built.
+
+A tree is `token_ids` and `parents` (parents[i] < i; -1 is the root, the last committed token).
+Everything else is derived from them. The module imports only numpy, so drafters do not need torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.origin import Origin
+from paceline.core.settings import CACHED_TREE_SHAPES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Draft tokens for one request; node -1 is the root, the last committed token.
+
+    Attributes:
+        token_ids: Token ids of the n nodes.
+        parents: Parent of each node; parents[i] < i, -1 = the root.
+        probs: Distribution that each node was sampled from, [vocab], given its ancestors and
+            earlier siblings. None for a node means that it is a guess; None for all = guesses only.
+        confidence: Estimated probability that each node is accepted if its parent is.
+        probes: Number of nodes at the end that are never accepted. For these, the target only
+            computes the next token.
+        origins: Source of each node (`Origin`); ignored in comparisons.
+    """
+
+    token_ids: list[int]
+    parents: list[int]
+    probs: list[Tensor | None] | None = None
+    confidence: list[float] | None = None
+    probes: int = 0
+    origins: Sequence[int] | None = field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_candidates(self) -> int:
+        """Return the number of nodes that may be accepted; these nodes come first."""
+        return len(self.token_ids) - self.probes
+
+    def edges(self, count: int | None = None) -> dict[tuple[int, int], int]:
+        """Map (parent, token) to node.
+
+        Args:
+            count: Number of nodes to map, from the first; None = all nodes that may be accepted.
+        """
+        nodes = range(self.num_candidates if count is None else count)
+        return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))
+
+    @staticmethod
+    def chain(
+        token_ids: list[int],
+        probs: list[Tensor | None] | None = None,
+        confidence: list[float] | None = None,
+        origins: Sequence[int] | None = None,
+    ) -> DraftTree:
+        """Return a tree without branches: each token is the child of the previous one."""
+        return DraftTree(
+            token_ids, list(range(-1, len(token_ids) - 1)), probs, confidence, origins=origins
+        )
+
+    def is_chain(self) -> bool:
+        """Return whether the tree is a chain, so that no node has a sibling."""
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
+    def children(self) -> list[list[int]]:
+        """Return the children of the root (index 0) and of every node i (index i + 1).
+
+        Probes are left out.
+        """
+        result: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
+        for node, parent in enumerate(self.parents[: self.num_candidates]):
+            result[parent + 1].append(node)
+        return result
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from a child of the root down to `node`; empty for -1."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def path_chances(self) -> list[float]:
+        """Return the probability of acceptance for each node and all its ancestors."""
+        assert self.confidence is not None, "trees with confidence only"
+        chances: list[float] = []
+        for parent, confidence in zip(self.parents, self.confidence, strict=True):
+            chances.append(confidence * (chances[parent] if parent >= 0 else 1.0))
+        return chances
+
+    def best_chain(self) -> DraftTree:
+        """Return the single path to verify if the target cannot verify trees.
+
+        With `confidence`, it is the path with the highest expected number of accepted tokens;
+        otherwise, the first of the deepest paths. Sampled nodes already form chains, so none is
+        dropped.
+        """
+        if self.is_chain() and not self.probes:
+            return self
+        if not self.num_candidates:
+            return EMPTY_TREE
+        if self.confidence is None:
+            node = int(node_depths(self.parents)[: self.num_candidates].argmax())
+        else:
+            expected: list[float] = []
+            for parent, chance in zip(self.parents, self.path_chances(), strict=True):
+                expected.append(chance + (expected[parent] if parent >= 0 else 0.0))
+            node = max(range(self.num_candidates), key=expected.__getitem__)
+        path = self.path(node)
+        return DraftTree.chain(
+            [self.token_ids[i] for i in path],
+            None if self.probs is None else [self.probs[i] for i in path],
+            None if self.confidence is None else [self.confidence[i] for i in path],
+            None if self.origins is None else [self.origins[i] for i in path],
+        )
+
+    def first(self, count: int) -> DraftTree:
+        """Return the tree formed by the first `count` nodes; parents come before children."""
+        if count >= len(self):
+            return self
+        if count <= 0:
+            return EMPTY_TREE
+        return DraftTree(
+            self.token_ids[:count],
+            self.parents[:count],
+            None if self.probs is None else self.probs[:count],
+            None if self.confidence is None else self.confidence[:count],
+            max(0, self.probes - (len(self) - count)),
+            None if self.origins is None else self.origins[:count],
+        )
+
+    def shallower_than(self, depth: int) -> DraftTree:
+        """Return the tree formed by the nodes with a depth below `depth`."""
+        nodes = np.flatnonzero(node_depths(self.parents) < depth).tolist()
+        index = {-1: -1, **{node: new for new, node in enumerate(nodes)}}
+        return DraftTree(
+            [self.token_ids[node] for node in nodes],
+            [index[self.parents[node]] for node in nodes],
+            None if self.probs is None else [self.probs[node] for node in nodes],
+            None if self.confidence is None else [self.confidence[node] for node in nodes],
+            sum(node >= self.num_candidates for node in nodes),
+            None if self.origins is None else [self.origins[node] for node in nodes],
+        )
+
+
+EMPTY_TREE = DraftTree([], [])
+
+
+class TreeBuilder:
+    """Merges paths with common prefixes into one tree with at most `max_nodes` nodes.
+
+    Probes are added after all other nodes.
+    """
+
+    def __init__(self, max_nodes: int) -> None:
+        self.max_nodes = max_nodes
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self.origins: list[int] = []
+        self._child: dict[tuple[int, int], int] = {}
+        self._probes = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __contains__(self, edge: tuple[int, int]) -> bool:
+        """Return whether `parent` has a child with this token, as (parent, token)."""
+        return edge in self._child
+
+    def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
+        """Add one node, or find it; return `parent` if the tree is full."""
+        node = self._child.get((parent, token))
+        if node is not None:
+            return node
+        return parent if len(self.token_ids) >= self.max_nodes else self._new(token, parent, origin)
+
+    def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
+        """Add a node that is never accepted; it may repeat a sibling.
+
+        The caller must not exceed `max_nodes`.
+        """
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.origins.append(origin)
+        self._probes += 1
+        return len(self.token_ids) - 1
+
+    def add_path(
+        self, token_ids: Sequence[int], parent: int = -1, origin: Origin = Origin.DRAFT
+    ) -> int:
+        """Add a path below `parent`; return the last node that fitted.
+
+        Existing nodes are reused.
+
+        Args:
+            token_ids: Tokens of the path.
+            parent: Node that the path starts from.
+            origin: Source of the new nodes.
+        """
+        for token in token_ids:
+            node = self._child.get((parent, token))
+            if node is None:
+                if len(self.token_ids) >= self.max_nodes:
+                    break
+                node = self._new(token, parent, origin)
+            parent = node
+        return parent
+
+    def _new(self, token: int, parent: int, origin: Origin) -> int:
+        node = self._child[parent, token] = len(self.token_ids)
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.origins.append(origin)
+        return node
+
+    def build(self) -> DraftTree:
+        """Return the tree of all nodes so far."""
+        return DraftTree(self.token_ids, self.parents, probes=self._probes, origins=self.origins)
+
+
+def node_depths(parents: Sequence[int]) -> IntArray:
+    """Return the depth of every node, [n]; 1 for a child of the root."""
+    return tree_shape(tuple(parents))[0]
+
+
+def ancestor_mask(parents: Sequence[int]) -> BoolArray:
+    """Return a mask [n, n] that is True where node j is node i or its ancestor."""
+    return tree_shape(tuple(parents))[1]
+
+
+@lru_cache(maxsize=CACHED_TREE_SHAPES)
+def tree_shape(parents: tuple[int, ...]) -> tuple[IntArray, BoolArray]:
+    """Return the depths [n] and the ancestor mask [n, n] of a tree shape.
+
+    Results are cached, since drafters repeat their shapes.
+    """
+    count = len(parents)
+    if parents == tuple(range(-1, count - 1)):
+        mask = np.tri(count, dtype=np.bool_)
+        depth = np.arange(1, count + 1, dtype=np.int64)
+    else:
+        # Imported here: numba takes long to import, and chains do not need it.
+        from paceline.core.tree_kernel import fill_shape
+
+        mask, depth = np.zeros((count, count), dtype=np.bool_), np.empty(count, dtype=np.int64)
+        fill_shape(np.array(parents, dtype=np.int64), depth, mask)
+    mask.setflags(write=False)
+    depth.setflags(write=False)
+    return depth, mask

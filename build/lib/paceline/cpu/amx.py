@@ -1,0 +1,166 @@
+"""Emit Intel's matrix instructions (AMX).
+
+AMX has eight tiles, 0 to 7, of 16 rows of 64 bytes. TDPBF16PS multiplies two tiles:
+
+    out[i][j] += sum over k of left[i][k] * right[k][j]
+
+`out` has 16 x 16 float32 numbers, and `left` 16 rows of 32 bfloat16 numbers. `right` has 32 rows of
+16 bfloat16 numbers, two of them in each row of the tile. Row r of the tile holds right[2 r][j] and
+right[2 r + 1][j] for j = 0, 1, ...
+
+The instruction adds in a fixed order (Intel's manual). It sums the products at even k and those at
+odd k, adds both sums, then adds the total to `out`. Addresses and strides are in bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from paceline.cpu.avx512_dot import BFloat16
+from paceline.cpu.emit import operation, pick, pointer
+from paceline.cpu.memory import FLOAT_BYTES
+from paceline.util.machine import instruction_flags
+
+SIDE = 16  # Rows of a tile, and words of a row.
+ROW = SIDE * FLOAT_BYTES  # Bytes of a row.
+TILE = SIDE * ROW  # Bytes of a tile.
+NUM_TILES = 8  # Tiles of the processor.
+_NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
+# Linux: arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+_SYSTEM_CALL, _REQUEST_PERMISSION, _TILE_DATA = (158, 0x1023, 18)
+
+_BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_WORDS = ir.VectorType(_WORD, SIDE)
+_NUMBERS, _ROUNDED, _HALVES = (
+    ir.VectorType(kind, SIDE) for kind in (ir.FloatType(), BFloat16(), ir.IntType(16))
+)
+
+
+@cache
+def available() -> bool:
+    """Return whether the processor has AMX and Linux lets this process use it."""
+    if (
+        platform.system() != "Linux"
+        or platform.machine() != "x86_64"
+        or not set(instruction_flags()) >= _NEEDED
+    ):
+        return False
+    system_call = ctypes.CDLL(None).syscall
+    return (
+        int(
+            system_call(
+                ctypes.c_long(_SYSTEM_CALL),
+                ctypes.c_long(_REQUEST_PERMISSION),
+                ctypes.c_long(_TILE_DATA),
+            )
+        )
+        == 0
+    )
+
+
+def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
+    """Return an operation for an instruction.
+
+    Args:
+        name: LLVM intrinsic, without its prefix.
+        tiles: Numbers of the tiles that the instruction names.
+        operands: Number of additional operands: 0, 1 (an address) or 2 (an address and a stride).
+    """
+    kinds = [*[_BYTE] * len(tiles), _BYTE.as_pointer(), _INDEX][: len(tiles) + operands]
+
+    def emit(builder: Any, *values: Any) -> None:
+        called = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), kinds), f"llvm.x86.{name}"
+        )
+        memory = [pointer(builder, values[0], _BYTE), *values[1:]] if values else []
+        builder.call(called, [*[ir.Constant(_BYTE, tile) for tile in tiles], *memory])
+
+    return operation(types.void, (types.int64,) * operands, emit)
+
+
+def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
+    """Emit a transposition of 16 x 16 words in four rounds of block exchanges.
+
+    In the round of distance d (8, 4, 2, 1), rows r and r + d exchange their words d columns apart.
+    """
+
+    def row(base: Any, step: Any, number: int) -> Any:
+        return pointer(
+            builder, builder.add(base, builder.mul(step, ir.Constant(_INDEX, number))), _WORDS
+        )
+
+    rows = [builder.load(row(source, stride, number), align=4) for number in range(SIDE)]
+    for distance in (8, 4, 2, 1):
+        low = [lane ^ distance | SIDE if lane & distance else lane for lane in range(SIDE)]
+        high = [lane | SIDE if lane & distance else lane ^ distance for lane in range(SIDE)]
+        for number in range(SIDE):
+            if not number & distance:
+                pair = rows[number], rows[number + distance]
+                rows[number], rows[number + distance] = (
+                    pick(builder, *pair, low),
+                    pick(builder, *pair, high),
+                )
+    for number, words in enumerate(rows):
+        builder.store(words, row(target, target_stride, number), align=4)
+
+
+def _round(builder: Any, source: Any, target: Any, added: Any = None) -> None:
+    numbers = builder.load(pointer(builder, source, _NUMBERS), align=4)
+    if added is not None:
+        numbers = builder.fadd(numbers, builder.load(pointer(builder, added, _NUMBERS), align=4))
+    kind = ir.FunctionType(_ROUNDED, [_NUMBERS])
+    called = cgutils.get_or_insert_function(
+        builder.module, kind, "llvm.x86.avx512bf16.cvtneps2bf16.512"
+    )
+    rounded = builder.bitcast(builder.call(called, [numbers]), _HALVES)
+    builder.store(rounded, pointer(builder, target, _HALVES), align=2)
+
+
+# Sets the shapes of all tiles: (address of a `configuration`).
+configure = _instruction("ldtilecfg", operands=1)
+# Frees the tiles; otherwise the system saves them at each thread switch.
+release = _instruction("tilerelease")
+# Transposes 16 x 16 words: (source, its stride, target, its stride).
+transpose = operation(types.void, (types.int64,) * 4, _transpose)
+# Rounds 16 float32 numbers to bfloat16: (source, target).
+round_row = operation(types.void, (types.int64,) * 2, _round)
+# Rounds the sum of two rows of 16 float32 numbers to bfloat16: (source, target, other source).
+round_sum = operation(types.void, (types.int64,) * 3, _round)
+
+
+def zero(tile: int) -> Any:
+    """Return the instruction that sets a tile to zero."""
+    return _instruction("tilezero", tile)
+
+
+def load(tile: int) -> Any:
+    """Return the instruction (address, stride) that reads a tile."""
+    return _instruction("tileloadd64", tile, operands=2)
+
+
+def store(tile: int) -> Any:
+    """Return the instruction (address, stride) that writes a tile."""
+    return _instruction("tilestored64", tile, operands=2)
+
+
+def add_product(out: int, left: int, right: int) -> Any:
+    """Return the instruction that adds the product of two tiles to a third."""
+    return _instruction("tdpbf16ps", out, left, right)
+
+
+def configuration() -> bytes:
+    """Return the palette that `configure` loads, with all eight tiles of full size."""
+    # Palette 1 and 15 reserved bytes; bytes per row as uint16, for 16 tiles; rows, for 16 tiles.
+    unused = [0] * NUM_TILES
+    widths, heights = [ROW, 0] * NUM_TILES, [SIDE] * NUM_TILES
+    return bytes([1, *[0] * 15, *widths, *unused * 2, *heights, *unused])
+
+
+# Offset in a configuration of the byte that holds the number of rows of tile 0.
+ROWS_OFFSET = 16 + 2 * 2 * NUM_TILES

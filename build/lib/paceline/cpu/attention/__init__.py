@@ -1,0 +1,1 @@
+"""Compute batch-invariant attention on CPUs."""

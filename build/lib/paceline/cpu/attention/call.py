@@ -1,0 +1,186 @@
+"""Describe an attention call to compiled kernels, and split it into tiles."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.backend.attention_metadata import RUN, KeyRun
+from paceline.core.tree import IntArray
+from paceline.cpu.settings import SUMS_PER_ROW
+from paceline.util.compiled import Records, as_pointer, compiled, inlined, record_dtype, take_number
+
+FloatArray = NDArray[np.float32]
+BLOCK = SUMS_PER_ROW  # keys that are read together
+
+
+class AttentionCall:
+    """Describe the tensors of one call: addresses, strides in bytes, sizes.
+
+    Neighbours in the last dimension are adjacent. See `VisibleRanges` and `AttentionMetadata` for
+    the arrays that say which keys a query sees.
+    """
+
+    query: int  # Shape [rows, heads, columns, dim], or [1, heads, columns of all rows, dim].
+    query_row: int
+    query_head: int
+    query_column: int
+    key: int  # Shape [rows, key heads, cache positions, dim].
+    key_row: int
+    key_head: int
+    key_stride: int  # From one cache position to the next.
+    value: int  # Shape [rows, key heads, cache positions, value dim].
+    value_row: int
+    value_head: int
+    value_stride: int
+    out: int  # Contiguous [queries, heads, value dim]; bfloat16 if the query is, else float32.
+    sinks: int  # Contiguous float32 [heads]; 0 without sinks.
+    rows: int
+    key_heads: int
+    groups: int  # Query heads per key head.
+    columns: int  # Columns of the row with most.
+    packed: int  # Whether all columns lie in one row of query and out, see `VisibleRanges`.
+    dim: int  # A multiple of 8, as is `value_dim`.
+    value_dim: int
+    kind: int  # Number format of query, key and value, see `memory`.
+    tile: int  # Maximum number of queries in a tile; a query is one head of one column.
+    keys: int  # Keys of the longest row.
+    scaling: float
+    softcap: float  # 0 without a soft cap.
+    runs: int  # Address of the runs of all queries, see `VisibleRanges`.
+    begin: int  # Address of [queries + 1] indices of runs.
+    starts: int  # Address of [rows + 1] indices of queries.
+    cached: int  # Address of [rows] numbers of keys, see `AttentionMetadata`.
+    tail: int  # Address of [rows, tail_width] cache positions.
+    run_count: int
+    tail_width: int
+    taken: int  # Tiles that threads have taken; 0 at first.
+
+
+CALL = record_dtype(AttentionCall)
+_TAKEN = CALL.fields["taken"][1]
+
+
+class VisibleKeys(NamedTuple):
+    """Arrays of a call that say which keys its queries see, in order of position."""
+
+    runs: Records[KeyRun]
+    begin: IntArray
+    starts: IntArray
+    cached: IntArray
+    tail: IntArray
+
+
+class Tile(NamedTuple):
+    """Describe some queries of a row and a key head, and a thread's memory for them.
+
+    Query i belongs to column i // groups and is member i % groups of its group.
+
+    Attributes:
+        row: Row of the queries.
+        head: Key head of the queries.
+        first: First query of the tile.
+        length: Number of queries of the tile.
+        origin: Address of the row's first column in the query tensor.
+        outputs: Index of that column among the columns of all rows.
+        runs: Runs of keys that queries see, see `VisibleRanges`.
+        begin: Indices of the runs of the row's columns.
+        cached: Number of first keys by text position whose cache position is their ordinal.
+        tail: Cache positions of the other keys, by text position.
+        queries: Scaled queries, [more than tile, dim], or blocks of rows for `dotted`.
+        scores: Scores, later softmax weights, [tile, more than keys].
+        sums: Weighted sums of values, [tile, value dim].
+        totals: Total weight of each query, [tile].
+        cursors: For each query, its run that reaches into the current block, or an earlier run.
+        block: Keys or values of a block, if they must be copied.
+        products: Scores of a block as `dotted` computes them.
+        weight_addresses: Addresses of the weights of up to four queries.
+    """
+
+    row: int
+    head: int
+    first: int
+    length: int
+    origin: int
+    outputs: int
+    runs: Records[KeyRun]
+    begin: IntArray
+    cached: int
+    tail: IntArray
+    queries: FloatArray
+    scores: FloatArray
+    sums: FloatArray
+    totals: FloatArray
+    cursors: IntArray
+    block: FloatArray
+    products: FloatArray
+    weight_addresses: IntArray
+
+
+@compiled
+def read_call(address: int) -> Any:
+    """Return the `AttentionCall` at an address."""
+    return numba.carray(as_pointer(address), 1, CALL)[0]
+
+
+@compiled
+def visible_keys(call: AttentionCall) -> VisibleKeys:
+    """Return the arrays whose addresses a call holds."""
+    starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
+    return VisibleKeys(
+        numba.carray(as_pointer(call.runs), call.run_count, RUN),
+        numba.carray(as_pointer(call.begin), starts[call.rows] + 1, np.int64),
+        starts,
+        numba.carray(as_pointer(call.cached), call.rows, np.int64),
+        numba.carray(as_pointer(call.tail), (call.rows, call.tail_width), np.int64),
+    )
+
+
+@inlined
+def take_tile(address: int, call: AttentionCall, starts: IntArray) -> tuple[int, int, int, int]:
+    """Take the next tile of the `AttentionCall` at an address.
+
+    Returns:
+        Row, key head, first query and number of queries; the last is 0 if no tile is left.
+    """
+    tiles = (call.columns * call.groups + call.tile - 1) // call.tile
+    while True:
+        task = take_number(address + _TAKEN)
+        row = task // tiles // call.key_heads
+        if row >= call.rows:
+            return 0, 0, 0, 0
+        first = task % tiles * call.tile
+        length = min(call.tile, (starts[row + 1] - starts[row]) * call.groups - first)
+        if length > 0:  # rows with fewer columns than the longest have fewer tiles
+            return row, task // tiles % call.key_heads, first, length
+
+
+@inlined
+def row_queries(call: AttentionCall, starts: IntArray, row: int) -> int:
+    """Return the address of a row's first column in the query tensor."""
+    if call.packed:
+        return int(call.query + starts[row] * call.query_column)
+    return int(call.query + row * call.query_row)
+
+
+@inlined
+def output_index(call: AttentionCall, column: int, head: int, member: int) -> int:
+    """Return the index of a query in the result, [columns of all rows, heads]."""
+    return (column * call.key_heads + head) * call.groups + member
+
+
+@inlined
+def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> bool:
+    """Return whether the first and last key of query i enclose a part of a block."""
+    column = (tile.first + i) // call.groups
+    begin, end = tile.begin[column], tile.begin[column + 1]
+    return begin < end and tile.runs[begin].start < stop and tile.runs[end - 1].stop > start
+
+
+@inlined
+def cache_position(tile: Tile, ordinal: int) -> int:
+    """Return the cache position of the key with an ordinal, by text position."""
+    return ordinal if ordinal < tile.cached else tile.tail[ordinal - tile.cached]

@@ -1,0 +1,91 @@
+"""Compute scores of bfloat16 queries and keys by AVX512_BF16 dot products.
+
+They take a quarter of the instructions. Lane l of four sums the products of the dims 2 l + 1 and
+2 l, then 2 l + 9 and 2 l + 8, ... (`avx512_dot`). Then lanes l and l + 2 are added, 0 and 1. The
+sum is multiplied by the scaling. The number of queries and keys that are computed together does
+not change this order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.cpu import avx512_dot, softmax_weighted_sum
+from paceline.cpu.attention.call import BLOCK, AttentionCall, Tile, cache_position, reaches
+from paceline.cpu.avx512_dot import ALL_PARTS, CHUNK, LINE, MAX_BLOCKS, OUTPUTS, ROWS, STRIDE
+from paceline.cpu.memory import BFLOAT16, FLOAT_BYTES, HALF_BYTES, address
+from paceline.cpu.row_blocks import count_blocks, pack_row, packed_row
+from paceline.util.compiled import inlined
+
+QUERIES = MAX_BLOCKS * ROWS  # maximum number of queries that are scored together
+_LANES = softmax_weighted_sum.STEP // FLOAT_BYTES
+_AVAILABLE = avx512_dot.available()
+_multiply = avx512_dot.multiply_blocks()
+
+
+@inlined
+def is_dotted(call: AttentionCall) -> bool:
+    """Return whether this module computes the scores of a call."""
+    return _AVAILABLE and call.kind == BFLOAT16 and call.dim * HALF_BYTES % LINE == 0
+
+
+@inlined
+def pack_queries(call: AttentionCall, tile: Tile) -> None:
+    """Pack the queries in blocks of four; the last query fills up the last block."""
+    size = call.dim * HALF_BYTES
+    for i in range(count_blocks(tile.length) * ROWS):
+        column, member = divmod(tile.first + min(i, tile.length - 1), call.groups)
+        head = tile.head * call.groups + member
+        source = tile.origin + head * call.query_head + column * call.query_column
+        pack_row(source, packed_row(address(tile.queries), i, size), size)
+
+
+@inlined
+def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
+    """Score a block of keys for the groups of queries that may see some of them."""
+    size = call.dim * HALF_BYTES
+    is_ahead = stop + BLOCK <= tile.cached and call.key_stride == size
+    ahead, parts = BLOCK * size, ALL_PARTS if is_ahead else 0
+    keys = _stage(call, tile, source, size, start, stop)
+    for first in range(0, tile.length, QUERIES):
+        count = min(QUERIES, tile.length - first)
+        is_seen = False
+        for i in range(first, first + count):
+            is_seen = is_seen or reaches(call, tile, i, start, stop)
+        if not is_seen:
+            continue
+        queries = address(tile.queries) + first * size
+        for key in range(0, stop - start, OUTPUTS):
+            target = address(tile.products) + key * FLOAT_BYTES
+            blocks = count_blocks(count)
+            _multiply(blocks, queries, keys + key * size, size, target, ahead, parts)
+        parts = 0  # the first group prefetches for all
+        _write_scores(call, tile, first, count, start, stop)
+
+
+@inlined
+def _stage(call: AttentionCall, tile: Tile, source: int, size: int, start: int, stop: int) -> int:
+    """Return an address where the keys of a block are adjacent, in groups of eight.
+
+    Zeros fill up the last group of a copy.
+    """
+    if call.key_stride == size and stop <= tile.cached and (stop - start) % OUTPUTS == 0:
+        return source + start * size
+    target: int = address(tile.block)
+    tile.block[:] = 0.0
+    for ordinal in range(start, stop):
+        key = source + cache_position(tile, ordinal) * call.key_stride
+        for offset in range(0, size, CHUNK):
+            avx512_dot.copy_chunk(key + offset, target + (ordinal - start) * size + offset)
+    return target
+
+
+@inlined
+def _write_scores(
+    call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int
+) -> None:
+    row_bytes, vectors = tile.scores.shape[1] * FLOAT_BYTES, (stop - start + _LANES - 1) // _LANES
+    for i in range(count):
+        source = address(tile.products) + i * STRIDE
+        target = address(tile.scores) + (first + i) * row_bytes + start * FLOAT_BYTES
+        softmax_weighted_sum.scale(source, target, vectors, np.float32(call.scaling))

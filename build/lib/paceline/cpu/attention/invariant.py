@@ -1,0 +1,116 @@
+"""Run the batch-invariant attention kernels on tensors, on torch's thread count."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from paceline.backend.attention_metadata import AttentionMetadata
+from paceline.backend.interface import ScoreOptions
+from paceline.cpu.attention.kernel import attend
+from paceline.cpu.attention.tiled import attend_tiled, queries_per_block, suits
+from paceline.cpu.memory import KINDS
+from paceline.cpu.settings import (
+    MAX_QUERIES_PER_TILE,
+    MIN_QUERIES_PER_TILE,
+    MIN_SHARED_MULTIPLY_ADDS,
+    MULTIPLY_ADDS_PER_ATTENTION_HELPER,
+    SCORES_PER_TILE,
+)
+from paceline.cpu.simd_f32x8 import WIDTH
+
+
+def attention_by_position(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    metadata: AttentionMetadata,
+    options: ScoreOptions = ScoreOptions(),
+) -> Tensor:
+    """Return attention whose bits depend only on a query and the keys it sees.
+
+    A query that sees no key gets zeros.
+
+    Args:
+        query: Tensor [rows, heads, columns, dim] on the CPU, or [1, heads, columns of all rows,
+            dim]. The dtype is float32, bfloat16 or float16.
+        key: Tensor [rows, key heads, cache positions, dim].
+        value: Tensor [rows, key heads, cache positions, value dim].
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. None: a single query sees all
+            keys of its row; of several, query i sees the keys with ordinals up to i.
+        metadata: Keys of the rows by text position.
+        options: Scaling, soft cap and sinks of the scores. Default: scaling by 1 / sqrt(dim) alone.
+
+    Returns:
+        Tensor [rows, columns, heads, value dim] of the query's dtype, with its rows and columns.
+    """
+    batch, heads, columns, dim = query.shape
+    value_dim, keys = value.shape[3], metadata.keys
+    groups = heads // value.shape[1]
+    visible = metadata.visible(mask, columns)
+    query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
+    out_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
+    out = torch.empty(batch, columns, heads, value.shape[3], dtype=out_dtype)
+    sinks = options.sinks
+    sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
+    kind = KINDS[query.dtype]
+    tiled = suits(kind, query.shape[3], value.shape[3])
+    values = (
+        *_address_and_strides(query),
+        *_address_and_strides(key),
+        *_address_and_strides(value),
+        out.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        len(metadata.cached),
+        value.shape[1],
+        groups,
+        visible.columns,
+        visible.packed,
+        query.shape[3],
+        value.shape[3],
+        kind,
+        _queries_per_tile(keys, groups, visible.columns, tiled),
+        keys,
+        1 / math.sqrt(dim) if options.scaling is None else options.scaling,
+        options.softcap or 0.0,
+        *visible.addresses,
+        *metadata.addresses,
+        len(visible.runs),
+        metadata.tail.shape[1],
+        0,
+    )
+    helpers, multiply_adds = torch.get_num_threads() - 1, batch * heads * columns * keys * dim
+    (attend_tiled if tiled else attend).run(
+        values,
+        min(helpers, multiply_adds // MULTIPLY_ADDS_PER_ATTENTION_HELPER),
+        multiply_adds < MIN_SHARED_MULTIPLY_ADDS,
+    )
+    if value_dim % WIDTH:
+        out = out[..., :value_dim]
+    return out if query.dtype == out_dtype else out.to(query.dtype)
+
+
+def _queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
+    """Return the maximum queries of a tile; for AMX, whole blocks and columns."""
+    in_cache = max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys))
+    queries = min(in_cache, columns * groups)
+    unit = max(queries_per_block(groups), groups) if tiled else 1
+    return -(-queries // unit) * unit
+
+
+def _readable(states: Tensor, dim: int) -> Tensor:
+    """Return states with an adjacent last dim, padded to a multiple of eight."""
+    if dim % WIDTH:
+        return pad(states, (0, -dim % WIDTH))
+    return states if states.stride(3) == 1 else states.contiguous()
+
+
+def _address_and_strides(states: Tensor) -> tuple[int, int, int, int]:
+    """Return the address of a tensor and its first three strides in bytes."""
+    size = states.element_size()
+    row, head, column, _ = states.stride()
+    return states.data_ptr(), row * size, head * size, column * size

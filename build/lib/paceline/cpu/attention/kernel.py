@@ -1,0 +1,136 @@
+"""Compute batch-invariant attention.
+
+A query's bits depend on itself and the keys it sees. Other queries, the cache positions of keys,
+the cache's length and the number of threads change nothing. All numbers are float32, and sums have
+this order:
+
+- Score of a query and a key: as `fma_dot` multiplies, with the query scaled before. In bfloat16 on
+  processors with AVX512_BF16, as `dotted` describes.
+- Softmax: exp(score - largest score of all keys that the query sees).
+- Total weight: lane l sums the weights of the keys of rank l, l + 8, ... Rank 0 is the first key
+  that the query sees, by position. The lanes are added as in `fma_dot`; the weight of an attention
+  sink comes last.
+- Output of each dim: fused multiply-adds of weight and value, key by key in order of position, then
+  the division by the total.
+
+Blocks of keys and tiles of queries decide when a number is computed, never the order of its sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.cpu import simd_f32x8, softmax_weighted_sum
+from paceline.cpu.attention.call import (
+    BLOCK,
+    CALL,
+    AttentionCall,
+    Tile,
+    output_index,
+    read_call,
+    row_queries,
+    take_tile,
+    visible_keys,
+)
+from paceline.cpu.attention.dotted import QUERIES, is_dotted, pack_queries, score_dotted
+from paceline.cpu.attention.passes import add_block, load_queries, score_block, weigh_scores
+from paceline.cpu.memory import BFLOAT16, FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES, address
+from paceline.cpu.thread_team import TeamJob
+from paceline.util.compiled import inlined
+
+
+def _attend(call_address: int) -> int:
+    """Do tiles of the `AttentionCall` at an address; return how many."""
+    call = read_call(call_address)
+    keys = visible_keys(call)
+    queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)
+    scores = np.empty((call.tile, call.keys + BLOCK), dtype=np.float32)
+    sums = np.empty((call.tile, call.value_dim), dtype=np.float32)
+    totals = np.empty(call.tile, dtype=np.float32)
+    cursors = np.empty(call.tile, dtype=np.int64)
+    block = np.empty(BLOCK * max(call.dim, call.value_dim), dtype=np.float32)
+    products = np.empty((QUERIES, BLOCK), dtype=np.float32)
+    weight_addresses = np.empty(softmax_weighted_sum.QUERIES, dtype=np.int64)
+    num_done = 0
+    row, head, first, length = take_tile(call_address, call, keys.starts)
+    while length:
+        tile = Tile(
+            row,
+            head,
+            first,
+            length,
+            row_queries(call, keys.starts, row),
+            keys.starts[row],
+            keys.runs,
+            keys.begin[keys.starts[row] : keys.starts[row + 1] + 1],
+            keys.cached[row],
+            keys.tail[row],
+            queries,
+            scores,
+            sums,
+            totals,
+            cursors,
+            block,
+            products,
+            weight_addresses,
+        )
+        _attend_tile(call, tile)
+        num_done += 1
+        row, head, first, length = take_tile(call_address, call, keys.starts)
+    return num_done
+
+
+attend = TeamJob(_attend, CALL)
+
+
+@inlined
+def _attend_tile(call: AttentionCall, tile: Tile) -> None:
+    """Compute scores, weights and sums of a tile in three passes over blocks of keys."""
+    low, high = _span(call, tile)
+    keys = call.key + tile.row * call.key_row + tile.head * call.key_head
+    if is_dotted(call):
+        pack_queries(call, tile)
+        for start in range(low, high, BLOCK):
+            score_dotted(call, tile, keys, start, min(start + BLOCK, high))
+    else:
+        load_queries(call, tile)
+        for start in range(low, high, BLOCK):
+            score_block(call, tile, keys, start, min(start + BLOCK, high))
+    for i in range(tile.length):
+        tile.totals[i] = weigh_scores(call, tile, i)
+    tile.sums[: tile.length] = 0.0
+    values = call.value + tile.row * call.value_row + tile.head * call.value_head
+    for start in range(low, high, BLOCK):
+        add_block(call, tile, values, start, min(start + BLOCK, high))
+    _write_out(call, tile)
+
+
+@inlined
+def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
+    """Return the first key that a query of the tile sees, and the last plus one."""
+    low, high = call.keys, 0
+    for column in range(
+        tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1
+    ):
+        begin, end = tile.begin[column], tile.begin[column + 1]
+        if begin < end:
+            low, high = min(low, tile.runs[begin].start), max(high, tile.runs[end - 1].stop)
+    return low, high
+
+
+@inlined
+def _write_out(call: AttentionCall, tile: Tile) -> None:
+    """Divide the sums by the total weights, and write them in the result's format."""
+    size = call.value_dim * FLOAT_BYTES
+    for i in range(tile.length):
+        column, member = divmod(tile.first + i, call.groups)
+        index = output_index(call, tile.outputs + column, tile.head, member)
+        total = simd_f32x8.splat(tile.totals[i])
+        for offset in range(0, size, VECTOR_BYTES):
+            vector = simd_f32x8.load(address(tile.sums) + i * size + offset)
+            quotient = simd_f32x8.divide(vector, total)
+            if call.kind == BFLOAT16:
+                target = call.out + (index * size + offset) // FLOAT_BYTES * HALF_BYTES
+                simd_f32x8.store_bfloat16(target, quotient)
+            else:
+                simd_f32x8.store(call.out + index * size + offset, quotient)

@@ -1,0 +1,102 @@
+"""Provide the inner loops that the attention kernels share.
+
+Rows of float32 numbers lie at addresses, a fixed stride apart. Sizes and strides are in bytes,
+multiples of 32. The number of rows that a loop takes at a time does not change the order of sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.cpu import simd_f32x8, softmax_weighted_sum
+from paceline.cpu.attention.call import AttentionCall
+from paceline.cpu.memory import FLOAT_BYTES, VECTOR_BYTES
+from paceline.util.compiled import inlined, load_int64
+
+_GROUP_BYTES = softmax_weighted_sum.VECTORS * softmax_weighted_sum.STEP
+_add_group, _add_vector = (
+    softmax_weighted_sum.add_weighted(vectors) for vectors in (softmax_weighted_sum.VECTORS, 1)
+)
+
+
+@inlined
+def cap(softcap: np.float32, first: int, last: int) -> None:
+    """Replace scores by softcap * tanh(score / softcap), between two addresses."""
+    bound, ones, zeros = (
+        simd_f32x8.splat(softcap),
+        simd_f32x8.splat(np.float32(1.0)),
+        simd_f32x8.splat(np.float32(0.0)),
+    )
+    for source in range(first, last, VECTOR_BYTES):
+        ratio = simd_f32x8.divide(simd_f32x8.load(source), bound)
+        size = simd_f32x8.larger(ratio, simd_f32x8.subtract(zeros, ratio))
+        shrunk = simd_f32x8.exp(simd_f32x8.subtract(zeros, simd_f32x8.add(size, size)))
+        tanh = simd_f32x8.divide(simd_f32x8.subtract(ones, shrunk), simd_f32x8.add(ones, shrunk))
+        simd_f32x8.store(source, simd_f32x8.multiply(bound, simd_f32x8.with_sign(tanh, ratio)))
+
+
+@inlined
+def load_sink(call: AttentionCall, head: int) -> Any:
+    """Return the attention sink of a query head; minus infinity without sinks."""
+    if call.sinks:
+        return simd_f32x8.load_float(call.sinks + head * FLOAT_BYTES)
+    return np.float32(-np.inf)
+
+
+@inlined
+def add_sink(total: np.float32, sink: np.float32, largest: np.float32) -> Any:
+    """Return the total of the softmax weights, with the weight of the sink."""
+    weight = simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest)))
+    return np.float32(total + simd_f32x8.largest(weight))
+
+
+@inlined
+def add_values(
+    weights: int,
+    values: int,
+    stride: int,
+    count: int,
+    sums: int,
+    size: int,
+    queries: int,
+    is_half: bool,
+) -> None:
+    """Add weighted values to the sums of up to four queries.
+
+    Args:
+        weights: Address of the addresses of the queries' weights.
+        values: Address of the values.
+        stride: Distance from one value to the next.
+        count: Number of values.
+        sums: Address of the first query's sums, float32; the other queries' sums follow.
+        size: Bytes of the sums of a query.
+        queries: Number of queries.
+        is_half: Whether values are in bfloat16; then `size` is a multiple of 64.
+    """
+    in_groups = size // _GROUP_BYTES * _GROUP_BYTES
+    in_vectors = size // softmax_weighted_sum.STEP * softmax_weighted_sum.STEP
+    shift = 1 if is_half else 0
+    for offset in range(0, in_groups, _GROUP_BYTES):
+        source = values + (offset >> shift)
+        _add_group(queries, shift, weights, source, stride, count, sums + offset, size)
+    for offset in range(in_groups, in_vectors, softmax_weighted_sum.STEP):
+        source = values + (offset >> shift)
+        _add_vector(queries, shift, weights, source, stride, count, sums + offset, size)
+    for query in range(queries):
+        weight_row = load_int64(weights + 8 * query)
+        for offset in range(in_vectors, size, VECTOR_BYTES):
+            target = sums + query * size + offset
+            _add_lanes(weight_row, values + offset, stride, count, target)
+
+
+@inlined
+def _add_lanes(weights: int, value: int, stride: int, count: int, target: int) -> None:
+    """Add eight dims of `count` values to the sums of one query."""
+    total = simd_f32x8.load(target)
+    for offset in range(0, count * FLOAT_BYTES, FLOAT_BYTES):
+        weight = simd_f32x8.splat(simd_f32x8.load_float(weights + offset))
+        total = simd_f32x8.fused(weight, simd_f32x8.load(value), total)
+        value += stride
+    simd_f32x8.store(target, total)

@@ -1,0 +1,173 @@
+"""Compute the scores of sixteen queries at a time, and their softmax weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.cpu import amx, bf16_pack, simd_f32x8, softmax_weighted_sum
+from paceline.cpu.attention.call import AttentionCall
+from paceline.cpu.attention.loops import add_sink, cap, load_sink
+from paceline.cpu.attention.tiled.workspace import (
+    SIDE,
+    STEP,
+    QueryTile,
+    TileWorkspace,
+    cache_position,
+)
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES, clear, copy
+from paceline.util.compiled import inlined
+
+# These tiles have their full height; those of the sums of a column have not (`sums`).
+_PRODUCT0, _PRODUCT1, _KEYS0, _KEYS1, _QUERIES = range(5)
+_clear0, _clear1 = amx.zero(_PRODUCT0), amx.zero(_PRODUCT1)
+_load_keys0, _load_keys1, _load_queries = map(amx.load, (_KEYS0, _KEYS1, _QUERIES))
+_store0, _store1 = amx.store(_PRODUCT0), amx.store(_PRODUCT1)
+_score0 = amx.add_product(_PRODUCT0, _KEYS0, _QUERIES)
+_score1 = amx.add_product(_PRODUCT1, _KEYS1, _QUERIES)
+
+
+@inlined
+def weigh_block(
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
+) -> int:
+    """Compute the weights of a block of queries.
+
+    Args:
+        call: The attention call.
+        tile: The current tile of queries.
+        space: The thread's memory.
+        block: Number of the block in the tile.
+        i: First query of the block.
+        count: Number of queries of the block.
+
+    Returns:
+        Number of steps whose keys all queries of the block see at the same ranks.
+    """
+    size, totals = SIDE * call.value_dim * FLOAT_BYTES, space.totals + block * amx.ROW
+    clear(space.sums + block * size, size)
+    for lane in range(count):  # a query that sees no key keeps this total
+        simd_f32x8.store_float(totals + lane * FLOAT_BYTES, np.float32(1.0))
+    low, high, shared = _seen(call, tile, i, count)
+    if low >= high:
+        return 0
+    scores = space.scores + block * SIDE * space.width
+    _lay_queries(call, tile, space, i, count)
+    for start in range(low, high, STEP):
+        target = scores + (start - low) * FLOAT_BYTES
+        _score(call, tile, space, target, start, min(start + STEP, high))
+    vectors = (high - low + SIDE - 1) // SIDE
+    capped = (high - low + simd_f32x8.WIDTH - 1) // simd_f32x8.WIDTH * VECTOR_BYTES
+    for lane in range(count):
+        row = scores + lane * space.width
+        softmax_weighted_sum.scale(row, row, vectors, np.float32(call.scaling))
+        if call.softcap:
+            cap(np.float32(call.softcap), row, row + capped)
+        column, member = divmod(tile.first + i + lane, call.groups)
+        steps = _arrange(tile, row, column, low, shared)
+        if steps:
+            total = _weigh(call, row, steps, tile.head * call.groups + member)
+            simd_f32x8.store_float(totals + lane * FLOAT_BYTES, total)
+    return shared // STEP
+
+
+@inlined
+def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int, int, int]:
+    """Return which keys the queries of a block see.
+
+    Returns:
+        The first key that a query sees, the last key plus one, and the number of first keys that
+        all queries see. The number is 0 if these are not the first keys of the tile.
+    """
+    low, high, shared = call.keys, 0, call.keys
+    for column in range(
+        (tile.first + i) // call.groups, (tile.first + i + count - 1) // call.groups + 1
+    ):
+        begin, end = tile.begin[column], tile.begin[column + 1]
+        if begin == end:
+            shared = 0
+            continue
+        first = tile.runs[begin]
+        low, high = min(low, first.start), max(high, tile.runs[end - 1].stop)
+        shared = min(shared, first.stop - first.start) if first.start == tile.base else 0
+    return low, high, shared
+
+
+@inlined
+def _lay_queries(
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, i: int, count: int
+) -> None:
+    """Transpose the queries of a block to words of two dims, one query a column.
+
+    Zeros fill up the sixteen queries.
+    """
+    size = call.dim * HALF_BYTES
+    for lane in range(count):
+        column, member = divmod(tile.first + i + lane, call.groups)
+        head = tile.head * call.groups + member
+        source = tile.query + head * call.query_head + column * call.query_column
+        copy(source, space.copied + lane * size, size)
+    clear(space.copied + count * size, (SIDE - count) * size)
+    for offset in range(0, size, amx.ROW):
+        amx.transpose(space.copied + offset, size, space.queries + offset * SIDE, amx.ROW)
+
+
+@inlined
+def _score(
+    call: AttentionCall, tile: QueryTile, space: TileWorkspace, scores: int, start: int, stop: int
+) -> None:
+    """Multiply all queries of a block with up to 32 keys; missing keys are zeros."""
+    size, source, stride = (
+        call.dim * HALF_BYTES,
+        tile.key + start * call.key_stride,
+        call.key_stride,
+    )
+    if stop > tile.straight or stop - start < STEP:
+        source, stride = space.keys, size
+        for ordinal in range(start, stop):
+            key = tile.key + cache_position(tile, ordinal) * call.key_stride
+            copy(key, space.keys + (ordinal - start) * size, size)
+        clear(space.keys + (stop - start) * size, (start + STEP - stop) * size)
+    _clear0(), _clear1()
+    for offset in range(0, size, amx.ROW):
+        _load_queries(space.queries + offset * SIDE, amx.ROW)
+        _load_keys0(source + offset, stride)
+        _score0()
+        _load_keys1(source + SIDE * stride + offset, stride)
+        _score1()
+    _store0(space.products, amx.ROW)
+    _store1(space.products + amx.TILE, amx.ROW)
+    amx.transpose(space.products, amx.ROW, scores, space.width)
+    amx.transpose(space.products + amx.TILE, amx.ROW, scores + amx.ROW, space.width)
+
+
+@inlined
+def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
+    """Order the scores of a query by rank, and return the number of its steps.
+
+    Minus infinity fills up the last step.
+    """
+    rank = 0
+    for number in range(tile.begin[column], tile.begin[column + 1]):
+        run = tile.runs[number]
+        rank = run.rank + run.stop - run.start
+        for ordinal in range(run.start + max(0, shared - run.rank), run.stop):
+            score = simd_f32x8.load_float(row + (ordinal - low) * FLOAT_BYTES)
+            target = row + (run.rank + ordinal - run.start) * FLOAT_BYTES
+            simd_f32x8.store_float(target, score)
+    steps = (rank + STEP - 1) // STEP
+    for missing in range(rank, steps * STEP):
+        simd_f32x8.store_float(row + missing * FLOAT_BYTES, np.float32(-np.inf))
+    return steps
+
+
+@inlined
+def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
+    """Turn the scores of a query into weights; return their total, float32."""
+    largest = softmax_weighted_sum.find_largest(row, 2 * steps)
+    sink = load_sink(call, head)
+    if call.sinks:
+        largest = max(largest, sink)
+    total = bf16_pack.weigh(row, steps, np.float32(largest))
+    return add_sink(total, sink, largest)

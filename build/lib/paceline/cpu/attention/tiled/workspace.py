@@ -1,0 +1,173 @@
+"""Describe the queries that a thread takes at a time, and lay out its memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paceline.backend.attention_metadata import KeyRun
+from paceline.core.tree import IntArray
+from paceline.cpu import amx, bf16_pack
+from paceline.cpu.attention.call import AttentionCall
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
+from paceline.cpu.settings import STEPS_PER_SECTION
+from paceline.util.compiled import Records, inlined
+
+SIDE = amx.SIDE  # A value has a multiple of this many dims.
+INNER = amx.ROW // HALF_BYTES  # A query has a multiple of this many dims.
+STEP = 2 * SIDE  # Keys of a product.
+# Bytes of a step in a row of scores, or of its weights: the rounded numbers, then their errors.
+STEP_BYTES = bf16_pack.STEP
+
+
+class TileWorkspace(NamedTuple):
+    """Addresses of the parts of a thread's memory.
+
+    Attributes:
+        scores: Scores of each block, float32 [16 queries, keys]; later the weights of each step.
+        sums: Sums of each block, float32 [16 queries, value dims].
+        totals: Total weights of each block, float32 [16].
+        queries: Queries of a block, transposed: [dims / 2, 16] words of two numbers.
+        copied: Queries of a block, [16, dims].
+        keys: Keys of a step, [32, dims], if they must be copied.
+        zeros: A value of zeros.
+        values: Values of a section, [16 * steps, value dims] words of two keys.
+        gathered: Values of a step, laid out in the same way.
+        products: Scores of a step, float32 [32 keys, 16].
+        width: Bytes of a row of scores.
+    """
+
+    scores: int
+    sums: int
+    totals: int
+    queries: int
+    copied: int
+    keys: int
+    zeros: int
+    values: int
+    gathered: int
+    products: int
+    width: int
+
+
+class QueryTile(NamedTuple):
+    """Queries of a row and a key head that a thread takes at a time.
+
+    Query i belongs to column i // groups and is member i % groups of its group.
+
+    Attributes:
+        head: Key head.
+        first, length: First query, and number of queries.
+        outputs: Index of the row's first column among the columns of all rows.
+        query: Address of the row's queries.
+        key, value: Addresses of the key head's keys and values.
+        base: First key that the first column sees.
+        runs, begin: Keys that the columns of the row see, see `VisibleRanges`.
+        straight: Number of first keys, by text position, whose cache position is their ordinal.
+        tail: Cache positions of the other keys.
+    """
+
+    head: int
+    first: int
+    length: int
+    outputs: int
+    query: int
+    key: int
+    value: int
+    base: int
+    runs: Records[KeyRun]
+    begin: IntArray
+    straight: int
+    tail: IntArray
+
+
+@inlined
+def queries_per_block(groups: int) -> int:
+    """Return the maximum queries of a block: whole columns, or a part of one."""
+    return SIDE // groups * groups if groups <= SIDE else SIDE
+
+
+@inlined
+def straight_keys(cached: int, tail: IntArray) -> int:
+    """Return the number of first keys whose cache position is their ordinal."""
+    more = 0
+    while more < len(tail) and tail[more] == cached + more:
+        more += 1
+    return int(cached + more)
+
+
+@inlined
+def blocks_per_tile(call: AttentionCall) -> int:
+    """Return the maximum number of blocks of a tile of queries."""
+    if call.groups <= SIDE:
+        return int(call.tile // queries_per_block(call.groups))
+    return int(call.tile // call.groups * ((call.groups + SIDE - 1) // SIDE))
+
+
+@inlined
+def count_queries(call: AttentionCall, tile: QueryTile, i: int) -> int:
+    """Return the number of queries of the block that begins with query i."""
+    max_queries = queries_per_block(call.groups)
+    if call.groups > SIDE:
+        max_queries = min(max_queries, call.groups - (tile.first + i) % call.groups)
+    return int(min(max_queries, tile.length - i))
+
+
+@inlined
+def cache_position(tile: QueryTile, ordinal: int) -> int:
+    """Return the cache position of the key with an ordinal, by text position."""
+    return ordinal if ordinal < tile.straight else tile.tail[ordinal - tile.straight]
+
+
+@inlined
+def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
+    """Return the address of the value of a key."""
+    return int(tile.value + cache_position(tile, ordinal) * call.value_stride)
+
+
+@inlined
+def row_width(call: AttentionCall) -> int:
+    """Return the bytes of a row of scores: whole steps, and one cache line.
+
+    Rows that lie a power of two apart would compete for the same lines of the cache.
+    """
+    return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
+
+
+@inlined
+def workspace_size(call: AttentionCall, blocks: int) -> int:
+    """Return how many float32 numbers `lay_out` needs, with a line for alignment."""
+    block_size = SIDE * (row_width(call) // FLOAT_BYTES + call.value_dim + 1)
+    rows = SIDE * call.dim + STEP * call.dim // 2 + call.value_dim
+    return int(
+        blocks * block_size
+        + rows
+        + (STEPS_PER_SECTION + 1) * SIDE * call.value_dim
+        + (2 * amx.TILE + amx.ROW) // FLOAT_BYTES
+    )
+
+
+@inlined
+def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
+    """Assign addresses from `memory` on to the parts of a workspace."""
+    width = row_width(call)
+    value_bytes = call.value_dim * FLOAT_BYTES
+    scores = memory
+    sums = scores + blocks * SIDE * width
+    totals = sums + blocks * SIDE * value_bytes
+    queries = totals + blocks * amx.ROW
+    copied = queries + SIDE * call.dim * HALF_BYTES
+    keys = copied + SIDE * call.dim * HALF_BYTES
+    values = keys + STEP * call.dim * HALF_BYTES
+    gathered = values + STEPS_PER_SECTION * SIDE * value_bytes
+    products = gathered + SIDE * value_bytes
+    zeros = products + 2 * amx.TILE
+    return TileWorkspace(
+        scores, sums, totals, queries, copied, keys, zeros, values, gathered, products, width
+    )
+
+
+@inlined
+def pair_up(call: AttentionCall, sources: tuple[int, int], target: int) -> None:
+    """Interleave the values of two keys to words of two numbers, one of each."""
+    for offset in range(0, call.value_dim * HALF_BYTES, SIDE * HALF_BYTES):
+        bf16_pack.pair_up(sources[0] + offset, sources[1] + offset, target + 2 * offset)

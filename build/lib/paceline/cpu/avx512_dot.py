@@ -1,0 +1,289 @@
+"""Emit dot products of bfloat16 or int8 numbers with AVX-512 instructions.
+
+AVX512_BF16 (VDPBF16PS) multiplies 32 pairs of bfloat16 numbers and adds to 16 float32 sums:
+
+    sum[lane] = (sum[lane] + left[2 lane + 1] * right[2 lane + 1]) + left[2 lane] * right[2 lane]
+
+Each addition rounds to the nearest, and subnormal numbers count as zero (Intel's manual).
+
+AVX512_VNNI (VPDPBUSD) multiplies 64 pairs of int8 numbers, the left ones unsigned, and adds to 16
+int32 sums, exactly:
+
+    sum[lane] += left[4 lane] * right[4 lane] + ... + left[4 lane + 3] * right[4 lane + 3]
+
+Rows are packed in blocks of four (`row_blocks`). An instruction takes a chunk of 16 bytes of each
+of the four rows, and the same chunk of one output four times.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from paceline.cpu.emit import Emit, fetch, operation, pick, pointer, spread, widen
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
+from paceline.cpu.settings import SUMS_PER_ROW
+from paceline.util.machine import instruction_flags, on_x86
+
+CHUNK = 16  # Bytes of a row in one instruction.
+ROWS = 4  # Rows of a block: their chunks fill a vector.
+LINE = CHUNK * ROWS  # Bytes of a vector, and of a cache line.
+OUTPUTS = 8  # Outputs of a weight that are computed together.
+MAX_BLOCKS = 3  # Blocks that are multiplied together: with eight outputs they fill the registers.
+PARTS = 4  # Parts in which the weights ahead are prefetched.
+ALL_PARTS = (1 << PARTS) - 1  # Bits of all parts.
+STRIDE = SUMS_PER_ROW * FLOAT_BYTES  # Bytes from the sums of one row to the next.
+_NEEDED = {"avx512f", "avx512bw", "avx512vl"}
+
+
+class BFloat16(ir.Type):  # type: ignore[misc]
+    """Name LLVM's type `bfloat`, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+class _Numbers(NamedTuple):
+    """Describe a number format: its instruction and the types that it works on.
+
+    Attributes:
+        instruction: LLVM intrinsic that multiplies and adds.
+        flag: Processor flag of the instruction set.
+        vector: LLVM type of a vector of numbers.
+        sums: LLVM type of a vector of sums.
+    """
+
+    instruction: str
+    flag: str
+    vector: Any
+    sums: Any
+
+
+_INDEX = ir.IntType(64)
+_LANES = LINE // FLOAT_BYTES
+_FLOATS, _WORDS = ir.VectorType(ir.FloatType(), _LANES), ir.VectorType(ir.IntType(32), _LANES)
+_CHUNK, _FOUR = (
+    ir.VectorType(kind, CHUNK // FLOAT_BYTES) for kind in (ir.IntType(32), ir.FloatType())
+)
+_HALVES, _BYTES = ir.VectorType(ir.IntType(16), _LANES), ir.VectorType(ir.IntType(8), _LANES)
+BFLOAT16 = _Numbers(
+    "llvm.x86.avx512bf16.dpbf16ps.512",
+    "avx512_bf16",
+    ir.VectorType(BFloat16(), LINE // HALF_BYTES),
+    _FLOATS,
+)
+# A word holds four numbers.
+INT8 = _Numbers("llvm.x86.avx512.vpdpbusd.512", "avx512_vnni", _WORDS, _WORDS)
+ZERO = 128  # unsigned number that represents zero in an int8 row
+
+
+@cache
+def available(kind: _Numbers = BFLOAT16) -> bool:
+    """Return whether this processor has the instructions for a number format."""
+    return on_x86() and set(instruction_flags()) >= {*_NEEDED, kind.flag}
+
+
+def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16) -> Emit:
+    """Wrap `emit`: on processors without the instructions it emits a trap instead.
+
+    Kernels compile there as well, but check `available()` before they run the operation.
+
+    Args:
+        emit: Function of a builder and the argument values.
+        otherwise: Constant that stands for the result after the trap. Default: no result.
+        kind: Number format whose instructions `emit` uses.
+    """
+
+    def guarded(builder: Any, *values: Any) -> Any:
+        if available(kind):
+            return emit(builder, *values)
+        builder.call(
+            cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"
+            ),
+            [],
+        )
+        return otherwise
+
+    return guarded
+
+
+def multiply_blocks(
+    counts: tuple[int, ...] = tuple(range(1, MAX_BLOCKS + 1)),
+    outputs: int = OUTPUTS,
+    kind: _Numbers = BFLOAT16,
+) -> Any:
+    """Return an operation that multiplies blocks of rows with some outputs.
+
+    The operation ends the process if the processor lacks the instructions.
+
+    Arguments of the operation, addresses and sizes in bytes:
+        num_blocks: Number of blocks, one of `counts`.
+        blocks: Address of the packed blocks.
+        weight: Address of the outputs' weights, adjacent rows.
+        row_bytes: Size of a row of the weight, a multiple of 64.
+        sums: Address of the float32 sums, `STRIDE` bytes from one row to the next.
+        ahead: Distance from `weight` to the weights to prefetch meanwhile.
+        parts: Parts of these weights to prefetch, one bit for each of `PARTS`.
+
+    Args:
+        counts: Numbers of blocks that the operation supports.
+        outputs: Number of outputs, a multiple of four. The registers hold 24 vectors of sums.
+        kind: Number format of rows and weight.
+    """
+
+    def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:
+        for count in counts:
+            with builder.if_then(builder.icmp_signed("==", num_blocks, _constant(count))):
+                _multiply(builder, count, outputs, kind, _DotOperands(*operands))
+
+    return operation(types.void, (types.int64,) * 7, where_available(emit, kind=kind))
+
+
+class _DotOperands(NamedTuple):
+    """Hold the arguments of `multiply_blocks` after the number of blocks."""
+
+    blocks: Any
+    weight: Any
+    row_bytes: Any
+    sums: Any
+    ahead: Any
+    parts: Any
+
+
+def _multiply(
+    builder: Any,
+    num_blocks: int,
+    outputs: int,
+    kind: _Numbers,
+    operands: _DotOperands,
+) -> None:
+    blocks, weight, row_bytes, out, ahead, parts = operands
+    zeros = ir.Constant(kind.sums, [0] * kind.sums.count)
+    sums = [
+        [cgutils.alloca_once_value(builder, zeros) for _ in range(outputs)]
+        for _ in range(num_blocks)
+    ]
+    fetched = builder.add(weight, ahead)
+    wanted = [
+        builder.trunc(builder.lshr(parts, _constant(part)), ir.IntType(1)) for part in range(PARTS)
+    ]
+    num_lines = builder.udiv(row_bytes, _constant(LINE))
+    with cgutils.for_range(builder, num_lines, intp=_INDEX) as loop:
+        offset = builder.mul(loop.index, _constant(LINE))
+        lines = builder.add(fetched, _times(builder, offset, outputs))
+        for line in range(0, outputs, outputs // PARTS):
+            with builder.if_then(wanted[line * PARTS // outputs]):
+                for number in range(line, line + outputs // PARTS):
+                    fetch(builder, _plus(builder, lines, number * LINE), 2)
+        for chunk in range(0, LINE, CHUNK):
+            step = _plus(builder, offset, chunk)
+            vectors = [
+                _load(builder, _at(builder, blocks, row_bytes, block, step, ROWS), kind)
+                for block in range(num_blocks)
+            ]
+            for output in range(outputs):
+                numbers = _repeat(builder, _at(builder, weight, row_bytes, output, step), kind)
+                for vector, block_sums in zip(vectors, sums, strict=True):
+                    total = builder.load(block_sums[output])
+                    total = _add_products(builder, kind, total, vector, numbers)
+                    builder.store(total, block_sums[output])
+    for block, block_sums in enumerate(sums):
+        for first in range(0, outputs, _FOUR.count):
+            target = _plus(builder, out, block * ROWS * STRIDE + first * FLOAT_BYTES)
+            totals = [builder.load(total) for total in block_sums[first : first + _FOUR.count]]
+            _store_totals(builder, target, totals)
+
+
+def _constant(number: int) -> Any:
+    return ir.Constant(_INDEX, number)
+
+
+def _plus(builder: Any, address: Any, distance: int) -> Any:
+    return builder.add(address, _constant(distance))
+
+
+def _times(builder: Any, size: Any, number: int) -> Any:
+    return builder.mul(size, _constant(number))
+
+
+def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
+    """Emit the address of the chunk at `offset` in a row or in a block of `rows`."""
+    return builder.add(
+        base, _times(builder, builder.add(_times(builder, row_bytes, index), offset), rows)
+    )
+
+
+def _load(builder: Any, address: Any, kind: _Numbers) -> Any:
+    return builder.load(pointer(builder, address, kind.vector), align=1)
+
+
+def _repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
+    """Emit the load of a chunk, repeated for each row of a block."""
+    chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
+    words = list(range(_CHUNK.count))
+    return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), kind.vector)
+
+
+def _add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
+    function = ir.FunctionType(kind.sums, [kind.sums, kind.vector, kind.vector])
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, function, kind.instruction),
+        (sums, left, right),
+    )
+
+
+def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
+    """Emit the store of four totals for each of four rows.
+
+    A row has four lanes: l and l + 2 are added, then 0 and 1.
+    """
+    first, second, third, fourth = outputs
+    totals = _fold(builder, _fold(builder, first, second, 4), _fold(builder, third, fourth, 4), 2)
+    if totals.type == _WORDS:
+        totals = builder.sitofp(totals, _FLOATS)
+    for row in range(ROWS):
+        target = pointer(builder, _plus(builder, address, row * STRIDE), _FOUR)
+        lanes = list(range(row, _LANES, ROWS))
+        builder.store(pick(builder, totals, totals, lanes), target, align=4)
+
+
+def _fold(builder: Any, first: Any, second: Any, size: int) -> Any:
+    """Emit the sums of both halves of each group of `size` lanes, as one vector."""
+    low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
+    halves = (
+        pick(builder, first, second, low),
+        pick(builder, first, second, [lane + size // 2 for lane in low]),
+    )
+    return builder.add(*halves) if first.type == _WORDS else builder.fadd(*halves)
+
+
+def _quantise(builder: Any, source: Any, target: Any, scale: Any) -> None:
+    """Emit the rounding of 16 bfloat16 numbers, times `scale`, to unsigned integers.
+
+    The scaled numbers must be within 127 of zero, which `ZERO` represents.
+    """
+    numbers = widen(builder, builder.load(pointer(builder, source, _HALVES), align=2))
+    scaled = builder.fmul(numbers, spread(builder, scale, _LANES))
+    above = builder.fadd(scaled, ir.Constant(_FLOATS, [ZERO + 0.5] * _LANES))
+    builder.store(
+        builder.trunc(builder.fptoui(above, _WORDS), _BYTES),
+        pointer(builder, target, _BYTES),
+        align=1,
+    )
+
+
+def _copy(builder: Any, source: Any, target: Any) -> None:
+    builder.store(
+        builder.load(pointer(builder, source, _CHUNK), align=2),
+        pointer(builder, target, _CHUNK),
+        align=2,
+    )
+
+
+copy_chunk = operation(types.void, (types.int64,) * 2, _copy)  # source, target
+# source, target, scale
+quantise_chunk = operation(types.void, (types.int64, types.int64, types.float32), _quantise)

@@ -1,0 +1,116 @@
+"""Compute on CPUs with compiled kernels, or with torch if these do not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.backend.attention_metadata import AttentionMetadata
+from paceline.backend.interface import RowMover, ScoreOptions
+from paceline.backend.norm_modules import find_rms_norms
+from paceline.backend.plain_tensors import PLAIN
+from paceline.backend.products import Products
+from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
+from paceline.backend.torch_backend import TorchBackend
+from paceline.cpu import amx, avx512_dot
+from paceline.cpu.attention.invariant import attention_by_position
+from paceline.cpu.kv_row_moves import CacheTensors, move_rows
+from paceline.cpu.linear.dispatch import product
+from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
+from paceline.cpu.linear.norms import NORM_TOLERANCES, rms_norm, takes_norm
+from paceline.cpu.memory import KINDS
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.cpu.thread_team import TEAM
+from paceline.cpu.topk import argmax, entropies, topk
+
+
+class CpuBackend(TorchBackend):
+    """Operations of our compiled kernels; see `Backend`.
+
+    The bits of each row of a product, a norm and an attention depend on that row alone.
+
+    Args:
+        max_int8_rows: Most rows of a product whose weight may be rounded to integers of 8 bits.
+            0 (default) rounds none.
+    """
+
+    def __init__(self, max_int8_rows: int = 0) -> None:
+        self.max_int8_rows = max_int8_rows
+        # By the id of the weight, which is stored too: no other weight gets its id meanwhile.
+        self._int8_weights: dict[int, tuple[Tensor, Int8Weight | None]] = {}
+
+    def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows @ weight.T + bias."""
+        if rows.numel() <= self.max_int8_rows * rows.shape[-1]:
+            stored = self._int8_weights.get(id(weight))
+            if stored is None:
+                rounded = Int8Weight.of(weight, bias) if suits(weight) else None
+                stored = self._int8_weights[id(weight)] = weight, rounded
+            if stored[1] is not None:
+                return stored[1].product(rows)
+        return product(rows, weight, bias)
+
+    def takes_weight(self, weight: Tensor) -> bool:
+        """Return True for a plain contiguous weight whose sizes are multiples of 8."""
+        return (
+            type(weight) in PLAIN
+            and weight.device.type == "cpu"
+            and weight.dtype in KINDS
+            and weight.is_contiguous()
+            and weight.shape[0] % WIDTH == 0
+            and weight.shape[1] % WIDTH == 0
+        )
+
+    rms_norm = staticmethod(rms_norm)
+
+    def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
+        """Return the norms of a model that were tried and compute the same, and their eps."""
+        if model.device.type != "cpu":
+            return {}
+        return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        metadata: AttentionMetadata,
+        options: ScoreOptions = ScoreOptions(),
+    ) -> Tensor:
+        """Return attention by position, batch-invariant."""
+        return attention_by_position(query, key, value, mask, metadata, options)
+
+    argmax = staticmethod(argmax)
+
+    topk = staticmethod(topk)
+
+    entropies = staticmethod(entropies)
+
+    def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
+        """Return a function that moves cache positions in all stores by one compiled call."""
+        described = CacheTensors.of([store for stores in blocks for store in stores])
+        return super().row_mover(blocks) if described is None else partial(move_rows, described)
+
+    def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
+        """Return a context in which helper threads spin for the jobs of this thread."""
+        return TEAM.running(num_helpers)
+
+
+CPU = CpuBackend()
+
+
+def draft_products(model: PreTrainedModel) -> Products:
+    """Return the fastest products for a draft model; they may change its numbers."""
+    multiply_int8.prepare()
+    backend = CpuBackend(MAX_INT8_ROWS if amx.available() else MAX_ROWS)
+    return Products.of_backend(model, backend)
+
+
+def has_bfloat16_kernels() -> bool:
+    """Return True if the processor multiplies in bfloat16 (AMX or AVX512_BF16)."""
+    return amx.available() or avx512_dot.available()

@@ -1,0 +1,101 @@
+"""Emit dot products of float32 rows with four outputs by fused multiply-adds.
+
+Order of additions: lane l of eight sums the products of the numbers l, l + 8, ... of both operands,
+in order, each by a fused multiply-add. Then lanes l and l + 4 are added, l and l + 2, 0 and 1. All
+variants here use this order, so the number of rows does not change a result's bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from paceline.cpu.emit import fetch, floats, multiply_add, operation
+from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, LINE_BYTES, VECTOR_BYTES
+from paceline.cpu.simd_f32x8 import WIDTH, emit_load, emit_load_bfloat16, emit_store_sums
+
+OUTPUTS = 4  # outputs per call: their sums fill one store
+MAX_ROWS = 3  # rows per call: with four outputs, their sums fill the registers of AVX2
+_INDEX = ir.IntType(64)
+_ZEROS = floats(0.0, WIDTH)
+
+
+def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
+    """Return an operation that multiplies some rows with `OUTPUTS` outputs.
+
+    Arguments of the operation, addresses and sizes in bytes:
+        num_rows: Number of rows, 1 to `max_rows`.
+        rows: Address of the float32 rows.
+        row_bytes: Size of a row, a multiple of 32.
+        weight: Address of the outputs' weights.
+        stride: Distance from one output's weights to the next.
+        out: Address of the float32 results.
+        out_stride: Distance from the results of one row to the next.
+        ahead: Distance to the weights to prefetch meanwhile; 0 prefetches none.
+
+    Args:
+        kind: Number format of the weights, `FLOAT32` or `BFLOAT16`.
+        max_rows: Maximum number of rows, at most `MAX_ROWS`.
+    """
+
+    def emit(builder: Any, num_rows: Any, *operands: Any) -> None:
+        for count in range(1, max_rows + 1):
+            with builder.if_then(builder.icmp_signed("==", num_rows, ir.Constant(_INDEX, count))):
+                _multiply(builder, count, kind, _FmaOperands(*operands))
+
+    return operation(types.void, (types.int64,) * 8, emit)
+
+
+class _FmaOperands(NamedTuple):
+    """Hold the arguments of `multiply_rows` after the number of rows."""
+
+    rows: Any
+    row_bytes: Any
+    weight: Any
+    stride: Any
+    out: Any
+    out_stride: Any
+    ahead: Any
+
+
+def _multiply(
+    builder: Any,
+    num_rows: int,
+    kind: int,
+    operands: _FmaOperands,
+) -> None:
+    rows, row_bytes, weight, stride, out, out_stride, ahead = operands
+    load_weight = emit_load_bfloat16 if kind == BFLOAT16 else emit_load
+    step = VECTOR_BYTES // FLOAT_BYTES * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)
+    sums = [
+        [cgutils.alloca_once_value(builder, _ZEROS) for _ in range(OUTPUTS)]
+        for _ in range(num_rows)
+    ]
+    starts = [_at(builder, weight, output, stride) for output in range(OUTPUTS)]
+    num_steps = builder.udiv(row_bytes, ir.Constant(_INDEX, VECTOR_BYTES))
+    with cgutils.for_range(builder, num_steps, intp=_INDEX) as loop:
+        offset = builder.mul(loop.index, ir.Constant(_INDEX, step))
+        with builder.if_then(builder.icmp_signed("!=", ahead, ir.Constant(_INDEX, 0))):
+            in_line = builder.urem(offset, ir.Constant(_INDEX, LINE_BYTES))
+            with builder.if_then(builder.icmp_signed("==", in_line, ir.Constant(_INDEX, 0))):
+                for start in starts:
+                    fetch(builder, builder.add(builder.add(start, ahead), offset))
+        row_offset = builder.mul(loop.index, ir.Constant(_INDEX, VECTOR_BYTES))
+        vectors = [
+            emit_load(builder, builder.add(_at(builder, rows, row, row_bytes), row_offset))
+            for row in range(num_rows)
+        ]
+        for output, start in enumerate(starts):
+            numbers = load_weight(builder, builder.add(start, offset))
+            for vector, row_sums in zip(vectors, sums, strict=True):
+                total = multiply_add(builder, vector, numbers, builder.load(row_sums[output]))
+                builder.store(total, row_sums[output])
+    for row, row_sums in enumerate(sums):
+        totals = [builder.load(total) for total in row_sums]
+        emit_store_sums(builder, _at(builder, out, row, out_stride), *totals)
+
+
+def _at(builder: Any, base: Any, index: int, stride: Any) -> Any:
+    return builder.add(base, builder.mul(stride, ir.Constant(_INDEX, index)))

@@ -1,0 +1,74 @@
+"""Move accepted rows of the KV cache, in all layers by one compiled call.
+
+Torch needs a call per layer and tensor, which takes longer than the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from paceline.backend.plain_tensors import is_plain
+from paceline.core.tree import IntArray
+from paceline.cpu.memory import VECTOR_BYTES, copy
+from paceline.util.compiled import compiled
+
+
+class CacheTensors(NamedTuple):
+    """Describe the cache tensors [slots, heads, capacity, dim] to compiled code.
+
+    Attributes:
+        addresses: Address of each tensor.
+        heads: Number of heads of each tensor.
+        sizes: Bytes of one cache position of one head, for each tensor.
+        capacity: Cache positions of a slot, in all tensors.
+    """
+
+    addresses: IntArray
+    heads: IntArray
+    sizes: IntArray
+    capacity: int
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> CacheTensors | None:
+        """Describe tensors while they live; None if compiled code cannot read them.
+
+        A cache position of a head must take a multiple of 32 bytes.
+        """
+        sizes = [tensor.shape[3] * tensor.element_size() for tensor in tensors]
+        readable = all(
+            is_plain(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous()
+            for tensor in tensors
+        )
+        if not readable or any(size % VECTOR_BYTES for size in sizes):
+            return None
+        columns = [tensor.data_ptr() for tensor in tensors], [t.shape[1] for t in tensors], sizes
+        addresses, heads, bytes_per_row = (np.array(column, dtype=np.int64) for column in columns)
+        return CacheTensors(addresses, heads, bytes_per_row, tensors[0].shape[2] if tensors else 0)
+
+
+@compiled
+def move_rows(stores: CacheTensors, slots: IntArray, source: IntArray, target: IntArray) -> None:
+    """Copy cache rows to lower cache positions of the same slots.
+
+    Args:
+        stores: The cache tensors.
+        slots: Slot of each request, [requests].
+        source: Cache positions to copy, ascending, [requests, moves].
+        target: New cache positions, ascending, none greater than its source.
+    """
+    addresses, heads, sizes, capacity = stores
+    for store in range(len(addresses)):
+        size = sizes[store]
+        for row in range(len(slots)):
+            for head in range(heads[store]):
+                index = (slots[row] * heads[store] + head) * capacity
+                first = addresses[store] + index * size
+                for move in range(source.shape[1]):
+                    if source[row, move] != target[row, move]:
+                        copy(
+                            first + source[row, move] * size, first + target[row, move] * size, size
+                        )

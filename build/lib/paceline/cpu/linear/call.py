@@ -1,0 +1,101 @@
+"""Describe a matrix product to compiled kernels, and split it into tasks.
+
+All product kernels have this skeleton: convert the rows, take tasks of `TASK` outputs from a shared
+counter until none is left, and add the bias when results are written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import torch
+
+from paceline.cpu import simd_f32x8
+from paceline.cpu.memory import BFLOAT16, FLOAT_BYTES, HALF_BYTES
+from paceline.cpu.settings import MULTIPLY_ADDS_PER_PRODUCT_HELPER, SUMS_PER_ROW
+from paceline.cpu.thread_team import TeamJob
+from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, take_number
+
+TASK = SUMS_PER_ROW  # outputs
+SUMS_STRIDE = TASK * FLOAT_BYTES  # bytes from the sums of one row of a task to the next
+
+
+class ProductCall:
+    """Describe one product: addresses of contiguous tensors, and sizes in numbers."""
+
+    rows: int  # Shape [count, inner].
+    weight: int  # Shape [outer, inner].
+    bias: int  # Float32 [outer], or 0. The int8 kernel reads its factors [3, outer] here.
+    out: int  # Shape [count, outer].
+    kind: int  # Number format of rows and weight, see `memory`.
+    out_kind: int  # Number format of `out`, FLOAT32 or BFLOAT16.
+    count: int  # Number of rows.
+    inner: int  # Number of inputs, a multiple of 8 or of the kernel's `INNER`.
+    outer: int  # Number of outputs, a multiple of 8 or of the kernel's `OUTER`.
+    taken: int  # Tasks that threads have taken; 0 at first.
+
+
+PRODUCT_CALL = record_dtype(ProductCall)
+_TAKEN = PRODUCT_CALL.fields["taken"][1]
+
+
+def run_product(
+    job: TeamJob,
+    addresses: tuple[int, int, int, int],
+    kinds: tuple[int, int],
+    sizes: tuple[int, int, int],
+) -> None:
+    """Run a product kernel on one call, with the helpers that its size is worth.
+
+    Args:
+        job: The kernel.
+        addresses: Addresses of rows, weight, bias (or 0) and out.
+        kinds: Number formats of the operands and of the result.
+        sizes: Number of rows, of inputs and of outputs.
+    """
+    count, inner, outer = sizes
+    multiply_adds = count * inner * outer
+    helpers = 0
+    if multiply_adds >= MULTIPLY_ADDS_PER_PRODUCT_HELPER:
+        helpers = min(
+            torch.get_num_threads() - 1, multiply_adds // MULTIPLY_ADDS_PER_PRODUCT_HELPER
+        )
+    job.run((*addresses, *kinds, *sizes, 0), helpers, outer <= TASK)
+
+
+@compiled
+def read_call(address: int) -> Any:
+    """Return the `ProductCall` at an address."""
+    return numba.carray(as_pointer(address), 1, PRODUCT_CALL)[0]
+
+
+@inlined
+def take_task(address: int) -> Any:
+    """Return the first output of the next task of the `ProductCall` at an address."""
+    return take_number(address + _TAKEN) * TASK
+
+
+@inlined
+def write_out(call: ProductCall, sums: int, row: int, count: int, first: int, width: int) -> None:
+    """Add the bias to the sums of a task, and write them in the result's format.
+
+    Args:
+        call: The product.
+        sums: Address of the sums, float32 [count, TASK].
+        row: First row of the result.
+        count: Number of rows.
+        first: First output of the task.
+        width: Number of outputs of the task.
+    """
+    for i in range(count):
+        for output in range(0, width, simd_f32x8.WIDTH):
+            total = simd_f32x8.load(sums + i * SUMS_STRIDE + output * FLOAT_BYTES)
+            if call.bias:
+                bias = simd_f32x8.load(call.bias + (first + output) * FLOAT_BYTES)
+                total = simd_f32x8.add(total, bias)
+            index = (row + i) * call.outer + first + output
+            if call.out_kind == BFLOAT16:
+                simd_f32x8.store_bfloat16(call.out + index * HALF_BYTES, total)
+            else:
+                simd_f32x8.store(call.out + index * FLOAT_BYTES, total)

@@ -1,0 +1,62 @@
+"""Multiply rows with a weight by the compiled kernel that suits its shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.cpu import amx, avx512_dot
+from paceline.cpu.linear import dotted, tiled
+from paceline.cpu.linear.call import run_product
+from paceline.cpu.linear.kernel import multiply
+from paceline.cpu.memory import KINDS
+from paceline.cpu.thread_team import TeamJob
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows @ weight.T + bias; each row's bits depend on that row alone.
+
+    Args:
+        rows: Tensor [..., inner] on the CPU.
+        weight: Contiguous tensor [outer, inner] on the CPU, of the same dtype. Both sizes are
+            multiples of 8.
+        bias: Tensor [outer], or None.
+    """
+    outer, inner = weight.shape
+    rows, dtype = rows.contiguous(), rows.dtype
+    count = rows.numel() // inner
+    out = torch.empty(
+        *rows.shape[:-1], outer, dtype=dtype if dtype == torch.bfloat16 else torch.float32
+    )
+    float_bias = None if bias is None else bias.to(torch.float32).contiguous()
+    addresses = (
+        rows.data_ptr(),
+        weight.data_ptr(),
+        0 if float_bias is None else float_bias.data_ptr(),
+        out.data_ptr(),
+    )
+    kinds, sizes = (KINDS[dtype], KINDS[out.dtype]), (count, inner, outer)
+    run_product(_kernel(dtype, inner, outer), addresses, kinds, sizes)
+    return out if out.dtype == dtype else out.to(dtype)
+
+
+def _kernel(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
+    """Return the kernel of a shape.
+
+    The choice depends on nothing else, since the sums of the kernels have different orders.
+    """
+    if (
+        dtype == torch.bfloat16
+        and amx.available()
+        and inner % tiled.INNER == 0
+        and outer % tiled.OUTER == 0
+    ):
+        return tiled.multiply_tiled
+    if (
+        dtype == torch.bfloat16
+        and avx512_dot.available()
+        and inner % dotted.INNER == 0
+        and outer % dotted.OUTER == 0
+    ):
+        return dotted.multiply_dotted
+    return multiply

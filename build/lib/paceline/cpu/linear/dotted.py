@@ -1,0 +1,103 @@
+"""Multiply rows with a bfloat16 weight by AVX512_BF16 dot products.
+
+The kernel serves processors without matrix instructions (AMX). All sums are in float32. Lane l of
+four sums the products of the numbers 2 l + 1 and 2 l, then 2 l + 9 and 2 l + 8, ... (`avx512_dot`).
+Then lanes l and l + 2 are added, 0 and 1. The number of rows and outputs that are computed together
+does not change this order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.cpu.avx512_dot import (
+    ALL_PARTS,
+    LINE,
+    MAX_BLOCKS,
+    OUTPUTS,
+    PARTS,
+    ROWS,
+    STRIDE,
+    multiply_blocks,
+)
+from paceline.cpu.linear.call import PRODUCT_CALL, TASK, read_call, take_task, write_out
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address, aligned
+from paceline.cpu.row_blocks import count_blocks, even_share, pack_row, packed_row
+from paceline.cpu.settings import L2_BYTES_OF_DOTTED_ROWS, OUTPUTS_AHEAD
+from paceline.cpu.thread_team import TeamJob
+from paceline.util.compiled import inlined
+
+INNER, OUTER = LINE // HALF_BYTES, OUTPUTS  # the sizes of a weight are multiples of these
+_HALF = OUTPUTS // 2
+_multiply_group = multiply_blocks()
+_multiply_four = multiply_blocks((MAX_BLOCKS + 1,), _HALF)
+
+
+def _multiply(call_address: int) -> int:
+    """Do tasks of the bfloat16 `ProductCall` at an address; return how many."""
+    call = read_call(call_address)
+    count, outer = call.count, call.outer
+    first = take_task(call_address)
+    if first >= outer:
+        return 0
+    row_bytes = call.inner * HALF_BYTES
+    blocks = count_blocks(count)
+    max_blocks = max(MAX_BLOCKS, L2_BYTES_OF_DOTTED_ROWS // (ROWS * row_bytes))
+    packed = np.empty((blocks * ROWS * row_bytes + LINE) // FLOAT_BYTES, dtype=np.float32)
+    sums = np.empty(min(blocks, max_blocks) * ROWS * TASK, dtype=np.float32)
+    for row in range(blocks * ROWS):  # the last row fills up the last block
+        source = call.rows + min(row, count - 1) * row_bytes
+        pack_row(source, packed_row(aligned(packed), row, row_bytes), row_bytes)
+    num_done = 0
+    while first < outer:
+        width = min(TASK, outer - first)
+        for block in range(0, blocks, max_blocks):
+            height = min(max_blocks, blocks - block)
+            # Numba frees an array after its last use: read its address inside the loop.
+            source = aligned(packed) + block * ROWS * row_bytes
+            for output in range(first, first + width, OUTPUTS):
+                is_ahead = block == 0 and output + OUTPUTS_AHEAD < outer
+                _multiply_outputs(
+                    source,
+                    call.weight + output * row_bytes,
+                    row_bytes,
+                    address(sums) + (output - first) * FLOAT_BYTES,
+                    height,
+                    OUTPUTS_AHEAD * row_bytes if is_ahead else 0,
+                )
+            row = block * ROWS
+            write_out(call, address(sums), row, min(height * ROWS, count - row), first, width)
+        num_done += 1
+        first = take_task(call_address)
+    return num_done
+
+
+multiply_dotted = TeamJob(_multiply, PRODUCT_CALL)
+
+
+@inlined
+def _multiply_outputs(
+    blocks: int, weight: int, row_bytes: int, sums: int, count: int, ahead: int
+) -> None:
+    """Multiply all blocks with eight outputs, in groups of similar size.
+
+    Each group prefetches its share of the weights ahead. If one group prefetched all, it would wait
+    for memory, and memory would be idle during the other groups.
+    """
+    if count == MAX_BLOCKS + 1:  # one group with half the outputs at a time needs no more registers
+        parts = ALL_PARTS if ahead else 0
+        _multiply_four(count, blocks, weight, row_bytes, sums, ahead, parts)
+        weight, sums = weight + _HALF * row_bytes, sums + _HALF * FLOAT_BYTES
+        _multiply_four(count, blocks, weight, row_bytes, sums, ahead, parts)
+        return
+    groups = even_share(count, MAX_BLOCKS)
+    done, fetched = 0, 0 if ahead else PARTS
+    while groups:
+        size, last = (
+            even_share(count - done, groups),
+            fetched + even_share(PARTS - fetched, groups),
+        )
+        parts = (1 << last) - (1 << fetched)
+        source, target = blocks + done * ROWS * row_bytes, sums + done * ROWS * STRIDE
+        _multiply_group(size, source, weight, row_bytes, target, ahead, parts)
+        done, fetched, groups = done + size, last, groups - 1

@@ -1,0 +1,86 @@
+"""Compute RMS norms in one compiled call; torch needs seven operations for each.
+
+    weight * rounded(row / sqrt(mean(row ** 2) + eps))
+
+Transformers computes all norms of the Llama family like this: the mean in float32, the quotient
+rounded to the rows' dtype before the multiplication. A row's bits depend on that row alone: lane l
+of eight sums the squares of the numbers l, l + 8, ...
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.cpu import simd_f32x8
+from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, KINDS, load_lanes
+from paceline.cpu.settings import NORM_TOLERANCE_BFLOAT16, NORM_TOLERANCE_FLOAT32
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.util.compiled import compiled
+
+NORM_TOLERANCES = {torch.float32: NORM_TOLERANCE_FLOAT32, torch.bfloat16: NORM_TOLERANCE_BFLOAT16}
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return weight * rows / sqrt(mean(rows ** 2) + eps), over the last dimension.
+
+    Args:
+        rows: Tensor [..., size] on the CPU, float32 or bfloat16; size is a multiple of 8.
+        weight: Contiguous tensor [size] of the same dtype.
+        eps: Number to add to the mean of the squares.
+    """
+    rows = rows.contiguous()
+    out, size = torch.empty_like(rows), len(weight)
+    _normalise(
+        rows.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        KINDS[rows.dtype],
+        rows.numel() // size,
+        size,
+        eps,
+    )
+    return out
+
+
+def takes_norm(weight: Tensor) -> bool:
+    """Return whether `rms_norm` takes a weight [size]."""
+    return weight.device.type == "cpu" and weight.is_contiguous() and len(weight) % WIDTH == 0
+
+
+@compiled
+def _normalise(
+    rows: int, weight: int, out: int, kind: int, count: int, size: int, eps: float
+) -> None:
+    """Normalise `count` rows of `size` numbers.
+
+    Args:
+        rows: Address of the rows.
+        weight: Address of the weight.
+        out: Address of the result.
+        kind: Number format of all three, FLOAT32 or BFLOAT16.
+        count: Number of rows.
+        size: Numbers of a row, a multiple of 8.
+        eps: Number to add to the mean of the squares.
+    """
+    number_bytes = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
+    row_bytes, step = size * number_bytes, WIDTH * number_bytes
+    for row in range(count):
+        source, target = rows + row * row_bytes, out + row * row_bytes
+        squares = simd_f32x8.splat(np.float32(0.0))
+        for offset in range(0, row_bytes, step):
+            vector = load_lanes(kind, source + offset)
+            squares = simd_f32x8.fused(vector, vector, squares)
+        mean = simd_f32x8.total(squares) / np.float32(size)
+        scale = simd_f32x8.splat(np.float32(1.0) / np.sqrt(mean + np.float32(eps)))
+        for offset in range(0, row_bytes, step):
+            vector = simd_f32x8.multiply(load_lanes(kind, source + offset), scale)
+            if kind == BFLOAT16:
+                vector = simd_f32x8.multiply(
+                    simd_f32x8.to_bfloat16(vector), simd_f32x8.load_bfloat16(weight + offset)
+                )
+                simd_f32x8.store_bfloat16(target + offset, vector)
+            else:
+                vector = simd_f32x8.multiply(vector, simd_f32x8.load(weight + offset))
+                simd_f32x8.store(target + offset, vector)

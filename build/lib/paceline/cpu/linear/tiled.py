@@ -1,0 +1,245 @@
+"""Multiply rows with a bfloat16 weight by AMX tiles.
+
+Sixteen rows cost little more than one. The kernel computes the transposed product, weight @ rows.T.
+It reads the weight as it lies in memory, 16 outputs by 32 numbers at a time; only the rows, which
+are few, are packed. Each sum takes the same instructions in the same order (`amx`), 32 numbers of
+row and weight at a time. The number of rows and outputs that are computed together does not change
+it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.cpu import amx, simd_f32x8
+from paceline.cpu.linear.call import PRODUCT_CALL, TASK, ProductCall, read_call, take_task
+from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address, aligned, clear, copy
+from paceline.cpu.row_blocks import even_share
+from paceline.cpu.settings import (
+    MAX_TALL_BLOCKS,
+    PREFETCH_STREAMS,
+    TILE_ROWS_AHEAD,
+)
+from paceline.cpu.thread_team import TeamJob
+from paceline.util.compiled import inlined
+
+INNER, OUTER = amx.ROW // HALF_BYTES, amx.SIDE  # the sizes of a weight are multiples of these
+_SQUARE = 2 * OUTER  # outputs, and rows, of four tiles of sums
+_MAX_TILES = amx.NUM_TILES // 2  # tiles of sums
+_STEP = INNER * HALF_BYTES  # bytes of a row or weight in one tile
+_CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)
+
+_SUM0, _SUM1, _SUM2, _SUM3, _WEIGHT0, _WEIGHT1, _ROWS0, _ROWS1 = range(amx.NUM_TILES)
+_SUMS = (_SUM0, _SUM1, _SUM2, _SUM3)
+_clear0, _clear1, _clear2, _clear3 = map(amx.zero, _SUMS)
+_store0, _store1, _store2, _store3 = map(amx.store, _SUMS)
+_load_weight0, _load_weight1 = amx.load(_WEIGHT0), amx.load(_WEIGHT1)
+_load_rows0, _load_rows1 = amx.load(_ROWS0), amx.load(_ROWS1)
+# Squares: two tiles of weights with two tiles of rows.
+_multiply00 = amx.add_product(_SUM0, _WEIGHT0, _ROWS0)
+_multiply10 = amx.add_product(_SUM1, _WEIGHT1, _ROWS0)
+_multiply01 = amx.add_product(_SUM2, _WEIGHT0, _ROWS1)
+_multiply11 = amx.add_product(_SUM3, _WEIGHT1, _ROWS1)
+# Columns: one tile of weights with the second, third and fourth tile of rows.
+_multiply_second = amx.add_product(_SUM1, _WEIGHT0, _ROWS1)
+_multiply_third = amx.add_product(_SUM2, _WEIGHT0, _ROWS0)
+_multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
+
+
+def _multiply(call_address: int) -> int:
+    """Do tasks of the bfloat16 `ProductCall` at an address; return how many."""
+    call = read_call(call_address)
+    count, inner, outer = call.count, call.inner, call.outer
+    first = take_task(call_address)
+    if first >= outer:
+        return 0
+    blocks = (count + amx.SIDE - 1) // amx.SIDE
+    block_bytes = amx.SIDE * inner * HALF_BYTES
+    memory = np.empty(
+        (_MAX_TILES * amx.TILE + amx.ROW + (blocks + 1) * block_bytes) // FLOAT_BYTES,
+        dtype=np.float32,
+    )
+    _pack(call.rows, aligned(memory) + _MAX_TILES * amx.TILE, count, inner, blocks)
+    amx.configure(address(_CONFIGURATION))
+    num_done = 0
+    while first < outer:
+        # Numba frees an array after its last use: read its address inside the loop.
+        sums = aligned(memory)
+        packed = sums + _MAX_TILES * amx.TILE
+        last = min(first + TASK, outer)
+        if 2 < blocks <= MAX_TALL_BLOCKS:
+            for output in range(first, last, OUTER):
+                _multiply_tall(call, packed, sums, blocks, output)
+        else:
+            for output in range(first, last, _SQUARE):
+                _multiply_wide(call, packed, sums, blocks, output)
+        num_done += 1
+        first = take_task(call_address)
+    amx.release()
+    return num_done
+
+
+multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
+
+
+@inlined
+def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
+    """Transpose blocks of 16 rows to tiles, in the order of the product's steps.
+
+    Zeros fill up the last block, which is copied to the end of `packed` first.
+    """
+    row_bytes = inner * HALF_BYTES
+    block_bytes = amx.SIDE * row_bytes
+    spare = packed + blocks * block_bytes
+    for block in range(blocks):
+        source, target = rows + block * block_bytes, packed + block * block_bytes
+        height = min(count - block * amx.SIDE, amx.SIDE)
+        if height < amx.SIDE:
+            copy(source, spare, height * row_bytes)
+            clear(spare + height * row_bytes, (amx.SIDE - height) * row_bytes)
+            source = spare
+        for step in range(inner // INNER):
+            amx.transpose(source + step * _STEP, row_bytes, target + step * amx.TILE, amx.ROW)
+
+
+@inlined
+def _multiply_tall(call: ProductCall, rows: int, sums: int, blocks: int, output: int) -> None:
+    """Multiply all rows with 16 outputs, in groups of up to 64 rows of similar size.
+
+    Each group prefetches its share of the weights ahead. If the first group prefetched all, it
+    would wait for memory, and memory would be idle during the others.
+    """
+    block_bytes = OUTER * call.inner * HALF_BYTES
+    is_ahead = output + (TILE_ROWS_AHEAD + 1) * OUTER <= call.outer
+    groups, done, fetched = even_share(blocks, _MAX_TILES), 0, 0 if is_ahead else PREFETCH_STREAMS
+    for group in range(groups):
+        left = groups - group
+        size = even_share(blocks - done, left)
+        last = fetched + even_share(PREFETCH_STREAMS - fetched, left)
+        _multiply_column(call, rows + done * block_bytes, sums, size, output, fetched, last)
+        for block in range(size):
+            _write_tile(call, sums + block * amx.TILE, (done + block) * amx.SIDE, output)
+        done, fetched = done + size, last
+
+
+@inlined
+def _multiply_wide(call: ProductCall, rows: int, sums: int, blocks: int, output: int) -> None:
+    """Multiply all rows with 32 outputs, 32 rows at a time."""
+    row_bytes = call.inner * HALF_BYTES
+    weight, width = call.weight + output * row_bytes, min(_SQUARE, call.outer - output)
+    fetched = 0 if output + 2 * _SQUARE <= call.outer else PREFETCH_STREAMS
+    for block in range(0, blocks, 2):
+        source = rows + block * amx.SIDE * row_bytes
+        last = fetched + even_share(PREFETCH_STREAMS - fetched, even_share(blocks - block, 2))
+        if block + 1 < blocks:
+            _multiply_square(source, weight, sums, call.inner, width, fetched, last, True)
+            _write_square(call, sums, block * amx.SIDE, output, width, _MAX_TILES)
+        else:
+            _multiply_square(source, weight, sums, call.inner, width, fetched, last, False)
+            _write_square(call, sums, block * amx.SIDE, output, width, _MAX_TILES // 2)
+        fetched = last
+
+
+@inlined
+def _multiply_column(
+    call: ProductCall, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int
+) -> None:
+    """Multiply two to four blocks of 16 rows with 16 outputs, and store four tiles."""
+    row_bytes = call.inner * HALF_BYTES
+    weight, block_bytes = call.weight + output * row_bytes, OUTER * row_bytes
+    # Without a third block, the first stands in; nobody reads its sums.
+    third = rows + (2 * block_bytes if blocks > 2 else 0)
+    _clear0(), _clear1(), _clear2(), _clear3()
+    for step in range(call.inner // INNER):
+        ahead = weight + TILE_ROWS_AHEAD * block_bytes
+        _fetch(ahead, block_bytes, step, amx.TILE, fetched, last)
+        offset = step * amx.TILE
+        _load_weight0(weight + step * _STEP, row_bytes)
+        _load_rows0(rows + offset, amx.ROW)
+        _multiply00()
+        _load_rows1(rows + block_bytes + offset, amx.ROW)
+        _multiply_second()
+        _load_rows0(third + offset, amx.ROW)
+        _multiply_third()
+        if blocks == _MAX_TILES:
+            _load_rows1(rows + 3 * block_bytes + offset, amx.ROW)
+            _multiply_fourth()
+    _store_sums(sums, True)
+
+
+@inlined
+def _multiply_square(
+    rows: int,
+    weight: int,
+    sums: int,
+    inner: int,
+    width: int,
+    fetched: int,
+    last: int,
+    has_second: bool,
+) -> None:
+    """Multiply 16 rows, or 32 with `has_second`, with 32 outputs, and store the tiles."""
+    row_bytes = inner * HALF_BYTES
+    second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)
+    _clear0(), _clear1()
+    if has_second:
+        _clear2(), _clear3()
+    for step in range(inner // INNER):
+        ahead = weight + _SQUARE * row_bytes
+        _fetch(ahead, _SQUARE * row_bytes, step, 2 * amx.TILE, fetched, last)
+        _load_weight0(weight + step * _STEP, row_bytes)
+        _load_weight1(second + step * _STEP, row_bytes)
+        _load_rows0(rows + step * amx.TILE, amx.ROW)
+        _multiply00()
+        _multiply10()
+        if has_second:
+            _load_rows1(rows + amx.SIDE * row_bytes + step * amx.TILE, amx.ROW)
+            _multiply01()
+            _multiply11()
+    _store_sums(sums, has_second)
+
+
+@inlined
+def _store_sums(sums: int, has_second: bool) -> None:
+    """Store two tiles of sums, or all four with `has_second`, one after the other."""
+    _store0(sums, amx.ROW)
+    _store1(sums + amx.TILE, amx.ROW)
+    if has_second:
+        _store2(sums + 2 * amx.TILE, amx.ROW)
+        _store3(sums + 3 * amx.TILE, amx.ROW)
+
+
+@inlined
+def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last: int) -> None:
+    """Prefetch one step's share of `size` bytes of weights, in some of the streams.
+
+    Each of the `PREFETCH_STREAMS` covers an equal part of the weights.
+    """
+    share = step_bytes // PREFETCH_STREAMS
+    for stream in range(first, last):
+        source = weight + stream * size // PREFETCH_STREAMS + step * share
+        for line in range(0, share, amx.ROW):
+            simd_f32x8.prefetch_second(source + line)
+
+
+@inlined
+def _write_square(
+    call: ProductCall, sums: int, row: int, output: int, width: int, tiles: int
+) -> None:
+    """Write two or four tiles: pairs of neighbouring outputs, for 16 or 32 rows."""
+    for tile in range(tiles):
+        if tile % 2 * amx.SIDE < width:
+            tile_row, tile_output = row + tile // 2 * amx.SIDE, output + tile % 2 * amx.SIDE
+            _write_tile(call, sums + tile * amx.TILE, tile_row, tile_output)
+
+
+@inlined
+def _write_tile(call: ProductCall, source: int, row: int, output: int) -> None:
+    """Write a tile, [16 outputs, 16 rows], with the bias, to the result."""
+    amx.transpose(source, amx.ROW, source, amx.ROW)
+    for i in range(min(call.count - row, amx.SIDE)):
+        target = call.out + ((row + i) * call.outer + output) * HALF_BYTES
+        if call.bias:
+            amx.round_sum(source + i * amx.ROW, target, call.bias + output * FLOAT_BYTES)
+        else:
+            amx.round_row(source + i * amx.ROW, target)

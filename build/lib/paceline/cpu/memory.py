@@ -1,0 +1,75 @@
+"""Describe how numbers lie in memory, and load, copy and clear rows of them.
+
+Compiled code takes addresses as int64. Sizes and strides are in bytes unless a comment says
+otherwise. Copies and conversions move whole vectors of eight numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.cpu import simd_f32x8
+from paceline.util.compiled import inlined
+
+FLOAT_BYTES = 4  # float32
+HALF_BYTES = FLOAT_BYTES // 2  # bfloat16 and float16
+VECTOR_BYTES = FLOAT_BYTES * simd_f32x8.WIDTH
+LINE_BYTES = 64  # a cache line
+FLOAT32, BFLOAT16, FLOAT16 = range(3)  # number formats
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+
+
+@inlined
+def address(array: NDArray[Any]) -> Any:
+    """Return the address of an array as a signed number."""
+    # Numba has it unsigned, and turns sums of signed and unsigned numbers into float64.
+    return np.int64(array.ctypes.data)
+
+
+@inlined
+def aligned(array: NDArray[np.float32]) -> Any:
+    """Return the first address in an array where a cache line begins."""
+    return (address(array) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+
+
+@inlined
+def load_lanes(kind: int, source: int) -> Any:
+    """Load eight numbers of format `kind` as float32."""
+    if kind == FLOAT32:
+        return simd_f32x8.load(source)
+    if kind == BFLOAT16:
+        return simd_f32x8.load_bfloat16(source)
+    return simd_f32x8.load_float16(source)
+
+
+@inlined
+def load_row(kind: int, source: int, target: int, count: int) -> None:
+    """Convert `count` numbers of format `kind` at `source` to float32 at `target`."""
+    if kind == BFLOAT16:
+        for i in range(0, count, simd_f32x8.WIDTH):
+            vector = simd_f32x8.load_bfloat16(source + HALF_BYTES * i)
+            simd_f32x8.store(target + FLOAT_BYTES * i, vector)
+    elif kind == FLOAT16:
+        for i in range(0, count, simd_f32x8.WIDTH):
+            vector = simd_f32x8.load_float16(source + HALF_BYTES * i)
+            simd_f32x8.store(target + FLOAT_BYTES * i, vector)
+    else:
+        copy(source, target, count * FLOAT_BYTES)
+
+
+@inlined
+def copy(source: int, target: int, size: int) -> None:
+    """Copy `size` bytes, a multiple of 32."""
+    for offset in range(0, size, VECTOR_BYTES):
+        simd_f32x8.store(target + offset, simd_f32x8.load(source + offset))
+
+
+@inlined
+def clear(target: int, size: int) -> None:
+    """Write `size` bytes of zeros, a multiple of 32."""
+    for offset in range(0, size, VECTOR_BYTES):
+        simd_f32x8.store(target + offset, simd_f32x8.splat(np.float32(0.0)))

@@ -1,0 +1,185 @@
+"""Time our products against torch's, and choose per number of rows.
+
+Each product of the model is timed on its own weights, once per machine; the result is cached. A
+timing that other programs disturbed is used, and repeated at a later load once the machine is less
+busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.backend.products import Products, replaceable
+from paceline.backend.settings import (
+    ANSWER_STEPS,
+    MAX_ROWS,
+    MAX_WIDE_WEIGHTS,
+    MIN_MANY_ROWS,
+    MIN_TIMED_NUMBERS,
+    MIN_TIMED_WEIGHTS,
+    NUM_MANY_ROUNDS,
+    NUM_ROUNDS,
+    TIE_RATIO,
+    TIMED_ROWS,
+)
+from paceline.backend.torch_backend import TORCH
+from paceline.cpu.backend import CPU
+from paceline.util import result_cache
+from paceline.util.environment_key import environment_key
+from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
+
+_KIND = "products-v8"  # increased when what is timed or written changes
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Seconds of all products of a model, per number of rows in `TIMED_ROWS`.
+
+    Attributes:
+        ours: Seconds of our kernels; empty if they can compute no product of the model.
+        torchs: Seconds of torch's products; empty if `ours` is.
+        conditions: Conditions of the timing; None if nothing was timed.
+    """
+
+    ours: tuple[float, ...] = ()
+    torchs: tuple[float, ...] = ()
+    conditions: Conditions | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Return True if other programs disturbed the timing and fewer of them run now."""
+        return (
+            self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
+        )
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Return the minimum and maximum rows with which our products are no slower.
+
+        Of several ranges it is the one with the fewest rows; (0, 0) if there is none.
+        """
+        wins = [
+            own_seconds < TIE_RATIO * torch_seconds
+            for own_seconds, torch_seconds in zip(self.ours, self.torchs, strict=True)
+        ]
+        if True not in wins:
+            return 0, 0
+        first = wins.index(True)
+        last = first + [*wins[first:], False].index(False) - 1
+        return TIMED_ROWS[first], MAX_ROWS if last == len(wins) - 1 else TIMED_ROWS[last]
+
+    @property
+    def cost_everywhere(self) -> float:
+        """Return the time of an answer with our products alone, over the best possible.
+
+        The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. A step feeds 1, 4 or 16
+        rows, whichever is worst for ours.
+        """
+        best = [min(pair) for pair in zip(self.ours, self.torchs, strict=True)]
+        return max(
+            (self.ours[-1] + ANSWER_STEPS * self.ours[few]) / (best[-1] + ANSWER_STEPS * best[few])
+            for few in range(3)
+        )
+
+
+def fastest(model: PreTrainedModel) -> Products:
+    """Return the products with which forward passes of a model take the least time."""
+    min_rows, max_rows = trial(model).range if is_large(model) else (0, 0)
+    return Products.of_backend(model, CPU, min_rows, max_rows) if max_rows else Products()
+
+
+def everywhere(model: PreTrainedModel) -> Products | None:
+    """Return paceline's products for any row count; None if the model uses others."""
+    products = Products.of_backend(model, CPU)
+    weights = {id(module.weight) for module in products.modules}
+    others = [
+        parameter
+        for parameter in model.parameters()
+        if parameter.dim() > 1 and id(parameter) not in weights
+    ]
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    complete = all(id(parameter) in embeddings for parameter in others)
+    return products if products.modules and complete else None
+
+
+def trial(model: PreTrainedModel) -> Trial:
+    """Return the times of a model's products, cached on this machine or measured now."""
+    modules = replaceable(model, CPU)
+    if not modules:
+        return Trial()
+    key = result_cache.ResultKey(
+        _KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json"
+    )
+    cached = result_cache.load_or_compute(key, lambda: _try(modules), _read)
+    if not cached.doubtful:
+        return cached
+    repeated = _try(modules)
+    result_cache.replace(key, repeated)
+    return repeated
+
+
+def _read(values: dict[str, Any]) -> Trial:
+    return Trial(
+        tuple(values["ours"]), tuple(values["torchs"]), Conditions.read(values["conditions"])
+    )
+
+
+def is_large(model: PreTrainedModel) -> bool:
+    """Return True if a model is so large that timing our products is worthwhile."""
+    return sum(module.weight.numel() for module in replaceable(model, CPU)) >= MIN_TIMED_WEIGHTS
+
+
+class _Timed(NamedTuple):
+    """A product function and the helper threads that it runs with."""
+
+    multiply: Callable[..., Tensor]
+    num_helpers: int
+
+
+@torch.inference_mode()
+def _try(modules: tuple[nn.Linear, ...]) -> Trial:
+    shapes: dict[tuple[int, int], list[nn.Linear]] = {}
+    for module in modules:
+        shapes.setdefault((module.in_features, module.out_features), []).append(module)
+    times: list[list[float]] = [[], []]
+    spreads: list[float] = []
+    products, first = Products(modules, backend=CPU), modules[0]
+    single_row = torch.ones(1, first.in_features, dtype=first.weight.dtype)
+    stopwatch = Stopwatch.suited(first.weight.device, lambda: first(single_row))
+    for num_rows in TIMED_ROWS:
+        timed = (_Timed(CPU.linear, products.num_helpers(num_rows)), _Timed(TORCH.linear, 0))
+        totals = [0.0, 0.0]
+        for (inner, outer), alike in shapes.items():
+            if num_rows >= MIN_MANY_ROWS and inner * outer >= MAX_WIDE_WEIGHTS:
+                continue
+            rows = torch.ones(num_rows, inner, dtype=alike[0].weight.dtype)
+            num_modules = -(-MIN_TIMED_NUMBERS // (inner * outer))
+            in_turn = alike[: num_modules if num_rows < MIN_MANY_ROWS else 1]
+            rounds = range(NUM_ROUNDS if num_rows < MIN_MANY_ROWS else NUM_MANY_ROUNDS)
+            # Both in each round, so that other programs disturb both alike.
+            seconds = [[_seconds(stopwatch, each, rows, in_turn) for each in timed] for _ in rounds]
+            for index, repeats in enumerate(zip(*seconds, strict=True)):
+                spreads.append(spread_of(repeats[1:]))  # the first repeat warms up
+                totals[index] += min(repeats) * len(alike) / len(in_turn)
+        for index in range(2):
+            times[index].append(totals[index])
+    return Trial(tuple(times[0]), tuple(times[1]), Conditions.of(spreads, stopwatch))
+
+
+def _seconds(
+    stopwatch: Stopwatch, timed: _Timed, rows: Tensor, modules: Sequence[nn.Linear]
+) -> float:
+    def multiply_all() -> None:
+        for module in modules:
+            timed.multiply(rows, module.weight, module.bias)
+
+    with CPU.thread_team(timed.num_helpers):  # as in a forward pass
+        return stopwatch.seconds(multiply_all)

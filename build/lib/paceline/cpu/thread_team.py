@@ -1,0 +1,265 @@
+"""Share the tasks of compiled kernels among threads.
+
+A `TeamJob` takes tasks from an atomic counter in its argument record until none is left, so any
+number of threads may run it. Waking a sleeping thread takes as long as a product of a few rows.
+During a forward pass `TEAM` therefore keeps helper threads spinning: they start the next job within
+a microsecond.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from paceline.cpu.emit import operation, pointer
+from paceline.cpu.settings import MAX_SPINS
+from paceline.util.compiled import callback, compiled
+from paceline.util.machine import on_x86
+from paceline.util.threads import follow_forks, share, submit
+
+# Layout of a team's mailbox, as byte offsets. Each word that a thread polls has its own cache line.
+_LINE = 64
+_OPEN, _INSIDE, _STOP, _JOB = (_LINE * number for number in range(4))
+_ARGUMENTS = _JOB + 8
+_MAILBOX_SIZE = 4 * _LINE
+_INDEX = ir.IntType(64)
+
+
+def _call(builder: Any, job: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(_INDEX, [_INDEX])
+    return builder.call(builder.inttoptr(job, kind.as_pointer()), [arguments])
+
+
+def _load(builder: Any, address: Any) -> Any:
+    return builder.load_atomic(pointer(builder, address, _INDEX), "seq_cst", 8)
+
+
+def _store(builder: Any, address: Any, value: Any) -> None:
+    builder.store_atomic(value, pointer(builder, address, _INDEX), "seq_cst", 8)
+
+
+def _add(builder: Any, address: Any, amount: Any) -> Any:
+    return builder.atomic_rmw("add", pointer(builder, address, _INDEX), amount, "seq_cst")
+
+
+def _pause(builder: Any) -> None:
+    """Emit the x86 `pause` instruction, which yields to the sibling hyper-thread."""
+    if on_x86():
+        called = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
+        )
+        builder.call(called, [])
+
+
+call = operation(types.int64, (types.int64,) * 2, _call)  # (job address, argument address)
+load_shared = operation(types.int64, (types.int64,), _load)
+store_shared = operation(types.void, (types.int64,) * 2, _store)
+add_shared = operation(types.int64, (types.int64,) * 2, _add)
+pause = operation(types.void, (), _pause)
+
+
+class TeamJob:
+    """Run a compiled function on a record of arguments, in several threads at once.
+
+    Args:
+        work: Function of the record's address. It does tasks until the record's counter shows that
+            none is left, and returns how many it did. It must not use Python objects.
+        record: Dtype of the record that `run` fills; its fields are int64 or float64. None
+            (default) allows only `share`, with a record that the caller owns.
+    """
+
+    def __init__(self, work: Callable[[int], int], record: np.dtype[np.void] | None = None) -> None:
+        self._work = work
+        self._layout = struct.Struct("" if record is None else _struct_format(record))
+        # Records that no call uses at the moment. A call takes one and returns it afterwards, so
+        # calls of several threads never share a record.
+        self._free_records: list[tuple[Any, int]] = []
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return callback(self._work)
+
+    @cached_property
+    def address(self) -> int:
+        """Address of the compiled function."""
+        return int(self._compiled.address)
+
+    def prepare(self) -> None:
+        """Compile the job now, so that no request waits for it."""
+        _ = self.address
+
+    def run(self, values: tuple[float, ...], helpers: int, small: bool = False) -> None:
+        """Do all tasks of one call, in this thread and its helpers.
+
+        Args:
+            values: Fields of the argument record, in order.
+            helpers: Number of sleeping threads to wake if no team runs for this thread.
+            small: Whether the work is too short for spinning helpers, too. Default: no.
+        """
+        try:
+            record = self._free_records.pop()
+        except IndexError:
+            buffer = ctypes.create_string_buffer(self._layout.size)
+            record = buffer, ctypes.addressof(buffer)
+        self._layout.pack_into(record[0], 0, *values)
+        self.share(record[1], helpers, small)
+        self._free_records.append(record)
+
+    def share(self, arguments: int, helpers: int, small: bool = False) -> None:
+        """Do all tasks of the record at the address `arguments`; otherwise like `run`."""
+        team = None if small else TEAM.of_this_thread()
+        if team is not None:
+            team.run(self.address, arguments)
+        elif helpers:
+            share(_do, (self.address, arguments), helpers)
+        else:
+            _do(self.address, arguments)
+
+
+def _struct_format(record: np.dtype[np.void]) -> str:
+    codes = {np.dtype(np.int64): "q", np.dtype(np.float64): "d"}
+    return "".join(codes[record[number]] for number in range(len(record.names or ())))
+
+
+class SpinningThreadTeam:
+    """Helper threads that spin for the jobs of one leading thread.
+
+    Args:
+        helpers: Number of helper threads to take from the process's pool.
+    """
+
+    def __init__(self, helpers: int) -> None:
+        self._memory = np.zeros((_MAILBOX_SIZE + _LINE) // 8, dtype=np.int64)
+        self._mailbox = (self._memory.ctypes.data + _LINE - 1) // _LINE * _LINE
+        self._num_jobs = 0
+        for _ in range(helpers):
+            submit(self._help)
+
+    def run(self, job: int, arguments: int) -> None:
+        """Do all tasks of a job with the helpers that are awake.
+
+        Args:
+            job: Address of the compiled function.
+            arguments: Address of its argument record.
+        """
+        self._num_jobs += 1
+        _lead(self._mailbox, self._num_jobs, job, arguments)
+
+    def stop(self) -> None:
+        """Send the helpers back to the pool."""
+        _stop(self._mailbox)
+
+    def _help(self) -> int:
+        return _help(self._mailbox)  # the bound method keeps the mailbox alive
+
+
+class _Lease(NamedTuple):
+    """A running team and the thread that leads it."""
+
+    thread: int
+    team: SpinningThreadTeam
+
+
+class ThreadTeam:
+    """Lend spinning helpers to one forward pass at a time.
+
+    A second forward pass that starts meanwhile runs without spinning helpers: it never waits for
+    the first, so two of them cannot deadlock. A forked child starts without a team.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lease: _Lease | None = None
+        follow_forks(self)
+
+    @contextmanager
+    def running(self, helpers: int) -> Iterator[None]:
+        """Keep helpers spinning for the jobs of this thread in the `with` block.
+
+        Args:
+            helpers: Number of helper threads; 0 starts none.
+        """
+        lock = self._lock
+        if not helpers or not lock.acquire(blocking=False):
+            yield
+            return
+        try:
+            team = SpinningThreadTeam(helpers)
+            lease = self._lease = _Lease(threading.get_ident(), team)
+            try:
+                yield
+            finally:
+                if self._lease is lease:  # not after a fork inside the block
+                    self._lease = None
+                team.stop()
+        finally:
+            lock.release()
+
+    def of_this_thread(self) -> SpinningThreadTeam | None:
+        """Return the team that the calling thread leads, if any."""
+        lease = self._lease
+        if lease is not None and lease.thread == threading.get_ident():
+            return lease.team
+        return None
+
+    def become_child(self) -> None:
+        """Forget the parent's team after a fork."""
+        self._lock = threading.Lock()
+        self._lease = None
+
+
+TEAM = ThreadTeam()  # the team of this process: all forward passes share one pool of threads
+
+
+@compiled
+def _do(job: int, arguments: int) -> int:
+    num_done: int = call(job, arguments)
+    return num_done
+
+
+@compiled
+def _lead(mailbox: int, number: int, job: int, arguments: int) -> int:
+    """Post job `number`, take part in it, and wait until no helper is inside it."""
+    store_shared(mailbox + _JOB, job)
+    store_shared(mailbox + _ARGUMENTS, arguments)
+    store_shared(mailbox + _OPEN, number)
+    num_done: int = call(job, arguments)
+    store_shared(mailbox + _OPEN, 0)
+    while load_shared(mailbox + _INSIDE):  # the job is closed: no more helpers enter
+        pause()
+    return num_done
+
+
+@compiled
+def _stop(mailbox: int) -> None:
+    store_shared(mailbox + _STOP, 1)
+
+
+@compiled
+def _help(mailbox: int) -> int:
+    """Take part in every job until the team stops or `MAX_SPINS` polls find none."""
+    last_number, num_spins, num_done = 0, 0, 0
+    while num_spins < MAX_SPINS:
+        number = load_shared(mailbox + _OPEN)
+        if number in (0, last_number):
+            if load_shared(mailbox + _STOP):
+                break
+            num_spins += 1
+            pause()
+            continue
+        add_shared(mailbox + _INSIDE, 1)
+        # The job may have closed meanwhile. If it is still open, the leader waits for this helper.
+        if load_shared(mailbox + _OPEN) == number:
+            num_done += call(load_shared(mailbox + _JOB), load_shared(mailbox + _ARGUMENTS))
+        add_shared(mailbox + _INSIDE, -1)
+        last_number, num_spins = number, 0
+    return num_done

@@ -1,0 +1,225 @@
+"""Find the top-k tokens of rows of logits, their probabilities, and entropies.
+
+Torch's own functions take longer than all other work of a small step on CPUs. Among equal logits
+the lowest token id comes first, as in torch's `argmax`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.backend.torch_backend import TORCH
+from paceline.core.not_numbers import NO_TOKEN
+from paceline.core.tree import IntArray
+from paceline.cpu import simd_f32x8
+from paceline.cpu.memory import (
+    FLOAT32,
+    FLOAT_BYTES,
+    HALF_BYTES,
+    KINDS,
+    address,
+    load_lanes,
+    load_row,
+)
+from paceline.cpu.settings import TOP_K_BLOCK
+from paceline.util.compiled import compiled, inlined
+
+_MIN_DIFFERENCE = -100.0  # from the largest logit; the exponential of less is 0
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Return the most likely token of each row, as `logits.argmax(-1)` does.
+
+    A row with NaN or only infinities gets NO_TOKEN.
+
+    Args:
+        logits: Any float tensor [..., vocab].
+    """
+    if not _readable(logits):
+        return TORCH.argmax(logits)
+    return torch.from_numpy(_search(logits, 1, False)[0]).reshape(logits.shape[:-1])
+
+
+def topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the top-k tokens of each row and their probabilities, both [..., count].
+
+    The most likely token comes first. A row with NaN or only infinities gets arbitrary tokens with
+    probability 0.
+
+    Args:
+        logits: Any float tensor [..., vocab].
+        count: Number of tokens; at most the whole vocabulary is returned.
+    """
+    count = min(count, logits.shape[-1])
+    if _readable(logits):
+        token_ids, probs = map(torch.from_numpy, _search(logits, count, True))
+        shape = *logits.shape[:-1], count
+        return token_ids.view(shape), probs.view(shape)
+    return TORCH.topk(logits, count)
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """Return the entropy of each row's distribution, float32 [...], in nats.
+
+    Args:
+        logits: Any float tensor [..., vocab] without NaN.
+    """
+    if not _readable(logits):
+        return TORCH.entropies(logits)
+    logits = logits.contiguous()
+    result = np.empty(logits.numel() // logits.shape[-1], dtype=np.float32)
+    _measure(logits.data_ptr(), KINDS[logits.dtype], logits.shape[-1], result)
+    return torch.from_numpy(result).reshape(logits.shape[:-1])
+
+
+def _readable(logits: Tensor) -> bool:
+    """Return whether the compiled search can read a tensor of logits."""
+    in_memory = type(logits) is Tensor and logits.device.type == "cpu" and logits.dtype in KINDS
+    return in_memory and logits.shape[-1] % simd_f32x8.WIDTH == 0
+
+
+def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32]]:
+    """Return tokens and their probabilities, or else their logits, both [rows, count]."""
+    logits = logits.contiguous()
+    rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
+    token_ids, probs = (
+        np.empty((rows, count), dtype=np.int64),
+        np.empty((rows, count), dtype=np.float32),
+    )
+    _find(logits.data_ptr(), KINDS[logits.dtype], vocab, token_ids, probs, with_probs)
+    return token_ids, probs
+
+
+@compiled
+def _find(
+    logits: int,
+    kind: int,
+    vocab: int,
+    token_ids: IntArray,
+    probs: NDArray[np.float32],
+    with_probs: bool,
+) -> None:
+    """Write the top-k tokens and their probabilities or logits.
+
+    A row with NaN or only infinities gets NO_TOKEN, or with probabilities the first tokens, 0 each.
+
+    Args:
+        logits: Address of the logits, [len(token_ids), vocab].
+        kind: Number format of the logits, see `memory`.
+        vocab: Number of tokens, a multiple of 8.
+        token_ids: Result, [rows, count].
+        probs: Result, [rows, count].
+        with_probs: Whether to write probabilities instead of logits.
+    """
+    count = token_ids.shape[1]
+    size = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
+    block = np.empty(TOP_K_BLOCK, dtype=np.float32)
+    largest = np.empty((vocab + TOP_K_BLOCK - 1) // TOP_K_BLOCK, dtype=np.float32)
+    for row in range(len(token_ids)):
+        source = logits + row * vocab * size
+        is_valid = not np.isnan(_largest(kind, source, size, vocab, largest))
+        if is_valid:
+            _select(kind, source, size, vocab, largest, block, token_ids[row], probs[row])
+            is_valid = np.isfinite(probs[row, 0])
+        if not is_valid:
+            for rank in range(count):
+                token_ids[row, rank], probs[row, rank] = rank if with_probs else NO_TOKEN, 0.0
+            continue
+        if with_probs:
+            best = probs[row, 0]
+            total = _total(kind, source, size, vocab, best)
+            for rank in range(count):
+                probs[row, rank] = np.exp(probs[row, rank] - best) / total
+
+
+@inlined
+def _largest(
+    kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32]
+) -> np.float32:
+    """Write the largest number of each block; return NaN if any number is NaN."""
+    checked = simd_f32x8.splat(np.float32(-np.inf))
+    for block in range(len(largest)):
+        first = block * TOP_K_BLOCK
+        best = simd_f32x8.splat(np.float32(-np.inf))
+        for i in range(first, min(first + TOP_K_BLOCK, vocab), simd_f32x8.WIDTH):
+            vector = load_lanes(kind, row + i * size)
+            best = simd_f32x8.larger(best, vector)
+            checked = simd_f32x8.marked(checked, vector)
+        largest[block] = simd_f32x8.largest(best)
+    total: np.float32 = simd_f32x8.total(checked)
+    return total
+
+
+@inlined
+def _select(
+    kind: int,
+    row: int,
+    size: int,
+    vocab: int,
+    largest: NDArray[np.float32],
+    block: NDArray[np.float32],
+    token_ids: IntArray,
+    best: NDArray[np.float32],
+) -> None:
+    """Write the indices and values of the largest numbers, the largest first.
+
+    Insertion sort; blocks whose largest number is too small are skipped.
+    """
+    num_selected, count = 0, len(best)
+    for number in range(len(largest)):
+        if num_selected == count and not largest[number] > best[count - 1]:
+            continue
+        first = number * TOP_K_BLOCK
+        length = min(TOP_K_BLOCK, vocab - first)
+        load_row(kind, row + first * size, address(block), length)
+        for i in range(length):
+            value = block[i]
+            if num_selected == count and not value > best[count - 1]:
+                continue
+            num_selected += num_selected < count
+            rank = num_selected - 1
+            while rank > 0 and value > best[rank - 1]:
+                best[rank], token_ids[rank] = best[rank - 1], token_ids[rank - 1]
+                rank -= 1
+            best[rank], token_ids[rank] = value, first + i
+
+
+@inlined
+def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.float32:
+    """Return the sum of exp(value - best) over all values in a row."""
+    totals, shift = simd_f32x8.splat(np.float32(0.0)), simd_f32x8.splat(best)
+    for i in range(0, vocab, simd_f32x8.WIDTH):
+        difference = simd_f32x8.subtract(load_lanes(kind, row + i * size), shift)
+        totals = simd_f32x8.add(totals, simd_f32x8.exp(difference))
+    total: np.float32 = simd_f32x8.total(totals)
+    return total
+
+
+@compiled
+def _measure(logits: int, kind: int, vocab: int, result: NDArray[np.float32]) -> None:
+    """Write the entropy of each row.
+
+    With the difference d of a logit from the largest, and the weight w = exp(d), the entropy is
+    log(sum(w)) - sum(w * d) / sum(w). Differences below `_MIN_DIFFERENCE` have the weight 0.
+    """
+    size = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
+    zeros = simd_f32x8.splat(np.float32(0.0))
+    for row in range(len(result)):
+        source = logits + row * vocab * size
+        best = simd_f32x8.splat(np.float32(-np.inf))
+        for i in range(0, vocab, simd_f32x8.WIDTH):
+            best = simd_f32x8.larger(best, load_lanes(kind, source + i * size))
+        shift = simd_f32x8.splat(simd_f32x8.largest(best))
+        bound = simd_f32x8.splat(np.float32(_MIN_DIFFERENCE))
+        totals, weighted = zeros, zeros
+        for i in range(0, vocab, simd_f32x8.WIDTH):
+            vector = load_lanes(kind, source + i * size)
+            difference = simd_f32x8.larger(simd_f32x8.subtract(vector, shift), bound)
+            weight = simd_f32x8.exp(difference)
+            totals = simd_f32x8.add(totals, weight)
+            weighted = simd_f32x8.fused(weight, difference, weighted)
+        total = simd_f32x8.total(totals)
+        result[row] = np.log(total) - simd_f32x8.total(weighted) / total

@@ -1,0 +1,1 @@
+"""Compute on CUDA with Triton what torch splits into many launches."""

@@ -1,0 +1,24 @@
+"""Compute on CUDA with Triton, or with torch if there is no kernel."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from paceline.backend.norm_modules import find_rms_norms
+from paceline.backend.torch_backend import TorchBackend
+from paceline.cuda.norms import rms_norm, takes_norm
+from paceline.cuda.settings import NORM_TOLERANCES
+
+
+class CudaBackend(TorchBackend):
+    """Operations of Triton; see `Backend`."""
+
+    rms_norm = staticmethod(rms_norm)
+
+    def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
+        """Return the norms of a model that were tried and compute the same, and their eps."""
+        return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
+
+
+CUDA = CudaBackend()

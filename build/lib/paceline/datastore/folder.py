@@ -1,0 +1,65 @@
+"""Create a store's folder, and remove files that no manifest names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.datastore.layout import LOCK, MANIFEST, read_manifest
+from paceline.errors import DatastoreError
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder for a new store, unless it already exists.
+
+    Raises:
+        DatastoreError: The folder cannot be created, or it holds unrelated files.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        foreign = sorted(entry.name for entry in path.iterdir() if not _is_of_store(entry.name))
+    except OSError as error:
+        raise DatastoreError(
+            f"The folder {str(path)!r} of the store cannot be created: {error}. Choose another"
+            " folder."
+        ) from error
+    if foreign:
+        raise DatastoreError(
+            f"The folder {str(path)!r} is no store, as it holds {foreign[0]!r}. Choose a store, or"
+            " a folder that is empty or does not exist."
+        )
+
+
+@contextmanager
+def cleaned(path: Path) -> Iterator[None]:
+    """Remove files that no manifest names, before and after a writer runs.
+
+    A writer that was killed leaves such files behind.
+    """
+    try:
+        _remove_unnamed(path)
+        yield
+    finally:
+        _remove_unnamed(path)
+
+
+def _is_of_store(name: str) -> bool:
+    return (
+        name == LOCK
+        or name.startswith(MANIFEST)
+        or (name.startswith("shard-") and name.endswith(".bin"))
+    )
+
+
+def _remove_unnamed(path: Path) -> None:
+    try:
+        named = {shard.name for shard in read_manifest(path).shards}
+    except DatastoreError:
+        if (path / MANIFEST).exists():
+            return  # the manifest is damaged, so the shards stay until a build has replaced it
+        named = set()
+    for entry in path.iterdir():
+        is_current = entry.name in {LOCK, MANIFEST} or entry.name in named
+        if _is_of_store(entry.name) and not is_current:
+            entry.unlink(missing_ok=True)

@@ -1,0 +1,300 @@
+"""Read documents from JSON Lines, plain text, arrays, Parquet files and data sets.
+
+Parquet files and data sets require the `datasets` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.fingerprint import fingerprint_of
+from paceline.datastore.gathering import Document
+from paceline.datastore.store_settings import TEXT_CHARACTERS, TOKENIZED_TEXTS
+from paceline.errors import ConfigError
+from paceline.recorded_answers.reading import read_answers, read_settings
+from paceline.text.conversations import Message, chat_text, checked_messages, text_of
+from paceline.text.tokens import require_text
+from paceline.util.files import parse_json
+from paceline.util.text_files import open_text
+
+DATASET = "datasets:"  # prefix of a data set's name
+_SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")
+_Bad = Callable[[ConfigError], None]
+_FIELDS = "text, messages (a list of {role, content}), or prompt and output"
+
+
+class _JsonLine(str):
+    """Mark a string as a line of JSON that has not been parsed yet."""
+
+    __slots__ = ()
+
+
+def documents(
+    inputs: Iterable[str],
+    tokenizer: Any,
+    *,
+    answers_only: bool = False,
+    left_out: Callable[[ConfigError], None] | None = None,
+) -> Iterator[Document]:
+    """Yield the token ids of all documents, one file after the other.
+
+    Each record in JSON, Parquet or a data set is one document. A record has one of these sets of
+        fields: text; messages; or prompt and output, as text or ids. Files written by `paceline
+        record` contain such records. Plain text is cut into documents of about 1 MiB at line ends.
+        An array of ids is one document; a two-dimensional array has one document per row.
+
+    Args:
+        inputs: File names (.jsonl, .txt, .npy, .parquet) or 'datasets:NAME'. Append '@SPLIT' to a
+            data set's name to select a split other than 'train'.
+        tokenizer: Transformers tokenizer. It adds no special tokens to plain text, and applies its
+            chat template, if it has one, to conversations.
+        answers_only: Whether to leave out prompts and all messages except the assistant's; default
+            false.
+        left_out: Called with the error for each invalid record or line, which is then skipped. By
+            default, the error is raised.
+    Raises:
+        ConfigError: A file does not exist or its type is unknown; recorded answers are damaged,
+            incomplete or made with a different tokenizer; or a record is invalid. The error names
+            the file and the line.
+    """
+    bad = _raised if left_out is None else left_out
+    names = list(inputs)
+    for name in names:
+        if not name.startswith(DATASET):
+            _check_file(Path(name))
+            check_recorded(name, tokenizer)
+    for name in names:
+        if name.endswith(".npy") and not name.startswith(DATASET):
+            yield from _arrays(Path(name))
+        else:
+            yield from _tokenized(_texts(name, tokenizer, answers_only, bad), tokenizer)
+
+
+def _check_file(path: Path) -> None:
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(
+            f"input {str(path)!r}: got the file type {path.suffix!r}; expected"
+            f" {', '.join(_SUFFIXES)} or {DATASET}NAME. Convert it first."
+        )
+    if not path.is_file():
+        raise ConfigError(f"There is no input file {str(path)!r}. Check the path.")
+
+
+def check_recorded(path: str | Path, tokenizer: Any) -> bool:
+    """Return whether `paceline record` wrote a file; raise if the tokenizer differs.
+
+    Args:
+        path: File to check.
+        tokenizer: Transformers tokenizer, its fingerprint, or None, which matches every file.
+    Raises:
+        ConfigError: The file was made with a different tokenizer; the error shows both
+            fingerprints.
+    """
+    settings = read_settings(path)
+    if settings is None:
+        return False
+    recorded, given = settings["tokenizer"], fingerprint_of(tokenizer)
+    if None not in (recorded, given) and recorded != given:
+        raise ConfigError(
+            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, which encoded"
+            " them. Name that tokenizer, or record the answers of another model."
+        )
+    return True
+
+
+def _raised(error: ConfigError) -> None:
+    raise error
+
+
+def _texts(
+    name: str, tokenizer: Any, answers_only: bool, bad: _Bad
+) -> Iterator[list[str | list[int]]]:
+    """Yield each document as parts that are tokenized separately and concatenated."""
+    if name.endswith(".txt"):
+        for text in _text_documents(Path(name), bad):
+            yield [text]
+        return
+    for source, record in _records(name):
+        try:
+            parts = _parts(
+                source,
+                parse_record(source, record) if isinstance(record, _JsonLine) else record,
+                tokenizer,
+                answers_only,
+            )
+            for part in parts:
+                if isinstance(part, str):
+                    require_text(source, part)
+        except ConfigError as error:
+            bad(error)
+            continue
+        yield parts
+
+
+def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterator[list[int]]:
+    """Yield the ids of each document, tokenizing many texts in one call."""
+    while batch := list(islice(texts, TOKENIZED_TEXTS)):
+        strings = [part for parts in batch for part in parts if isinstance(part, str)]
+        ids = iter(tokenizer(strings, add_special_tokens=False)["input_ids"] if strings else ())
+        for parts in batch:
+            yield [
+                token for part in parts for token in (next(ids) if isinstance(part, str) else part)
+            ]
+
+
+def _parts(source: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
+    """Return the parts of a record, chosen according to its fields."""
+    if isinstance(record, Mapping):
+        text, messages = record.get("text"), record.get("messages")
+        prompt, output = record.get("prompt", ""), record.get("output")
+        if isinstance(text, str):
+            return [text]
+        if messages is not None:
+            return _conversation(
+                source, checked_messages(messages, f"{source}: messages"), tokenizer, answers_only
+            )
+        if _is_part(output) and _is_part(prompt):
+            return [output] if answers_only else [prompt, output]
+    fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
+    raise ConfigError(
+        f"{source}: got a record of {fields or 'nothing'}; expected {_FIELDS}. Rename its fields,"
+        " or leave it out."
+    )
+
+
+def _is_part(value: Any) -> TypeGuard[str | list[int]]:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(type(token) is int for token in value)
+    )
+
+
+def _conversation(
+    source: str, messages: list[Message], tokenizer: Any, answers_only: bool
+) -> list[str | list[int]]:
+    if answers_only:
+        return [
+            "\n".join(text_of(message) for message in messages if message["role"] == "assistant")
+        ]
+    if getattr(tokenizer, "chat_template", None):
+        return [chat_text(tokenizer, messages, source)]
+    return ["\n".join(map(text_of, messages))]
+
+
+def _records(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield a description of each record's source, with the record or its line."""
+    if not name.startswith(DATASET) and read_settings(name) is not None:
+        for answer in read_answers(name):
+            yield (
+                f"{name}, answer {answer.id}",
+                {"prompt": answer.prompt_ids, "output": answer.output_ids},
+            )
+    elif name.startswith(DATASET) or name.endswith(".parquet"):
+        rows = _dataset(name) if name.startswith(DATASET) else _parquet(name)
+        yield from ((f"{name}, record {number}", row) for number, row in enumerate(rows, 1))
+    else:
+        with _opened(Path(name)) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{name}, line {number}", _JsonLine(line)
+
+
+def _dataset(name: str) -> Iterator[Any]:
+    load = _extra("datasets", name).load_dataset
+    source, _, split = name.removeprefix(DATASET).partition("@")
+    try:
+        yield from load(source, split=split or "train", streaming=True)
+    except Exception as error:  # from many libraries, without a common ancestor
+        raise ConfigError(
+            f"The data set {name!r} cannot be read: {error}. Check its name and split."
+        ) from error
+
+
+def _parquet(name: str) -> Iterator[Any]:
+    file = _extra("pyarrow.parquet", name).ParquetFile
+    try:
+        with file(name) as opened:
+            for batch in opened.iter_batches(TOKENIZED_TEXTS):
+                yield from batch.to_pylist()
+    except Exception as error:  # those from pyarrow have no common ancestor
+        raise ConfigError(
+            f"The input {name!r} is no Parquet file, or is damaged: {error}. Write it again."
+        ) from error
+
+
+def parse_record(source: str, line: str) -> Any:
+    """Parse a line of JSON.
+
+    Args:
+        source: Description of the line for errors, such as "a.jsonl, line 3".
+        line: Line to parse.
+    Raises:
+        ConfigError: The line is not valid UTF-8 or not valid JSON.
+    """
+    require_text(source, line)
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise ConfigError(
+            f"{source}: it is not JSON: got {error}; expected one record in each line. Convert it"
+            " first."
+        ) from error
+
+
+def _text_documents(path: Path, bad: _Bad) -> Iterator[str]:
+    """Yield plain text in parts of about TEXT_CHARACTERS, cut at line ends."""
+    with _opened(path) as file:
+        lines, size = [], 0
+        for number, line in enumerate(file, 1):
+            try:
+                lines.append(require_text(f"{path}, line {number}", line))
+            except ConfigError as error:
+                bad(error)
+                continue
+            size += len(line)
+            if size >= TEXT_CHARACTERS:
+                yield "".join(lines)
+                lines, size = [], 0
+        yield "".join(lines)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        # Surrogates mark invalid UTF-8, so that an error can name its line.
+        return open_text(path, "surrogateescape")
+    except OSError as error:
+        raise ConfigError(
+            f"The input {str(path)!r} cannot be read: {error}. Check its rights."
+        ) from error
+
+
+def _arrays(path: Path) -> Iterator[NDArray[Any]]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(
+            f"The input {str(path)!r} is no array of numpy: {error}. Write it with numpy.save."
+        ) from error
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
+        raise ConfigError(
+            f"input {str(path)!r}: got {array.dtype} {list(array.shape)}; expected integers [n] or"
+            " [rows, n]. Convert it first."
+        )
+    yield from (array if array.ndim == 2 else [array])
+
+
+def _extra(module: str, name: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigError(
+            f"The input {name!r} needs the package {package}, which is not installed. Install it:"
+            " pip install 'paceline[datasets]'"
+        ) from error

@@ -1,0 +1,83 @@
+"""Lock a store for one writer, and record which process holds the lock.
+
+The lock (`filelock`) is released when its process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from paceline.datastore.layout import LOCK
+from paceline.errors import DatastoreError
+
+
+class LockedError(DatastoreError):
+    """Report that another writer holds the store; a later attempt may succeed."""
+
+
+@contextmanager
+def writing(path: Path, action: str) -> Iterator[None]:
+    """Hold the writer's lock on the store at `path`.
+
+    Args:
+        path: Folder of the store.
+        action: Name of the action, for the error that a second writer gets.
+    Raises:
+        LockedError: Another writer holds the lock. The error names its process, host and time.
+        DatastoreError: The folder cannot be written.
+    """
+    file = path / LOCK
+    # A soft lock would remain after its process is killed, so there is no fallback to a soft lock.
+    lock = FileLock(file, mode=0o644, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise LockedError(_locked_message(path, file)) from error
+    except OSError as error:
+        raise DatastoreError(
+            f"The store {str(path)!r} cannot be written, as {LOCK} cannot be locked: {error}."
+            " Change its rights, or write to another folder."
+        ) from error
+    try:
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "doing": action,
+        }
+        _write(file, json.dumps(holder))
+        try:
+            yield
+        finally:
+            _write(file, "")
+    finally:
+        lock.release()
+
+
+def _write(file: Path, note: str) -> None:
+    # The lock also works without the note, which may not fit on a full disk.
+    with suppress(OSError):
+        file.write_text(note, encoding="utf-8")
+
+
+def _locked_message(path: Path, file: Path) -> str:
+    try:
+        holder = json.loads(file.read_bytes())
+        writer = (
+            f"Process {holder['pid']} on {holder['host']} since {holder['since']}"
+            f" ({holder['doing']})"
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        writer = "Another process"
+    return (
+        f"{writer} is writing the store {str(path)!r}, which takes one writer at a time. Wait for"
+        " it, or end it."
+    )

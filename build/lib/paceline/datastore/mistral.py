@@ -1,0 +1,56 @@
+"""Load the 32k tokenizer from the mistral-common package, without a download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+
+MISTRAL = "mistral-common"  # name of this tokenizer in options
+_FILE = "tokenizer.model.v1"  # 32,000 ids
+
+
+class MistralTokenizer:
+    """Provides the part of a transformers tokenizer that stores and replays use.
+
+    Raises:
+        ConfigError: The packages are not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import mistral_common
+            from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+
+            self._inner = SentencePieceTokenizer(
+                str(Path(mistral_common.__file__).parent / "data" / _FILE)
+            )
+        except ImportError as error:
+            raise ConfigError(
+                f"The tokenizer {MISTRAL!r} needs mistral-common with sentencepiece, which are not"
+                " installed. Install them: pip install 'paceline[replay]'"
+            ) from error
+
+    def __call__(
+        self, texts: str | list[str], *, add_special_tokens: bool = False
+    ) -> dict[str, Any]:
+        """Tokenize one text or a list of texts.
+
+        Args:
+            texts: A text, or a list of texts.
+            add_special_tokens: Whether to begin each result with the token <s>; default false.
+        Returns:
+            {"input_ids": ids}, with a list of ids for a text and a list of lists for a list.
+        """
+        if isinstance(texts, str):
+            return {"input_ids": list(self._inner.encode(texts, bos=add_special_tokens, eos=False))}
+        return {
+            "input_ids": [
+                list(self._inner.encode(text, bos=add_special_tokens, eos=False)) for text in texts
+            ]
+        }
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids by token."""
+        return {token: number for number, token in enumerate(self._inner.vocab())}

@@ -1,0 +1,253 @@
+"""Read one shard in compiled code, checking every page before its first use.
+
+For example, take the documents (3 1 2) and (1 2), with the separator 9:
+
+    text: 3 1 2 9 1 2 9, so text_size is 7.
+    suffix_array: 1 4 2 5 0, so suffix_count is 5.
+    The suffixes at these positions: "1 2 9 ...", "1 2 9", "2 9 ...", "2 9" and "3 1 2 9 ...".
+
+The ranks of the suffixes that begin with "1 2" are [0, 2). Two binary searches find them. The first
+search runs over the pivots, which hold the first tokens of every SUFFIXES_PER_PIVOT-th suffix as
+one number. The second search runs over the part of the suffix array between two pivots.
+
+To check a page (4 KiB), the code compares it with its checksum. Positions are checked against the
+size of the text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.hashing import PAGE, xxh64
+from paceline.util.compiled import (
+    kernel,
+    load_int32,
+    load_uint8,
+    load_uint16,
+    load_uint32,
+    load_uint64,
+    record_dtype,
+    store_uint8,
+)
+
+
+class ShardRow(NamedTuple):
+    """Hold the addresses and sizes of one shard, as a record of a snapshot's table.
+
+    Attributes:
+        pages: Address of page 0; 0 for a shard that is in memory only.
+        seen: Address of one byte per page, which is 1 once the page has been checked. The address
+            is 0 for a shard in memory, which needs no check.
+        checksums: Address of the XXH64 checksum of each page (uint64).
+        text: Address of the tokens and separators.
+        text_size: Number of tokens and separators.
+        token_bytes: Number of bytes per token: 2 or 4.
+        suffix_array: Address of the text positions, in suffix order (int32).
+        suffix_count: Number of positions in the suffix array.
+        pivots: Address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number
+            each (uint64).
+        separator: Value after each document in the text.
+        vocab_size: Vocabulary size; a document ends before an id that is not below it.
+    """
+
+    pages: int
+    seen: int
+    checksums: int
+    text: int
+    text_size: int
+    token_bytes: int
+    suffix_array: int
+    suffix_count: int
+    pivots: int
+    separator: int
+    vocab_size: int
+
+
+class Query(NamedTuple):
+    """Select the tokens ids[begin:end] as a query."""
+
+    ids: NDArray[np.int64]
+    begin: int
+    end: int
+
+
+SHARD = record_dtype(ShardRow)
+SUFFIXES_PER_PIVOT = 64  # part of the file format
+PIVOT_BYTES = 8
+DAMAGED = -1
+_LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
+
+
+@kernel
+def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tuple[int, int]:
+    """Find the suffixes in a range that continue with the query after `depth` tokens.
+
+    Args:
+        row: Shard to search.
+        low: First rank.
+        high: End of the ranks; the suffixes share their first `depth` tokens.
+        depth: Number of tokens to skip.
+        query: Tokens to find.
+    Returns:
+        The ranks [low, high); (0, 0) if there are none; or (DAMAGED, 0).
+    """
+    low = edge(row, low, high, depth, query, False)
+    if low < 0:
+        return DAMAGED, 0
+    top, probe, step = low, low, 1
+    while probe < high:  # galloping from the start, because most ranges are short
+        order = _compare(row, probe, depth, query)
+        if order == _BAD:
+            return DAMAGED, 0
+        if order != _EQUAL:
+            high = probe
+            break
+        top, probe, step = probe + 1, probe + step, 2 * step
+    top = edge(row, top, high, depth, query, True)
+    if top < 0:
+        return DAMAGED, 0
+    return (low, top) if low < top else (0, 0)
+
+
+@kernel
+def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bool) -> int:
+    """Find the first rank in [low, high] whose suffix is not less than the query.
+
+    With `after`, the suffix must be greater than the query. Returns DAMAGED for a damaged page.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        order = _compare(row, middle, depth, query)
+        if order == _BAD:
+            return DAMAGED
+        if order == _LESS or (after and order == _EQUAL):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
+    """Compare a suffix with the query, from token `depth` to the query's length.
+
+    Returns:
+        _LESS, _EQUAL or _MORE; or _BAD for a damaged page.
+    """
+    position = suffix(row, rank)
+    if position < 0:
+        return _BAD
+    position += depth
+    length = query.end - query.begin
+    size = min(length, row.text_size - position)
+    if size > 0 and not text_sound(row, position, size):
+        return _BAD
+    for offset in range(size):
+        token = token_at(row, position + offset)
+        if token != query.ids[query.begin + offset]:
+            return _LESS if token < query.ids[query.begin + offset] else _MORE
+    return _EQUAL if size == length else _MORE
+
+
+@kernel
+def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
+    """Find the pivots whose first tokens match the query.
+
+    Returns:
+        The number of pivots less than the query, and the number not greater than the query; or
+        (DAMAGED, 0).
+    """
+    bits = 8 * row.token_bytes
+    min_key, max_key = np.uint64(0), np.uint64(0)
+    for offset in range(64 // bits):
+        inside = query.begin + offset < query.end
+        token = query.ids[query.begin + offset] if inside else 0
+        min_key = (min_key << np.uint64(bits)) | np.uint64(token)
+        max_key = (max_key << np.uint64(bits)) | np.uint64(token if inside else (1 << bits) - 1)
+    count = (row.suffix_count + SUFFIXES_PER_PIVOT - 1) // SUFFIXES_PER_PIVOT
+    first = _first_pivot(row, 0, count, min_key, False)
+    low, probe, step = first, first, 1
+    while low >= 0 and probe < count:  # galloping, because most ranges hold few pivots
+        order = _pivot_order(row, probe, max_key)
+        if order == _BAD:
+            return DAMAGED, 0
+        if order == _MORE:
+            count = probe
+            break
+        low, probe, step = probe + 1, probe + step, 2 * step
+    last = _first_pivot(row, low, count, max_key, True) if low >= 0 else DAMAGED
+    return (first, last) if last >= 0 else (DAMAGED, 0)
+
+
+@kernel
+def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
+    """Find the first pivot in [low, high] that is not less than `key`.
+
+    With `after`, the pivot must be greater than `key`. Returns DAMAGED for a damaged page.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        order = _pivot_order(row, middle, key)
+        if order == _BAD:
+            return DAMAGED
+        if order == _LESS or (after and order == _EQUAL):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _pivot_order(row: ShardRow, index: int, key: np.uint64) -> int:
+    address = row.pivots + 8 * index
+    if not _sound(row, address):
+        return _BAD
+    pivot = load_uint64(address)
+    return _LESS if pivot < key else _EQUAL if pivot == key else _MORE
+
+
+@kernel
+def suffix(row: ShardRow, rank: int) -> int:
+    """Return the text position of the suffix with this rank, or DAMAGED."""
+    address = row.suffix_array + 4 * rank
+    if rank < 0 or rank >= row.suffix_count or not _sound(row, address):
+        return DAMAGED
+    position = int(load_int32(address))
+    return position if 0 <= position < row.text_size else DAMAGED
+
+
+@kernel
+def token_at(row: ShardRow, position: int) -> int:
+    """Return the token at a position whose page has been checked."""
+    if row.token_bytes == 2:
+        return int(load_uint16(row.text + 2 * position))
+    return int(load_uint32(row.text + 4 * position))
+
+
+@kernel
+def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
+    """Check the pages of the next `tokens` tokens of the text.
+
+    `tokens` is from 1 to SORTED_TOKENS, so these tokens lie in one or two pages.
+    """
+    width = row.token_bytes
+    return _sound(row, row.text + width * position) and _sound(
+        row, row.text + width * (position + tokens - 1)
+    )
+
+
+@kernel
+def _sound(row: ShardRow, address: int) -> bool:
+    """Compare the page at an address with its checksum, once per page."""
+    if row.seen == 0:
+        return True
+    page = (address - row.pages) // PAGE
+    if load_uint8(row.seen + page):
+        return True
+    if xxh64(row.pages + page * PAGE, PAGE) != load_uint64(row.checksums + 8 * page):
+        return False
+    store_uint8(row.seen + page, np.uint8(1))
+    return True

@@ -1,0 +1,266 @@
+"""Search the suffix arrays of a snapshot in compiled code.
+
+The functions do not hold the interpreter lock. A snapshot is a table with one record per shard
+(`paceline.datastore.rows.ShardRow`), so one call searches any number of shards. The caller must
+keep the snapshot alive during a call. Other compiled code may call these functions; `Snapshot`
+wraps `find` and `gather` for Python.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.rows import (
+    DAMAGED,
+    PIVOT_BYTES,
+    SUFFIXES_PER_PIVOT,
+    Query,
+    ShardRow,
+    among_pivots,
+    edge,
+    suffix,
+    text_sound,
+    token_at,
+    within,
+)
+from paceline.datastore.store_settings import FIRST_LENGTH, SORTED_TOKENS
+from paceline.util.compiled import Records, kernel
+
+
+class Ranges(NamedTuple):
+    """Hold the ranks of suffixes that begin with the last tokens of each query.
+
+    Attributes:
+        low: [batch, longest, shards] first rank for the last m tokens of query b at [b, m - 1].
+        high: [batch, longest, shards] end of the ranks; 0 if there are none or they were not
+            searched.
+        lengths: [batch, 2] longest suffix that occurs in any shard, and shortest suffix that was
+            searched; 0, 0 if no suffix occurs.
+    """
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+@kernel
+def _are_tokens(row: ShardRow, query: Query) -> bool:
+    begin = query.begin
+    while (
+        begin < query.end
+        and 0 <= query.ids[begin] < row.vocab_size
+        and query.ids[begin] != row.separator
+    ):
+        begin += 1
+    return begin >= query.end
+
+
+@kernel
+def range_of(
+    table: Records[ShardRow], shard: int, ids: NDArray[np.int64], begin: int, end: int
+) -> tuple[int, int]:
+    """Find the suffixes of a shard that begin with ids[begin:end].
+
+    Only the first SORTED_TOKENS ids are compared. The search takes about 2 log2(suffixes) steps.
+    The first steps search the pivots, which stay in the processor's cache.
+
+    Returns:
+        The ranks [low, high); (0, 0) if there are none; (DAMAGED, 0) for a damaged shard.
+    """
+    row = table[shard]
+    query = Query(ids, begin, min(end, begin + SORTED_TOKENS))
+    if not _are_tokens(row, query):
+        return 0, 0
+    first, last = among_pivots(row, query)
+    if first < 0:
+        return DAMAGED, 0
+    low, high = (
+        max(0, (first - 1) * SUFFIXES_PER_PIVOT + 1),
+        min(row.suffix_count, last * SUFFIXES_PER_PIVOT),
+    )
+    if first == last or (query.end - begin) * row.token_bytes > PIVOT_BYTES:
+        return within(row, low, high, 0, query)
+    # The pivots hold the whole query, so each end of the range is next to a pivot.
+    low = edge(row, low, first * SUFFIXES_PER_PIVOT, 0, query, False)
+    high = edge(row, (last - 1) * SUFFIXES_PER_PIVOT + 1, high, 0, query, True)
+    return (low, high) if low >= 0 and high >= 0 else (DAMAGED, 0)
+
+
+@kernel
+def narrow(
+    table: Records[ShardRow], shard: int, low: int, high: int, depth: int, query: Query
+) -> tuple[int, int]:
+    """Narrow a range to the suffixes that continue with the query.
+
+    Args:
+        table: Shards of a snapshot.
+        shard: Index of the shard.
+        low: First rank of the range, whose suffixes share their first `depth` tokens.
+        high: End of the range.
+        depth: Number of tokens matched so far.
+        query: Tokens that follow.
+    Returns:
+        The ranks [low, high); (0, 0) if there are none or more than SORTED_TOKENS tokens would be
+        compared; (DAMAGED, 0) for a damaged shard.
+    """
+    row = table[shard]
+    if low < 0 or high > row.suffix_count or depth + query.end - query.begin > SORTED_TOKENS:
+        return 0, 0
+    if not _are_tokens(row, query):
+        return 0, 0
+    return within(row, low, high, depth, query)
+
+
+@kernel
+def find(
+    table: Records[ShardRow],
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    shortest: int,
+    enough: int,
+    ranges: Ranges,
+) -> int:
+    """Find each query's suffixes, starting with the longest that occurs.
+
+    Args:
+        table: Shards of a snapshot.
+        ids: [total] tokens of all queries; query b is ids[offsets[b]:offsets[b + 1]].
+        offsets: [batch + 1].
+        shortest: Length of the shortest suffix to search, in tokens; at least 1.
+        enough: Number of matches after which no shorter suffix is searched; 0 means no limit.
+        ranges: Filled with the result. The second axis is the length of the longest suffix
+            searched.
+    Returns:
+        -1, or the index of a damaged shard, in which case the result is incomplete.
+    """
+    low, high, lengths = ranges
+    low[:], high[:], lengths[:] = 0, 0, 0
+    for query in range(offsets.size - 1):
+        begin, end = offsets[query], offsets[query + 1]
+        longest = 0
+        for shard in range(len(table)):
+            length = _longest(table, shard, Query(ids, begin, end), low[query], high[query])
+            if length < 0:
+                return shard
+            longest = max(longest, length)
+        matches = 0
+        for length in range(longest, shortest - 1, -1):
+            for shard in range(len(table)):
+                if high[query, length - 1, shard] == 0:
+                    first, last = range_of(table, shard, ids, end - length, end)
+                    if first < 0:
+                        return shard
+                    low[query, length - 1, shard], high[query, length - 1, shard] = first, last
+                matches += high[query, length - 1, shard] - low[query, length - 1, shard]
+            lengths[query, 0], lengths[query, 1] = longest, length
+            if 0 < enough <= matches:
+                break
+    return -1
+
+
+@kernel
+def gather(
+    table: Records[ShardRow],
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    skip: NDArray[np.int64],
+    out: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> int:
+    """Read continuations at regular intervals from the ranges of each query.
+
+    Args:
+        table: Shards of a snapshot.
+        low: [batch, shards] first ranks.
+        high: [batch, shards] ends of the ranks.
+        skip: [batch] number of leading tokens to skip in each suffix, which is the length of the
+            match.
+        out: [batch, count, depth] filled with token ids; depth is at most SORTED_TOKENS. A
+            continuation ends with its document.
+        lengths: [batch, count] filled with the length of each continuation; 0 after the last one.
+    Returns:
+        -1, or the index of a damaged shard.
+    """
+    lengths[:] = 0
+    for query in range(len(low)):
+        total = 0
+        for shard in range(len(table)):
+            total += high[query, shard] - low[query, shard]
+        wanted = min(out.shape[1], total)
+        shard, before = 0, 0
+        for index in range(wanted):
+            rank = index * total // wanted - before
+            while rank >= high[query, shard] - low[query, shard]:
+                size = high[query, shard] - low[query, shard]
+                before, rank, shard = before + size, rank - size, shard + 1
+            position = suffix(table[shard], low[query, shard] + rank)
+            if position < 0:
+                return shard
+            length = read(table, shard, position + skip[query], out[query, index])
+            if length < 0:
+                return shard
+            lengths[query, index] = length
+    return -1
+
+
+@kernel
+def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
+    """Return the text position of the shard's suffix with this rank, or DAMAGED."""
+    return suffix(table[shard], rank)
+
+
+@kernel
+def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
+    """Read a shard's tokens up to the end of the document.
+
+    Args:
+        table: Shards of a snapshot.
+        shard: Index of the shard.
+        position: Text position of the first token.
+        out: [n] filled with at most SORTED_TOKENS tokens.
+    Returns:
+        The number of tokens, or DAMAGED.
+    """
+    row = table[shard]
+    max_tokens = min(out.size, row.text_size - position, SORTED_TOKENS)
+    if max_tokens <= 0 or position < 0:
+        return 0
+    if not text_sound(row, position, max_tokens):
+        return DAMAGED
+    for index in range(max_tokens):
+        token = token_at(row, position + index)
+        if token == row.separator or token >= row.vocab_size:
+            return index
+        out[index] = token
+    return int(max_tokens)
+
+
+@kernel
+def _longest(
+    table: Records[ShardRow],
+    shard: int,
+    query: Query,
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+) -> int:
+    """Return the length of the longest suffix of a query that occurs in a shard.
+
+    The search first doubles the length, then bisects. It writes the ranges that it finds to low and
+    high [longest, shards].
+    """
+    max_length = min(query.end - query.begin, len(low), SORTED_TOKENS)
+    good, bad, length = 0, max_length + 1, min(FIRST_LENGTH, max_length)
+    while good + 1 < bad:
+        first, last = range_of(table, shard, query.ids, query.end - length, query.end)
+        if first < 0:
+            return DAMAGED
+        if first < last:
+            low[length - 1, shard], high[length - 1, shard] = first, last
+            good = length
+        else:
+            bad = length
+        length = min(2 * good, max_length) if bad > max_length else (good + bad) // 2
+    return good

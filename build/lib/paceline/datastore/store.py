@@ -1,0 +1,162 @@
+"""Open the shards of a store as a snapshot and search it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore import search
+from paceline.datastore.fingerprint import fingerprint_of
+from paceline.datastore.layout import MANIFEST, Manifest, read_manifest
+from paceline.datastore.rows import SHARD
+from paceline.datastore.search import Ranges
+from paceline.datastore.shard import DamagedShardError, Shard
+from paceline.datastore.store_settings import OPEN_ATTEMPTS, SORTED_TOKENS
+from paceline.errors import ConfigError, DatastoreError
+
+
+class Snapshot:
+    """Holds the shards of a store as they were at one point in time.
+
+    A snapshot never changes, so several threads may search it.
+
+    Args:
+        path: Folder of the store, for error messages.
+        shards: Shards of the store.
+        ids_below: Upper limit for token ids; a document ends before an id that is not below this
+            limit. Default 0: no limit.
+    Attributes:
+        table: [shards] SHARD records, as used by the functions in `paceline.datastore.search`. The
+            table is valid while the snapshot exists.
+    """
+
+    def __init__(self, path: Path, shards: tuple[Shard, ...], ids_below: int = 0) -> None:
+        self.path, self.shards = path, shards
+        self.table: NDArray[np.void] = np.array([shard.row for shard in shards], dtype=SHARD)
+        if ids_below:
+            self.table["vocab_size"] = np.minimum(self.table["vocab_size"], ids_below)
+
+    def find(
+        self,
+        queries: Sequence[Sequence[int]],
+        *,
+        shortest: int = 1,
+        longest: int = 32,
+        enough: int = 0,
+    ) -> Ranges:
+        """Find each query's suffixes, starting with the longest that occurs.
+
+        Args:
+            queries: Token ids of each query.
+            shortest: Length of the shortest suffix, in tokens; from 1; default 1.
+            longest: Length of the longest suffix, in tokens; up to 64; default 32.
+            enough: Number of matches after which no shorter suffix is searched. Default 0: no
+                limit.
+        Raises:
+            ConfigError: A length is out of range.
+            DatastoreError: A shard is damaged; the error names it.
+        """
+        if not 1 <= shortest <= longest <= SORTED_TOKENS:
+            raise ConfigError(
+                f"find: got shortest={shortest}, longest={longest}; expected 1 <= shortest <="
+                f" longest <= {SORTED_TOKENS}."
+            )
+        ids = np.array([token for query in queries for token in query], dtype=np.int64)
+        offsets = np.cumsum([0, *map(len, queries)], dtype=np.int64)
+        low = np.empty((len(queries), longest, len(self.shards)), dtype=np.int64)
+        ranges = Ranges(low, np.empty_like(low), np.empty((len(queries), 2), dtype=np.int64))
+        self.check(search.find(self.table, ids, offsets, shortest, enough, ranges))
+        return ranges
+
+    def gather(
+        self,
+        low: NDArray[np.int64],
+        high: NDArray[np.int64],
+        skip: NDArray[np.int64],
+        count: int,
+        depth: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Read continuations at regular intervals from the ranges of each query.
+
+        Args:
+            low: [batch, shards] first ranks, a row of `Ranges.low` per query.
+            high: [batch, shards] ends of the ranks.
+            skip: [batch] length of each match, which is left out of the continuations.
+            count: Maximum number of continuations per query.
+            depth: Maximum number of tokens in a continuation; up to 64. A continuation ends with
+                its document.
+        Returns:
+            The token ids [batch, count, depth], and the number of ids in each continuation [batch,
+            count]. This number is 0 after the last continuation.
+        Raises:
+            DatastoreError: A shard is damaged; the error names it.
+        """
+        out = np.zeros((len(low), count, depth), dtype=np.int64)
+        lengths = np.empty((len(low), count), dtype=np.int64)
+        self.check(search.gather(self.table, low, high, skip, out, lengths))
+        return out, lengths
+
+    def check(self, result: int) -> None:
+        """Raise if a search function found a damaged shard.
+
+        Args:
+            result: Result of the search: -1, or the index of a damaged shard.
+        Raises:
+            DatastoreError: A shard is damaged; the error names it.
+        """
+        if result >= 0:
+            raise DamagedShardError(
+                self.path, self.shards[result].info.name, "a page that was needed is damaged"
+            )
+
+
+def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Shard, ...]]:
+    """Open the shards that the manifest currently names.
+
+    Args:
+        path: Folder of the store.
+        known: Open shards by name, which are reused.
+    Raises:
+        DatastoreError: There is no store, or it is damaged.
+    """
+    for _ in range(OPEN_ATTEMPTS):
+        manifest = read_manifest(path)
+        try:
+            shards = tuple(
+                known.get(info.name)
+                or Shard.mapped(path, info, manifest.vocab_size, manifest.width)
+                for info in manifest.shards
+            )
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            continue
+        except OSError as error:
+            raise DatastoreError(
+                f"The store {str(path)!r} cannot be read: {error}. Check its rights."
+            ) from error
+        return manifest, shards
+    raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
+
+
+def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
+    """Raise if the store's tokenizer differs, provided that both tokenizers are known.
+
+    Args:
+        path: Folder of the store.
+        known: Fingerprint of the store's tokenizer, or None.
+        tokenizer: Tokenizer whose ids are searched, its fingerprint, or None.
+    Raises:
+        DatastoreError: The tokenizers differ; the error shows both fingerprints.
+    """
+    # Computing the fingerprint of a large vocabulary takes up to a second.
+    wanted = None if known is None else fingerprint_of(tokenizer)
+    if wanted not in (None, known):
+        raise DatastoreError(
+            f"store {str(path)!r}, built with the tokenizer {known}: got the tokenizer {wanted},"
+            " whose ids mean other text; expected the same. Build a store with this tokenizer:"
+            " paceline datastore build PATH --tokenizer DIRECTORY ..."
+        )

@@ -1,0 +1,267 @@
+"""Sort suffix arrays of integer tokens.
+
+The sort compares the first SORTED_TOKENS tokens of every suffix, because no search compares more.
+Its running time is therefore linear in the length of the text, even in the worst case, such as one
+repeated token. The method is a counting sort by the first token, followed by a three-way quicksort
+within each bucket. The quicksort compares as many tokens as fit a 64-bit key. Runs with equal keys
+are sorted by their next tokens, and short runs by insertion. Several threads sort the buckets,
+which are independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.pair_sort import MAX_PENDING, sort_pairs
+from paceline.datastore.store_settings import (
+    MAX_BUCKETS,
+    MIN_BUCKETS,
+    MIN_PART_TOKENS,
+    PARTS_PER_WORKER,
+    SHORT_RUN,
+    SORTED_TOKENS,
+)
+from paceline.util.compiled import compiled, load_uint64
+
+_MAX_LEVELS = 2 * SORTED_TOKENS + 2  # levels of runs within runs
+
+
+class PackedText(NamedTuple):
+    """Hold a text and the layout of its sort keys.
+
+    Attributes:
+        text: [n] tokens and separators.
+        bits: Bits per token in a key.
+        max_value: Value in a key for separators and for positions after the text; above all tokens.
+    """
+
+    text: NDArray[np.uint32]
+    bits: int
+    max_value: int
+
+
+class SortBuffers(NamedTuple):
+    """Hold the scratch arrays of one thread.
+
+    Attributes:
+        keys: [largest bucket] sort keys of a bucket.
+        ends: [_MAX_LEVELS] end of the run at each level.
+        pending: [MAX_PENDING] bounds of the parts that a quicksort sorts later.
+    """
+
+    keys: NDArray[np.uint64]
+    ends: NDArray[np.int64]
+    pending: NDArray[np.int64]
+
+
+def suffix_array(
+    text: NDArray[np.uint32],
+    separator: int,
+    workers: int = 1,
+    done: Callable[[int], None] = lambda suffixes: None,
+) -> NDArray[np.int32]:
+    """Return the positions of all tokens, sorted by the next SORTED_TOKENS tokens.
+
+    In addition to the text, the sort needs 4 bytes per token for the result. Each thread also needs
+    8 bytes per token of the largest bucket.
+
+    Args:
+        text: [n] documents, each followed by a separator; n < 2^31. The order of suffixes is
+            undefined after a separator.
+        separator: Value that is not a token in any document. The result omits separators.
+        workers: Number of threads; default 1.
+        done: Called with the number of suffixes in each sorted part.
+    """
+    max_token = int(text.max(initial=0, where=text != separator)) if text.size else 0
+    shift = (max_token // min(MAX_BUCKETS, max(MIN_BUCKETS, text.size))).bit_length()
+    starts = np.zeros((max_token >> shift) + 2, dtype=np.int64)
+    _count_buckets(text, separator, shift, starts)
+    array = np.empty(starts[-1], dtype=np.int32)
+    _fill_buckets(text, separator, shift, starts[:-1].copy(), array)
+    max_value = min(max_token + 1, 2**32 - 1)
+    packed = PackedText(text, max_value.bit_length(), max_value)
+    depth = 0 if shift else 1
+
+    def sort_part(part: tuple[int, int]) -> int:
+        first, last = part
+        _sort_buckets(packed, array, starts[first : last + 1], depth)
+        return int(starts[last] - starts[first])
+
+    num_parts = min(workers * PARTS_PER_WORKER, 1 + text.size // MIN_PART_TOKENS)
+    parts = _parts(starts, num_parts) if num_parts > 1 else [(0, starts.size - 1)]
+    if workers == 1:  # without a thread, because no thread can be started while the process exits
+        for part in parts:
+            done(sort_part(part))
+        return array
+    with ThreadPoolExecutor(workers) as pool:
+        for future in as_completed([pool.submit(sort_part, part) for part in parts]):
+            done(future.result())
+    return array
+
+
+def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
+    """Return the first bucket and the end of up to `num_parts` similar parts."""
+    edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
+    cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
+    return [(int(first), int(last)) for first, last in pairwise(cuts)]
+
+
+@compiled
+def _count_buckets(
+    text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]
+) -> None:
+    """Fill starts [buckets + 1] with the first rank of each bucket."""
+    for token in text:
+        if token != separator:
+            starts[(np.int64(token) >> shift) + 1] += 1
+    for bucket in range(1, starts.size):
+        starts[bucket] += starts[bucket - 1]
+
+
+@compiled
+def _fill_buckets(
+    text: NDArray[np.uint32],
+    separator: int,
+    shift: int,
+    ends: NDArray[np.int64],
+    array: NDArray[np.int32],
+) -> None:
+    """Put the position of every token into its bucket.
+
+    ends [buckets] holds the first rank of each bucket on entry and its end on return.
+    """
+    for position in range(text.size):
+        if text[position] != separator:
+            bucket = np.int64(text[position]) >> shift
+            array[ends[bucket]] = position
+            ends[bucket] += 1
+
+
+@compiled
+def _sort_buckets(
+    packed: PackedText, array: NDArray[np.int32], starts: NDArray[np.int64], depth: int
+) -> None:
+    """Sort buckets whose suffixes share their first `depth` tokens (0 or 1)."""
+    largest = 0
+    for bucket in range(starts.size - 1):
+        largest = max(largest, starts[bucket + 1] - starts[bucket])
+    buffers = SortBuffers(
+        np.empty(largest, dtype=np.uint64),
+        np.empty(_MAX_LEVELS, dtype=np.int64),
+        np.empty(MAX_PENDING, dtype=np.int64),
+    )
+    for bucket in range(starts.size - 1):
+        run = array[starts[bucket] : starts[bucket + 1]]
+        if run.size > 1:
+            _sort_bucket(packed, run, depth, buffers)
+
+
+@compiled
+def _sort_bucket(
+    packed: PackedText, run: NDArray[np.int32], depth: int, buffers: SortBuffers
+) -> None:
+    """Sort the suffixes of a bucket by their tokens from `depth` onwards.
+
+    The scan stops at each run of equal keys and sorts it by its next tokens, one level deeper.
+    """
+    keys, ends = buffers.keys[: run.size], buffers.ends
+    step = min(64 // packed.bits, SORTED_TOKENS)  # tokens per key
+    low, level = 0, 0
+    ends[0] = run.size
+    _sort_run(packed, run, keys, depth, buffers.pending)
+    while level >= 0:
+        high = ends[level]
+        if low >= high:
+            level -= 1
+            continue
+        end = low + 1
+        while end < high and keys[end] == keys[low]:
+            end += 1
+        deeper = depth + (level + 1) * step
+        if end - low == 1:
+            low = end
+        elif end - low <= SHORT_RUN:
+            _insertion_sort(packed.text, run, low, end, deeper)
+            low = end
+        elif deeper >= SORTED_TOKENS:
+            _sort_positions(run, keys, low, end, buffers.pending)
+            low = end
+        else:
+            _sort_run(packed, run[low:end], keys[low:end], deeper, buffers.pending)
+            level += 1
+            ends[level] = end
+
+
+@compiled
+def _sort_run(
+    packed: PackedText,
+    run: NDArray[np.int32],
+    keys: NDArray[np.uint64],
+    depth: int,
+    pending: NDArray[np.int64],
+) -> None:
+    """Sort suffixes by one key of tokens from `depth` onwards; fill `keys`."""
+    text, bits, max_value = packed
+    step = min(64 // bits, SORTED_TOKENS)
+    for index in range(run.size):
+        start = np.int64(run[index]) + depth
+        key = np.uint64(0)
+        for position in range(start, start + step):
+            token = np.int64(text[position]) if position < text.size else max_value
+            if token > max_value:
+                token = max_value
+            key = (key << np.uint64(bits)) | np.uint64(token)
+        keys[index] = key
+    sort_pairs(keys, run, pending)
+
+
+@compiled
+def _sort_positions(
+    run: NDArray[np.int32],
+    keys: NDArray[np.uint64],
+    low: int,
+    high: int,
+    pending: NDArray[np.int64],
+) -> None:
+    """Sort suffixes that share SORTED_TOKENS tokens by their position."""
+    for index in range(low, high):
+        keys[index] = np.uint64(run[index])
+    sort_pairs(keys[low:high], run[low:high], pending)
+
+
+@compiled
+def _insertion_sort(
+    text: NDArray[np.uint32], run: NDArray[np.int32], low: int, high: int, depth: int
+) -> None:
+    for index in range(low + 1, high):
+        moving = run[index]
+        hole = index
+        while hole > low and _is_before(text, moving, run[hole - 1], depth):
+            run[hole] = run[hole - 1]
+            hole -= 1
+        run[hole] = moving
+
+
+@compiled
+def _is_before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool:
+    """Compare two suffixes that share their first `depth` tokens."""
+    end = min(SORTED_TOKENS, text.size - max(left, right))
+    left_address, right_address = text.ctypes.data + 4 * left, text.ctypes.data + 4 * right
+    while depth + 4 <= end:  # four tokens at once
+        offset = 4 * depth
+        first = load_uint64(left_address + offset) ^ load_uint64(right_address + offset)
+        offset += 8
+        second = load_uint64(left_address + offset) ^ load_uint64(right_address + offset)
+        if first | second:
+            break
+        depth += 4
+    for offset in range(depth, end):
+        if text[left + offset] != text[right + offset]:
+            return bool(text[left + offset] < text[right + offset])
+    return left < right

@@ -1,0 +1,1 @@
+"""Decide how many draft tokens to verify in a step."""

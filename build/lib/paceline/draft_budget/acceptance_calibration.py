@@ -1,0 +1,215 @@
+"""Calibrate a drafter's confidence from counts of accepted draft tokens.
+
+Confidences are grouped into buckets. A node counts as a trial once the target has predicted a token
+after its parent, whether or not the engine verified the node. An example with one drafter:
+
+    bucket       0.25-0.4   0.4-0.55   0.55-0.7
+    predicted       0.33       0.48       0.62
+    accepted        0.30       0.55       0.81     (of 212, 180, 95 trials)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.util.compiled import compiled, kernel
+
+Floats = NDArray[np.float64]
+
+
+class AcceptanceCalibration(NamedTuple):
+    """Count trials and accepted tokens per confidence bucket.
+
+    Attributes:
+        edges: [buckets - 1] edges between the buckets, in ascending order.
+        predicted: [buckets] sum of the confidences of the nodes that were tried.
+        trials: [buckets] number of nodes that were tried.
+        hits: [buckets] number of accepted nodes.
+        prior_trials: Weight of the drafter's own confidence, as a number of trials.
+        memory: Number of trials in a bucket after which older trials count half as much.
+    """
+
+    edges: Floats
+    predicted: Floats
+    trials: Floats
+    hits: Floats
+    prior_trials: float
+    memory: float
+
+
+class FlatTrees(NamedTuple):
+    """Hold a step's draft trees, one after another.
+
+    Attributes:
+        parents: [nodes] parent in the tree; -1 is the root.
+        token_ids: [nodes] token ids.
+        confidence: [nodes] acceptance probability given the parent, according to the drafter.
+        starts: [1 + trees] index of each tree's first node, and the end.
+    """
+
+    parents: IntArray
+    token_ids: IntArray
+    confidence: Floats
+    starts: IntArray
+
+
+def new_calibration(settings: DraftBudgetSettings = DEFAULTS) -> AcceptanceCalibration:
+    """Return an empty calibration."""
+    num_buckets = len(settings.bucket_edges) + 1
+    predicted, trials, hits = (np.zeros(num_buckets) for _ in range(3))
+    return AcceptanceCalibration(
+        np.array(settings.bucket_edges),
+        predicted,
+        trials,
+        hits,
+        float(settings.prior_trials),
+        float(settings.calibration_memory),
+    )
+
+
+def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> FlatTrees:
+    """Convert trees into the arrays used by the calibration.
+
+    Args:
+        trees: Draft trees.
+        unknown: Confidence assigned to nodes in trees without confidences; None if all trees have
+            confidences.
+    """
+    parents: list[int] = []
+    token_ids: list[int] = []
+    confidence: list[float] = []
+    starts = [0]
+    for tree in trees:
+        parents += tree.parents
+        token_ids += tree.token_ids
+        confidence += tree.confidence or ([] if unknown is None else [unknown] * len(tree))
+        starts.append(len(parents))
+    return FlatTrees(
+        np.array(parents, dtype=np.int64),
+        np.array(token_ids, dtype=np.int64),
+        np.array(confidence, dtype=np.float64),
+        np.array(starts, dtype=np.int64),
+    )
+
+
+@kernel
+def bucket_of(edges: Any, value: float) -> int:
+    """Return a value's bucket: the number of ascending edges that it reaches."""
+    bucket = 0
+    for edge in edges:
+        bucket += value >= edge
+    return bucket
+
+
+@kernel
+def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory: float) -> None:
+    """Count one trial in a table of hits and trials.
+
+    Args:
+        hits: Number of accepted tokens, per entry.
+        trials: Number of tokens tried, per entry.
+        index: Entry to count in.
+        accepted: Whether the target accepted the token.
+        memory: Number of trials after which older trials count half as much.
+    """
+    if trials[index] >= memory:
+        trials[index] *= 0.5
+        hits[index] *= 0.5
+    trials[index] += 1.0
+    hits[index] += 1.0 if accepted else 0.0
+
+
+@kernel
+def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
+    """Return a node's acceptance probability from the counts in its bucket."""
+    bucket = bucket_of(calibration.edges, confidence)
+    prior = calibration.prior_trials * confidence
+    probability: float = min(
+        1.0,
+        confidence
+        * (prior + calibration.hits[bucket])
+        / max(prior + calibration.predicted[bucket], 1e-9),
+    )
+    return probability
+
+
+@compiled
+def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> Floats:
+    """Return the calibrated path probability for each node."""
+    result = np.empty(len(trees.parents))
+    _fill_path_probabilities(calibration, trees, result)
+    return result
+
+
+@compiled
+def add_path_probabilities(
+    calibration: AcceptanceCalibration, trees: FlatTrees, gains: Floats
+) -> None:
+    """Add the calibrated path probability of each node to the gain of its index.
+
+    Args:
+        calibration: Counts of the drafter.
+        trees: Trees of the drafter.
+        gains: [1 + nodes of the largest tree] sum by 1 + index of the node in its tree.
+    """
+    paths = np.empty(len(trees.parents))
+    _fill_path_probabilities(calibration, trees, paths)
+    for tree in range(len(trees.starts) - 1):
+        first = trees.starts[tree]
+        for node in range(first, trees.starts[tree + 1]):
+            gains[1 + node - first] += paths[node]
+
+
+@kernel
+def _fill_path_probabilities(
+    calibration: AcceptanceCalibration, trees: FlatTrees, result: Floats
+) -> None:
+    for tree in range(len(trees.starts) - 1):
+        first = trees.starts[tree]
+        for node in range(first, trees.starts[tree + 1]):
+            above = trees.parents[node]
+            probability = corrected(calibration, trees.confidence[node])
+            result[node] = probability if above < 0 else probability * result[first + above]
+
+
+@compiled
+def count(
+    calibration: AcceptanceCalibration, trees: FlatTrees, new_tokens: IntArray, ends: IntArray
+) -> None:
+    """Count the nodes that the target decided: all children of the nodes it passed.
+
+    Args:
+        calibration: Counts to update.
+        trees: Trees as proposed by the drafter.
+        new_tokens: New tokens for all requests.
+        ends: [1 + trees] index of each request's first new token, and the end.
+    """
+    for tree in range(len(trees.starts) - 1):
+        parent, first = -1, trees.starts[tree]
+        for index in range(ends[tree], ends[tree + 1]):
+            passed = -1
+            for node in range(first, trees.starts[tree + 1]):
+                if trees.parents[node] != parent:
+                    continue
+                accepted = trees.token_ids[node] == new_tokens[index]
+                _count_node(calibration, trees.confidence[node], accepted)
+                if accepted:
+                    passed = node - first
+            if passed < 0:
+                break
+            parent = passed
+
+
+@kernel
+def _count_node(calibration: AcceptanceCalibration, confidence: float, accepted: bool) -> None:
+    bucket = bucket_of(calibration.edges, confidence)
+    if calibration.trials[bucket] >= calibration.memory:
+        calibration.predicted[bucket] *= 0.5
+    calibration.predicted[bucket] += confidence
+    count_trial(calibration.hits, calibration.trials, bucket, accepted, calibration.memory)

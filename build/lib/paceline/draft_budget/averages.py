@@ -1,0 +1,52 @@
+"""Average step measurements, giving newer ones more weight."""
+
+from __future__ import annotations
+
+
+class DecayingMean:
+    """Track a weighted mean in which earlier values lose weight with each new value.
+
+    Args:
+        decay: Factor applied to the weight of earlier values at every new value; in (0, 1].
+    Attributes:
+        sum: Decayed sum of the values.
+        weight: Decayed sum of the weights; 0 before the first value.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self.sum = self.weight = 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a value; `weight` is the amount that the value represents."""
+        self.sum, self.weight = (
+            self._decay * self.sum + value,
+            self._decay * self.weight + weight,
+        )
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self.sum = self.weight = 0.0
+
+    @property
+    def value(self) -> float:
+        """Decayed sum of the values divided by that of the weights."""
+        return self.sum / self.weight
+
+
+class MovingAverage:
+    """Track an exponential moving average that starts at the first value.
+
+    Args:
+        rate: Weight of the newest value; in (0, 1].
+    Attributes:
+        value: The average; 0 before the first value.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        """Add a value."""
+        self.value = value if not self.value else self.value + self._rate * (value - self.value)

@@ -1,0 +1,40 @@
+"""Find the number of sorted draft nodes that maximises tokens per second.
+
+A step produces one token per request. Each draft node adds its gain: the probability that the
+target accepts the path to the node. Each node also makes the step longer. Nodes are sorted by
+decreasing gain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.core.tree import IntArray
+from paceline.draft_budget.acceptance_calibration import Floats
+
+
+def best_count(tokens: Floats, seconds: Floats) -> int:
+    """Return the number of nodes that gives the most tokens per second.
+
+    Args:
+        tokens: Expected number of tokens in a step by its number of nodes, from 0.
+        seconds: Duration of the step by its number of nodes, from 0.
+    """
+    return int((tokens / seconds).argmax())
+
+
+def tree_of_nodes(starts: IntArray) -> IntArray:
+    """Return the tree of each node; see `FlatTrees.starts`."""
+    return np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+
+
+def nodes_per_tree(trees: IntArray, nodes: IntArray, num_trees: int) -> list[int]:
+    """Return the number of `nodes` that belong to each tree.
+
+    Args:
+        trees: Index of the tree that each node belongs to.
+        nodes: Chosen nodes.
+        num_trees: Number of trees.
+    """
+    lengths: list[int] = np.bincount(trees[nodes], minlength=num_trees).tolist()
+    return lengths

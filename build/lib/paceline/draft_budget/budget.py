@@ -1,0 +1,227 @@
+"""Decide how many of a step's draft nodes the target verifies.
+
+A step takes t(rows) seconds for a batch and produces Y expected tokens: one per request, plus the
+path probability of each draft node. Trees list their most likely paths first, so a tree's first
+nodes are its best nodes together with their parents. In a ragged batch, the budget ranks the nodes
+of the whole batch by path probability, regardless of drafter. It takes the number of nodes that
+maximises tokens per second. In a padded batch, it chooses one width for all trees. 0 nodes means
+plain decoding. The cost curve is measured with two text lengths. Measured steps correct the curve
+separately for each number of requests.
+
+Trees without confidences are verified whole or not at all. Their drafter is paused while it
+produces fewer tokens than plain decoding in the same time, and is retried at growing intervals. The
+same applies to a drafter that requires a draft model, because the draft model has already run
+before there is a tree to cut. In a batch with several drafters, whole trees are added to the cut
+trees. In a padded batch, nodes up to the width of the whole trees are free. A whole tree is charged
+for the rows by which it exceeds the next narrower tree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from paceline.core.drafter import Outcome
+from paceline.draft_budget.acceptance_calibration import Floats
+from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
+from paceline.draft_budget.cost_correction import CostCorrection
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.decisions import StepDecision, decide_step
+from paceline.draft_budget.drafter_stats import DrafterStats
+from paceline.draft_budget.drafts import Drafts
+from paceline.draft_budget.node_selection import NodeSelector, PaddedSelector, RaggedSelector
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+
+
+class DraftBudget:
+    """Select the draft nodes in each step for one engine.
+
+    Args:
+        curve: Function that returns the cost of forward passes; called when the cost is first
+            needed.
+        renew: Function called between steps with the duration of the steps since the last call, in
+            seconds. It returns whether `curve` now has a different result. None: the curve was
+            given, and measured steps do not correct it.
+        settings: Settings for the selection and the correction.
+    Attributes:
+        decisions: Decisions in the most recent steps, if `DraftBudgetSettings.recorded_steps` or
+            `record` enables recording; otherwise empty.
+    """
+
+    def __init__(
+        self,
+        curve: Callable[[], CostCurve],
+        renew: Callable[[float], bool] | None = lambda seconds: False,
+        settings: DraftBudgetSettings = DEFAULTS,
+    ) -> None:
+        self._renew, self._settings = renew, settings
+        self._seconds_used = 0.0
+        self._make_curve = curve
+        self._curve: CostCurve | None = None
+        # Seconds from the curve, keyed by rows, rows per unit, and text length.
+        self._costs: dict[tuple[int, int, int], Floats] = {}
+        self._context = 0  # rounded text length per request in the newest step, in tokens
+        self._corrections: dict[int, CostCorrection] = {}  # by the number of requests
+        self._newest: CostCorrection | None = None
+        # For the newest step: whether it has drafts, and its expected seconds from the curve.
+        self._expected: tuple[bool, float] | None = None
+        self.decisions: deque[StepDecision] = deque(maxlen=settings.recorded_steps)
+
+    @property
+    def curve(self) -> CostCurve | None:
+        """The cost of forward passes; None before it is first needed."""
+        return self._curve
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds per step for one request without drafts.
+
+        The value comes from the cost curve, corrected with measurements of such steps. It is None
+        before the curve is first needed.
+        """
+        if self._curve is None:
+            return None
+        return float(self._seconds(1, 1, 0)[0]) * (
+            self._corrections[1].plain if 1 in self._corrections else 1.0
+        )
+
+    def new_stats(self) -> DrafterStats:
+        """Return empty statistics for a drafter."""
+        return DrafterStats.with_settings(self._settings)
+
+    def record(self, num_steps: int) -> None:
+        """Record the decisions for the most recent steps in `decisions`.
+
+        Args:
+            num_steps: Number of steps to keep; 0 records none.
+        """
+        self.decisions = deque(self.decisions, maxlen=num_steps)
+
+    def cut(
+        self, drafts: Sequence[Drafts], num_requests: int, rows: int, ragged: bool = False
+    ) -> list[BudgetedDrafts]:
+        """Cut a step's trees to the nodes that save time.
+
+        Trees without confidences and sampled trees are left unchanged.
+
+        Args:
+            drafts: Drafts in the step.
+            num_requests: Number of requests in the forward pass.
+            rows: Number of rows in the forward pass without trees, including padding.
+            ragged: Whether the batch is ragged; if not, each request is padded to the width of the
+                widest tree.
+        Returns:
+            The drafts with the trees to verify; `observe` takes them back after the step.
+        """
+        cut = [BudgetedDrafts(each) for each in drafts]
+        selector = RaggedSelector(cut) if ragged else PaddedSelector(cut, num_requests)
+        by_curve = self._seconds_by_curve(drafts, num_requests, rows, selector)
+        correction = self._correction(num_requests)
+        # A prompt is computed in any case, so drafts must justify only the time they add, compared
+        # with a plain decoding step. Plain steps may take longer than on the curve, because each
+        # request reads a different text. In that case, drafts add relatively little time, but still
+        # some.
+        seconds = self._seconds(num_requests, 1, 0)[0] + min(1.0, correction.factor) * (
+            by_curve - by_curve[0]
+        )
+        seconds[1:] *= self._settings.gain_margin * max(1.0, correction.factor)
+        num_units = selector.cut(seconds)
+        if self.decisions.maxlen:
+            self.decisions.append(decide_step(selector, cut, seconds, num_units))
+        selector.charge(seconds)
+        # A step with prompts says nothing about decoding.
+        decodes = rows == num_requests
+        self._expected = (num_units > 0, float(by_curve[num_units])) if decodes else None
+        if decodes:
+            plain_s = float(seconds[0]) * correction.plain
+            _charge_drafting(cut, selector, seconds / seconds[0], plain_s)
+        return cut
+
+    def observe(
+        self,
+        cut: Sequence[BudgetedDrafts],
+        outcomes: Sequence[Sequence[Outcome]],
+        draft_seconds: float,
+        seconds: float,
+    ) -> None:
+        """Learn from the outcomes and the time of the newest step.
+
+        Args:
+            cut: Result of `cut`.
+            outcomes: Outcomes of the ready requests, per drafts.
+            draft_seconds: Seconds spent in draft models and draft heads during the step.
+            seconds: Duration of the whole step, including drafting.
+        """
+        self._seconds_used += seconds
+        if self._renew is not None and self._expected is not None and self._newest is not None:
+            drafted, expected = self._expected
+            self._newest.note(drafted, seconds - draft_seconds, expected)
+            self._expected = None
+        tokens = sum(len(outcome.new_token_ids) for group in outcomes for outcome in group)
+        for drafts, group in zip(cut, outcomes, strict=True):
+            drafts.learn(group, tokens)
+
+    def renew(self) -> None:
+        """Check the cost curve between two steps, if a check is due."""
+        if self._renew is not None and self._renew(self._seconds_used):
+            self._curve = self._newest = self._expected = None
+            self._costs.clear()
+            self._corrections.clear()
+        self._seconds_used = 0.0
+
+    def _correction(self, num_requests: int) -> CostCorrection:
+        """Return the correction for a given number of requests.
+
+        The correction for a new number starts with the values of the most recently used correction.
+        """
+        if num_requests not in self._corrections:
+            self._corrections[num_requests] = CostCorrection(self._settings, self._newest)
+        self._newest = self._corrections[num_requests]
+        return self._newest
+
+    def _seconds_by_curve(
+        self,
+        drafts: Sequence[Drafts],
+        num_requests: int,
+        rows: int,
+        selector: NodeSelector,
+    ) -> Floats:
+        """Return the step's duration by its number of units, at its text length."""
+        cached = sum(request.cached for each in drafts for request in each.batch.requests)
+        step = self._settings.context_step
+        self._context = round(cached / num_requests / step) * step
+        return self._seconds(rows, selector.rows_per_unit, selector.num_units)
+
+    def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
+        """Return the duration of steps with 0 to `num_units` units, from the curve."""
+        key = rows, rows_per_unit, self._context
+        if len(self._costs.get(key, ())) <= num_units:
+            self._curve = self._curve or self._make_curve()
+            if len(self._costs) == self._settings.max_cached_costs:
+                self._costs.clear()
+            self._costs[key] = self._curve.of(
+                rows + rows_per_unit * np.arange(num_units + 1), self._context
+            )
+        return self._costs[key][: num_units + 1]
+
+
+def _charge_drafting(
+    cut: Sequence[BudgetedDrafts], selector: NodeSelector, costs: Floats, plain_s: float
+) -> None:
+    """Add the time spent in draft models to the cost of their drafts.
+
+    A paused drafter did not run its model, so the step does not affect its statistics.
+
+    Args:
+        cut: Drafts in the step, after the cut.
+        selector: Selector that cut the trees.
+        costs: Cost of the step by its number of units, in multiples of a step without trees.
+        plain_s: Duration of a step without trees, in seconds.
+    """
+    for drafts in cut:
+        model_s, state = drafts.proposed.draft_seconds, drafts.state
+        if model_s and state.drafter.needs_draft_model and state.stats is not None:
+            cost = drafts.cost or float(costs[selector.units(drafts)])
+            drafts.cost = cost + model_s / plain_s

@@ -1,0 +1,104 @@
+"""Follow one drafter's drafts through a step: cut, cost and outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+
+from paceline.core.drafter import Outcome
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.draft_budget.acceptance_calibration import FlatTrees, count, flatten_trees
+from paceline.draft_budget.drafts import DrafterState, Drafts
+
+
+class BudgetedDrafts:
+    """Hold drafts whose trees the budget may cut.
+
+    `DraftBudget` creates, cuts and evaluates them.
+
+    Args:
+        proposed: The drafts as proposed.
+    Attributes:
+        proposed: The drafts as proposed.
+        trees: Draft trees that the target verifies, one per ready request.
+        flat: The proposed trees as arrays, if the budget may cut them; otherwise None.
+        cost: Duration of the step with the trees, in multiples of a step without them; 0 = the
+            back-off does not need the cost. A drafter that requires a draft model has a cost even
+            if its trees are cut, because the draft model has already run.
+    """
+
+    def __init__(self, proposed: Drafts) -> None:
+        self.proposed = proposed
+        self.trees: Sequence[DraftTree] = proposed.trees
+        self.cost = 0.0
+        can_be_cut = (
+            proposed.state.stats is not None
+            and self.width > 0
+            and all(
+                tree.probs is None and (tree.confidence is not None or not len(tree))
+                for tree in proposed.trees
+            )
+        )
+        self.flat: FlatTrees | None = flatten_trees(proposed.trees) if can_be_cut else None
+
+    @property
+    def state(self) -> DrafterState:
+        """Return the drafter and its statistics."""
+        return self.proposed.state
+
+    @property
+    def cut_drafts(self) -> Drafts:
+        """Return the drafts with the trees that the target verifies."""
+        proposed = self.proposed
+        return Drafts(proposed.batch, proposed.ready, self.trees, proposed.draft_seconds)
+
+    @property
+    def ready(self) -> Sequence[Request]:
+        """Return the requests that the trees belong to."""
+        return self.proposed.ready
+
+    @property
+    def width(self) -> int:
+        """Return the number of nodes of the largest tree."""
+        return max([len(tree.token_ids) for tree in self.trees], default=0)
+
+    def learn(self, outcomes: Sequence[Outcome], all_tokens: int) -> None:
+        """Update the drafter's statistics with the outcomes of the step.
+
+        Args:
+            outcomes: Outcomes of the ready requests.
+            all_tokens: Number of new tokens in the step, over all drafters.
+        """
+        stats = self.state.stats
+        if stats is None or not outcomes:
+            return
+        emitted = [outcome.new_token_ids for outcome in outcomes]
+        if self.flat is not None:
+            ends = np.array([0, *accumulate(map(len, emitted))], dtype=np.int64)
+            new_tokens = np.array(list(chain.from_iterable(emitted)), dtype=np.int64)
+            count(stats.acceptance_calibration, self.flat, new_tokens, ends)
+        if self.flat is not None and not self.state.drafter.needs_draft_model:
+            stats.gate.note_cut(self.width)
+        elif self.cost:
+            # Without these drafts, each request would have got one token.
+            without = all_tokens - sum(map(len, emitted)) + len(outcomes)
+            num_drafted = sum(bool(tree.token_ids) for tree in self.trees)
+            stats.gate.note(1 + _drafted_gain(outcomes) / without, self.cost, num_drafted)
+
+
+def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
+    """Return the tokens that drafts added: a harmonic mean over the requests.
+
+    When some of a batch's requests have ended, a step takes only slightly less time. Drafts that
+    speed up only one request therefore save the batch little time, and the harmonic mean gives them
+    little weight.
+    """
+    drafted = [outcome for outcome in outcomes if len(outcome.tree)]
+    if not drafted:
+        return 0.0
+    return len(drafted) * (
+        len(drafted) / sum(1 / len(outcome.new_token_ids) for outcome in drafted) - 1
+    )

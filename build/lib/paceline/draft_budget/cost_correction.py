@@ -1,0 +1,70 @@
+"""Correct the cost curve with measured step times."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+
+
+class CostCorrection:
+    """Track how measured steps differ from the cost curve, for one number of requests.
+
+    Two averages of log(measured / expected) are kept: one for steps without drafts and one for
+    steps with drafts. Unlike `MovingAverage`, they start as plain means, limit outliers, and decay
+    together.
+
+    Args:
+        settings: Rates and limits.
+        similar: Correction for another number of requests, to start from; default: none.
+    """
+
+    def __init__(
+        self,
+        settings: DraftBudgetSettings = DEFAULTS,
+        similar: CostCorrection | None = None,
+    ) -> None:
+        self._settings = settings
+        # Both are indexed by whether the step had drafts.
+        self._log_ratios: list[float] = [0.0, 0.0] if similar is None else [*similar._log_ratios]
+        self._num_steps: list[int] = (
+            [0, 0] if similar is None else [min(steps, 1) for steps in similar._num_steps]
+        )
+
+    @property
+    def factor(self) -> float:
+        """Factor for the time of steps with drafts, relative to steps without drafts."""
+        if not all(self._num_steps):
+            return 1.0
+        return self._limited(self._log_ratios[1] - self._log_ratios[0])
+
+    @property
+    def plain(self) -> float:
+        """Factor for the time of steps without drafts."""
+        return self._limited(self._log_ratios[0]) if self._num_steps[0] else 1.0
+
+    def note(self, drafted: bool, seconds: float, expected: float) -> None:
+        """Record a step.
+
+        Args:
+            drafted: Whether the step had drafts.
+            seconds: Measured duration, in seconds.
+            expected: Duration according to the cost curve, in seconds.
+        """
+        ratio, average = math.log(max(seconds, 1e-9) / expected), self._log_ratios[drafted]
+        if self._num_steps[drafted] >= self._settings.outlier_steps:
+            # Another program may have used the processor in the meantime.
+            limit = math.log(self._settings.outlier_factor)
+            ratio = min(average + limit, max(average - limit, ratio))
+        self._num_steps[drafted] += 1
+        rate = max(self._settings.correction_rate, 1 / self._num_steps[drafted])
+        self._log_ratios[drafted] += rate * (ratio - average)
+        if not drafted:
+            # Drafts that were too slow are eventually tried again.
+            self._log_ratios[1] += self._settings.correction_forgetting * (
+                self._log_ratios[0] - self._log_ratios[1]
+            )
+
+    def _limited(self, log_ratio: float) -> float:
+        limit = self._settings.max_correction
+        return min(limit, max(1 / limit, math.exp(log_ratio)))

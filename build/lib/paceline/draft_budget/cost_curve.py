@@ -1,0 +1,83 @@
+"""Hold forward-pass times by number of rows and text length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.tree import IntArray
+from paceline.draft_budget.settings import SHORT_TEXT
+from paceline.util.stopwatch import Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Give the seconds per forward pass for any number of rows.
+
+    The cost is interpolated linearly between the given numbers of rows, and extrapolated beyond
+    them along the last segment.
+
+    Attributes:
+        rows: Numbers of rows, in ascending order, starting with 1.
+        seconds: Seconds per forward pass for each number of rows; never decreasing.
+        further: Seconds added per token of text beyond the measured text length, for each number of
+            rows; empty for none.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    further: tuple[float, ...] = ()
+
+    def of(self, rows: IntArray, context: float = 0.0) -> NDArray[np.float64]:
+        """Return the seconds of forward passes.
+
+        Args:
+            rows: Number of rows in each forward pass.
+            context: Length of the text before the rows, in tokens.
+        """
+        result = self._interpolate(rows, self.seconds)
+        if self.further:
+            result += max(0.0, context - SHORT_TEXT) * self._interpolate(rows, self.further)
+        return result
+
+    def _interpolate(self, rows: IntArray, measured: tuple[float, ...]) -> NDArray[np.float64]:
+        result = np.interp(rows, self.rows, measured)
+        if len(self.rows) > 1:
+            slope = (measured[-1] - measured[-2]) / (self.rows[-1] - self.rows[-2])
+            result += np.maximum(rows - self.rows[-1], 0) * slope
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCurve:
+    """Hold a measured curve in the form in which it is cached.
+
+    Attributes:
+        curve: The curve.
+        spreads: Relative interquartile range of the repeats, for each number of rows.
+        conditions: Conditions of the measurement.
+    """
+
+    curve: CostCurve
+    spreads: tuple[float, ...]
+    conditions: Conditions
+
+    @classmethod
+    def read(cls, attributes: dict[str, Any]) -> MeasuredCurve:
+        """Return the curve built from saved attributes.
+
+        Raises:
+            LookupError, TypeError, ValueError: The attributes are damaged.
+        """
+        curve = attributes["curve"]
+        rows, seconds, further = (tuple(curve[name]) for name in ("rows", "seconds", "further"))
+        if not rows or len(rows) != len(seconds) or len(further) not in (0, len(rows)):
+            raise ValueError("not a cost curve")
+        return cls(
+            CostCurve(rows, seconds, further),
+            tuple(attributes["spreads"]),
+            Conditions.read(attributes["conditions"]),
+        )

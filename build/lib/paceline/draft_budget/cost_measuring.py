@@ -1,0 +1,214 @@
+"""Time the forward passes of a cost curve, and check a curve with a few of them.
+
+For each number of rows, the forward pass processes one token after a short text, plus a chain of
+draft nodes. Some numbers are also timed after a longer text, where each row attends to more
+positions. The forward passes are interleaved, so that other programs affect all of them equally.
+Only the shortest repeat counts, because other programs can only make a forward pass slower.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
+from paceline.draft_budget.settings import DEFAULTS, LONG_TEXT, SHORT_TEXT, DraftBudgetSettings
+from paceline.invariance.forward_cost import run_forward
+from paceline.model.cached_lm import CachedLM
+from paceline.util.stopwatch import Conditions, Stopwatch, agree, spread_of
+from paceline.util.timing_settings import TIMING
+
+ROWS = tuple(sorted(DEFAULTS.measured_rows))
+
+# Seconds, keyed by text index and number of rows.
+_Repeats = dict[tuple[int, int], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of comparing a curve with a few forward passes.
+
+    Attributes:
+        off: Largest relative difference between the cost of rows in the curve and the current cost.
+        quiet: Whether the forward passes ran without noticeable load from other programs.
+    """
+
+    off: float
+    quiet: bool
+
+    @property
+    def confirms(self) -> bool:
+        """True if the curve agrees closely enough with these forward passes."""
+        return self.off <= TIMING.max_cost_error
+
+
+class _Timer:
+    """Time one model's forward passes in a cache used for nothing else."""
+
+    def __init__(self, model: CachedLM) -> None:
+        self.model = model.apart()
+        self._texts = [self._open(SHORT_TEXT)]
+        self.stopwatch = Stopwatch.suited(
+            self.model.device, lambda: run_forward(self.model, self._texts[0], EMPTY_TREE)
+        )
+
+    def time(self, rows: int, text: int = 0) -> float:
+        """Return the duration of one forward pass, in seconds.
+
+        Args:
+            rows: Number of rows.
+            text: 0 = after the short text, 1 = after the long text.
+        """
+        return _timed(self.stopwatch, self.model, self._texts[text], rows)
+
+    def repeat(self, repeats: _Repeats, end: float) -> None:
+        """Repeat interleaved forward passes until the shortest times agree.
+
+        Args:
+            repeats: Seconds of the repeats so far; the list is extended.
+            end: Time after which no new round begins.
+        """
+        for _ in range(TIMING.max_rounds):
+            for (text, rows), seconds in repeats.items():
+                if not agree(seconds):
+                    seconds.append(self.time(rows, text))
+            if min(map(len, repeats.values())) >= TIMING.min_rounds and time.perf_counter() > end:
+                break
+
+    def open_long_text(self) -> None:
+        """Prepare forward passes after the long text."""
+        self._texts.append(self._open(LONG_TEXT))
+
+    def close_text(self) -> None:
+        """Free the most recently opened text."""
+        self.model.close(self._texts.pop())
+
+    def _open(self, length: int) -> Request:
+        request = Request(_tokens(self.model, length), SamplingParams())
+        self.model.open(request)
+        while request.pending:
+            self.model.feed([request])
+        request.token_ids += _tokens(self.model, 1)
+        return request
+
+
+def measure(
+    model: CachedLM,
+    max_rows: int | None = None,
+    max_seconds: float | None = None,
+    known: CostCurve | None = None,
+    settings: DraftBudgetSettings = DEFAULTS,
+) -> MeasuredCurve:
+    """Measure the curve in a separate cache.
+
+    Args:
+        model: The model to time.
+        max_rows: Maximum number of rows; default: all numbers in the settings.
+        max_seconds: Number of seconds after which no new number of rows is started; default: from
+            the settings.
+        known: Curve that already includes the cost of longer texts; None = measure this cost as
+            well, which takes several more seconds.
+        settings: Rows and limits for the measurement.
+    """
+    limit = settings.max_measure_seconds if max_seconds is None else max_seconds
+    begin, timer = time.perf_counter(), _Timer(model)
+    repeats: _Repeats = {}
+    for rows in settings.measured_rows:
+        if max_rows is not None and rows > max_rows:
+            continue
+        enough = _enough(repeats[0, 1][0], limit, settings) if repeats else limit
+        if len(repeats) > 1 and time.perf_counter() - begin > enough / settings.planned_rounds:
+            break
+        repeats[0, rows] = [timer.time(rows)]
+    timer.repeat(repeats, begin + enough)
+    best = {rows: min(seconds) for (_, rows), seconds in repeats.items()}
+    # The first repeat of each is a warm-up, because its buffers are new.
+    spreads = [spread_of(repeats[0, rows][1:]) for rows in sorted(best)]
+    measured = tuple(sorted(best))
+    if known is not None:
+        long_rows, added = list(known.rows), list(known.further)
+    else:
+        has_room = model.context_length > LONG_TEXT + max(settings.measured_rows)
+        long_rows = _affordable_rows(best, settings) if has_room else []
+        added = _added(timer, long_rows, settings) if long_rows else []
+    timer.close_text()
+    ascending = np.maximum.accumulate([best[rows] for rows in measured])
+    further = np.interp(measured, long_rows, added) if added else np.empty(0)
+    curve = CostCurve(measured, tuple(map(float, ascending)), tuple(map(float, further)))
+    return MeasuredCurve(curve, tuple(spreads), Conditions.of(spreads, timer.stopwatch))
+
+
+def check(model: CachedLM, curve: CostCurve) -> Check | None:
+    """Compare a curve with a few forward passes; None if they would take too long."""
+    rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
+    expected = curve.of(np.array(rows))
+    while (
+        len(rows) > 1 and TIMING.check_rounds * expected[: len(rows)].sum() > TIMING.check_seconds
+    ):
+        rows.pop()
+    if len(rows) < 2:
+        return None
+    timer = _Timer(model)
+    repeats: dict[int, list[float]] = {count: [] for count in rows}
+    for _ in range(TIMING.check_rounds):
+        for count in rows:
+            repeats[count].append(timer.time(count))
+    timer.close_text()
+    best = np.array([min(repeats[count]) for count in rows])
+    off = np.abs(best / best[0] / (expected[: len(rows)] / expected[0]) - 1).max()
+    spread = median(spread_of(repeats[count][1:]) for count in rows)
+    quiet = spread <= TIMING.quiet_spread and (timer.stopwatch.waited or 0.0) <= TIMING.quiet_wait
+    return Check(float(off), quiet)
+
+
+def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
+    """Return the numbers of rows for which there is time to measure after a long text.
+
+    The smallest and the largest number are dropped last; the result has at least two numbers or
+    none.
+    """
+    result = [rows for rows in sorted(settings.measured_rows_long) if rows in best]
+    limit = settings.max_measure_seconds - settings.measure_seconds
+    while (
+        len(result) > 1
+        and 2 * settings.planned_rounds * sum(best[rows] for rows in result) >= limit
+    ):
+        middle = len(result) // 2
+        result = [] if len(result) == 2 else [*result[:middle], *result[middle + 1 :]]
+    return result
+
+
+def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
+    """Return the seconds that each token of text adds per forward pass.
+
+    They never decrease as the number of rows grows.
+    """
+    timer.open_long_text()
+    repeats: _Repeats = {(text, rows): [] for rows in long_rows for text in (0, 1)}
+    limit = settings.max_measure_seconds - settings.measure_seconds
+    timer.repeat(repeats, time.perf_counter() + limit)
+    timer.close_text()
+    added = [
+        max(0.0, min(repeats[1, rows]) - min(repeats[0, rows])) / (LONG_TEXT - SHORT_TEXT)
+        for rows in long_rows
+    ]
+    return [float(seconds) for seconds in np.maximum.accumulate(added)]
+
+
+def _timed(stopwatch: Stopwatch, model: CachedLM, request: Request, rows: int) -> float:
+    tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
+    return stopwatch.seconds(lambda: run_forward(model, request, tree))
+
+
+def _enough(forward_s: float, limit: float, settings: DraftBudgetSettings) -> float:
+    return min(limit, max(settings.measure_seconds, settings.measure_forwards * forward_s))
+
+
+def _tokens(model: CachedLM, count: int) -> list[int]:
+    return [index % min(7, model.vocab_size) for index in range(count)]

@@ -1,0 +1,197 @@
+"""Load, measure, check and replace one engine's cost curve.
+
+If other load disturbed the measurement of a curve, the curve is still used, but a check on an idle
+machine replaces it. The environment variable $PACELINE_COST_CURVE names a JSON file with one curve
+for every model (`rows` and `seconds`, two lists). In that case, nothing is measured.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from paceline.draft_budget import cost_measuring
+from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.util import result_cache
+from paceline.util.environment_key import environment_key
+from paceline.util.files import parse_json
+from paceline.util.timing_settings import TIMING
+
+VARIABLE = "PACELINE_COST_CURVE"
+_KIND = "cost-v12"  # changes when the measured or saved data change
+
+
+class Costs:
+    """Provide the cost of a model's forward passes on this machine.
+
+    Args:
+        model: The model with its cache.
+        max_rows: Maximum number of rows in a forward pass; None = no limit.
+        given: The curve to use; None = the curve from $PACELINE_COST_CURVE, or else a measured
+            curve.
+        settings: Rows and limits for the measurement.
+    Raises:
+        ConfigError: $PACELINE_COST_CURVE names no such file.
+    """
+
+    def __init__(
+        self,
+        model: CachedLM,
+        max_rows: int | None = None,
+        given: CostCurve | None = None,
+        settings: DraftBudgetSettings = DEFAULTS,
+    ) -> None:
+        most = max(settings.measured_rows)
+        self._model, self._max_rows, self._settings = model, min(most, max_rows or most), settings
+        self._given = given or _curve_of_environment()
+        self._measured: MeasuredCurve | None = None
+        self._used_s, self._due_s, self._pause_s = 0.0, 0.0, 0.0
+
+    @property
+    def given(self) -> bool:
+        """True if the curve was given; measured steps then do not correct it."""
+        return self._given is not None
+
+    def curve(self) -> CostCurve:
+        """Return the curve, loading or measuring it when it is first needed."""
+        if self._given is not None:
+            return self._given
+        if self._measured is None:
+            self._adopt(self._load_or_measure())
+            assert self._measured is not None
+        return self._measured.curve
+
+    def recall(self) -> MeasuredCurve | None:
+        """Return the curve in use, or a cached one, or None; measures nothing."""
+        if self.given or self._measured is not None:
+            return self._measured
+        return result_cache.load(self._key(), MeasuredCurve.read)
+
+    def measure(self) -> MeasuredCurve:
+        """Measure the curve again, and cache it."""
+        measured = self._measure()
+        self._replace(measured)
+        return measured
+
+    def renew(self, seconds: float) -> bool:
+        """Check the curve between two steps, if a check is due.
+
+        Args:
+            seconds: Seconds of use since the last call.
+        Returns:
+            Whether a different curve replaced it.
+        """
+        if self._measured is None:
+            return False
+        self._used_s += seconds
+        if self._used_s < self._due_s:
+            return False
+        before = self._measured
+        after = self._checked(before, TIMING.renewal_seconds)
+        if after is not before:
+            self._replace(after)
+            return True
+        self._pause_s *= 2
+        if not before.conditions.quiet:
+            self._pause_s = min(self._pause_s, TIMING.first_pause_s)
+        self._due_s = self._used_s + self._pause_s
+        return False
+
+    def _load_or_measure(self) -> MeasuredCurve:
+        """Return the cached curve after a check, or measure a new curve."""
+        fresh: list[MeasuredCurve] = []
+
+        def compute() -> MeasuredCurve:
+            fresh.append(self._measure())
+            return fresh[0]
+
+        curve = result_cache.load_or_compute(self._key(), compute, MeasuredCurve.read)
+        if fresh:
+            return curve
+        checked = self._checked(curve)
+        if checked is not curve:
+            self._replace(checked)
+        return checked
+
+    def _checked(self, curve: MeasuredCurve, max_seconds: float | None = None) -> MeasuredCurve:
+        """Return the curve if a few forward passes confirm it, or else a new curve.
+
+        Args:
+            curve: The curve to check.
+            max_seconds: Time limit for a new measurement while the curve is in use, in seconds;
+                None = the check happens at load time.
+        """
+        check, quiet = cost_measuring.check(self._model, curve.curve), curve.conditions.quiet
+        if check is None:
+            # The model is slow: while it is in use, only measured steps correct the curve.
+            doubtful = max_seconds is None and not quiet and curve.conditions.calmer_now
+        elif quiet:
+            # A check disturbed by other load says nothing about a curve measured on an idle
+            # machine.
+            doubtful = check.quiet and not check.confirms
+        else:
+            doubtful = check.quiet or not check.confirms
+        if not doubtful:
+            return curve
+        if max_seconds is None:
+            return self._measure()
+        # A request waits for this measurement. The cost of longer texts takes longest to measure,
+        # so it is kept.
+        return self._measure(max_seconds, curve.curve)
+
+    def _measure(
+        self, max_seconds: float | None = None, known: CostCurve | None = None
+    ) -> MeasuredCurve:
+        return cost_measuring.measure(
+            self._model, self._max_rows, max_seconds, known, self._settings
+        )
+
+    def _adopt(self, measured: MeasuredCurve) -> None:
+        self._measured = measured
+        quiet = measured.conditions.quiet
+        self._pause_s = TIMING.first_pause_s if quiet else TIMING.disturbed_pause_s
+        self._due_s = self._used_s + self._pause_s
+
+    def _replace(self, measured: MeasuredCurve) -> None:
+        self._adopt(measured)
+        result_cache.replace(self._key(), measured)
+
+    def _key(self) -> result_cache.ResultKey:
+        model = self._model
+        facts = environment_key(
+            model.model,
+            batch_invariant=model.architecture.by_position,
+            rows=[model.min_rows, self._max_rows],
+            products=[
+                len(model.products.modules),
+                model.products.min_rows,
+                model.products.max_rows,
+            ],
+        )
+        return result_cache.ResultKey(
+            _KIND, facts, f"forward costs of {model.model.__class__.__name__}", "curve.json"
+        )
+
+
+def _curve_of_environment() -> CostCurve | None:
+    """Return the curve named by $PACELINE_COST_CURVE, or None."""
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return None
+    try:
+        content = parse_json(Path(path).read_bytes())
+        rows, seconds = (np.array(content[name], dtype=float) for name in ("rows", "seconds"))
+        usable = rows.ndim == 1 and rows.shape == seconds.shape and rows[0] == 1 and seconds[0] > 0
+        if not usable or (np.diff(rows) <= 0).any() or (np.diff(seconds) < 0).any():
+            raise ValueError("rows must ascend from 1, and seconds must not fall")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{VARIABLE}: got {path!r}, which cannot be used ({error}); expected a JSON file with"
+            " 'rows' and 'seconds', two lists of the same length."
+        ) from error
+    return CostCurve(tuple(map(int, rows)), tuple(map(float, seconds)))

@@ -1,0 +1,106 @@
+"""Back off from drafters that save no time: retry in bursts, at growing intervals.
+
+A burst starts with a few of a batch's requests, if they can draft separately. Once their drafts
+save time, all requests draft. A drafter whose trees the budget can cut drafts in most steps. After
+its trees have been cut to nothing for a long time, it drafts in one step out of five.
+"""
+
+from __future__ import annotations
+
+from paceline.draft_budget.averages import DecayingMean
+from paceline.draft_budget.retry_pause import RetryPause
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+
+
+class DraftingBackoff:
+    """Admit a drafter while it yields at least as many tokens as plain decoding.
+
+    The back-off judges whole drafts by the tokens and the time of the step. In contrast,
+    `DraftModelGate` judges one source of a tree by the nodes that the source adds.
+
+    Args:
+        settings: Limits for bursts and pauses.
+    """
+
+    def __init__(self, settings: DraftBudgetSettings = DEFAULTS) -> None:
+        self._settings = settings
+        # Tokens per request in this burst, weighted by their cost in plain decoding steps.
+        self._burst = DecayingMean(settings.burst_memory)
+        self._steps = self._samples = 0
+        self._pause = RetryPause(settings.min_pause_steps, settings.max_pause_steps)
+        self._num_empty_steps = 0  # number of consecutive steps whose trees were cut to nothing
+        self._tried = True  # on trial: not yet known to save time
+
+    def opens(self) -> bool:
+        """Return whether the next step has drafts."""
+        return not self._pause.waits()
+
+    @property
+    def most(self) -> int | None:
+        """Maximum number of drafting requests in a ragged batch; None = all."""
+        return self._settings.burst_requests if self._tried else None
+
+    def admits(self, num_requests: int, ragged: bool) -> int:
+        """Return how many requests draft in the next step.
+
+        Args:
+            num_requests: Number of requests in the batch.
+            ragged: Whether the forward pass pads no rows, so that each request adds only its own
+                draft tokens.
+        """
+        if not self.opens():
+            return 0
+        return self.most if ragged and self.most is not None else num_requests
+
+    def note(self, tokens: float, cost: float, num_requests: int = 1) -> None:
+        """Record a step with whole draft trees.
+
+        Args:
+            tokens: Number of new tokens per request.
+            cost: Duration of the step, in multiples of a step without drafts.
+            num_requests: Number of requests that drafted; default 1.
+        """
+        self._burst.add(tokens, cost)
+        self._steps += 1
+        self._samples += num_requests
+        early = self._steps < self._settings.min_burst_steps
+        if early:
+            if self._samples < self._settings.burst_requests or not self._is_hopeless:
+                return
+        elif self._samples < self._settings.burst_samples:
+            return
+        if self._burst.sum >= self._burst.weight:
+            if self._tried:  # a few requests may cost less per request than all of them
+                self._forget()
+            else:
+                self._pause.reset()
+            self._tried = False
+            return
+        if not early and self._burst.sum + self._settings.burst_slack >= self._burst.weight:
+            return
+        self._pause.start(self._settings.early_pause_factor if early else 1)
+        self._tried = True
+        self._forget()
+
+    def note_cut(self, nodes: int) -> None:
+        """Record a step whose trees were cut to at most `nodes` nodes."""
+        self._tried = False
+        self._num_empty_steps = 0 if nodes else self._num_empty_steps + 1
+        self._pause.rest(
+            min(
+                max(0, self._num_empty_steps - self._settings.empty_steps),
+                self._settings.max_rest_steps,
+            )
+        )
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """True if the burst costs much and gains little."""
+        tokens, cost = self._burst.sum, self._burst.weight
+        return cost > self._settings.high_cost and tokens - 1 < self._settings.min_gain_share * (
+            cost - 1
+        )
+
+    def _forget(self) -> None:
+        self._burst.reset()
+        self._steps = self._samples = 0

@@ -1,0 +1,86 @@
+"""Define a drafter's input in a step, and the draft trees that it proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.core.drafter import Drafter
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+
+if TYPE_CHECKING:
+    from paceline.draft_budget.drafter_stats import DrafterStats
+    from paceline.draft_head.guessing import DraftHead
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DrafterState:
+    """A drafter and its statistics in one engine.
+
+    Attributes:
+        drafter: Proposes the draft trees.
+        stats: Statistics on its draft trees; None = the engine verifies the trees as proposed.
+    """
+
+    drafter: Drafter
+    stats: DrafterStats | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DrafterBatch:
+    """The requests in a step that share a drafter.
+
+    Attributes:
+        drafter_state: The drafter and its statistics.
+        requests: Requests that take part in the step.
+        max_nodes: Maximum number of nodes in the draft tree, for each request.
+        draft_head: Hidden-state draft head whose drafts are added to the outcomes; None = no draft
+            head.
+        num_head_tokens: Number of tokens that the draft head drafts per request.
+    """
+
+    drafter_state: DrafterState
+    requests: list[Request]
+    max_nodes: list[int]
+    draft_head: DraftHead | None = None
+    num_head_tokens: int = 0
+
+    def with_head(self, draft_head: DraftHead | None, num_tokens: int) -> DrafterBatch:
+        """Return the batch with a draft head that drafts `num_tokens` tokens per request."""
+        return DrafterBatch(
+            self.drafter_state, self.requests, self.max_nodes, draft_head, num_tokens
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Drafts:
+    """The draft trees for one drafter batch.
+
+    Attributes:
+        batch: The drafter batch.
+        ready: Requests whose newest token the step processes; the others are in prefill.
+        trees: Draft tree for each ready request.
+        draft_seconds: Seconds spent in the drafter's own model.
+    """
+
+    batch: DrafterBatch
+    ready: Sequence[Request]
+    trees: Sequence[DraftTree]
+    draft_seconds: float = 0.0
+
+    @property
+    def state(self) -> DrafterState:
+        """Return the drafter and its statistics."""
+        return self.batch.drafter_state
+
+    def without(self, requests: Container[Request]) -> Drafts:
+        """Return the drafts without those for some requests."""
+        members = [
+            (request, tree)
+            for request, tree in zip(self.ready, self.trees, strict=True)
+            if request not in requests
+        ]
+        ready, trees = [request for request, _ in members], [tree for _, tree in members]
+        return Drafts(self.batch, ready, trees, self.draft_seconds)

@@ -1,0 +1,203 @@
+"""Select the draft nodes in a step that give the most tokens per second.
+
+The selection counts in units. In a ragged batch, a unit is one node, because every node is one row.
+In a padded batch, a unit is one node from every tree, because all trees are padded to the widest
+tree.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.tree import IntArray
+from paceline.draft_budget.acceptance_calibration import (
+    AcceptanceCalibration,
+    FlatTrees,
+    Floats,
+    add_path_probabilities,
+    path_probabilities,
+)
+from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
+from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
+from paceline.util.compiled import compiled
+
+
+class NodeSelector(ABC):
+    """Hold a step's trees; trees with `BudgetedDrafts.flat` may be cut.
+
+    Args:
+        all_drafts: Drafts of the step; `cut` sets their trees.
+    Attributes:
+        rows_per_unit: Number of rows per unit.
+        num_units: Number of units.
+        num_free_units: Number of units that cost nothing, because whole trees need their rows
+            anyway.
+    """
+
+    rows_per_unit: int
+    num_units: int
+    num_free_units = 0
+
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts]) -> None:
+        self._drafts = all_drafts
+        self._whole = [drafts for drafts in all_drafts if drafts.flat is None]
+        self._num_trees = sum(len(drafts.trees) for drafts in all_drafts)
+
+    @abstractmethod
+    def units(self, drafts: BudgetedDrafts) -> int:
+        """Return the number of units that the current `trees` of drafts take, cut or not."""
+
+    @abstractmethod
+    def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
+        """Return the unit at which each node is included, for drafts that may be cut."""
+
+    @abstractmethod
+    def cut(self, seconds: Floats) -> int:
+        """Cut the trees that may be cut, and return the number of units in the step.
+
+        Args:
+            seconds: Time of the step by its number of units, [1 + num_units].
+        """
+
+    @abstractmethod
+    def _best_units(self, seconds: Floats) -> int:
+        """Return the best number of units considering only trees that may be cut."""
+
+    @abstractmethod
+    def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
+        """Return the number of units in a step of `num_units` after adding whole trees."""
+
+    def charge(self, seconds: Floats) -> None:
+        """Set the cost of whole trees for the back-off, in steps without them.
+
+        Args:
+            seconds: Time of the step by its number of units, [1 + num_units].
+        """
+        before = self._best_units(seconds) if self._whole else 0
+        for drafts in sorted(self._whole, key=self.units):
+            after = self._units_with(before, drafts)
+            if drafts.width and drafts.state.stats is not None:
+                drafts.cost = float(seconds[after] / seconds[before])
+            before = after
+
+
+class PaddedSelector(NodeSelector):
+    """Select one width for all trees, because rows are padded to the widest tree.
+
+    Args:
+        all_drafts: Drafts of the step; `cut` sets their trees.
+        num_requests: Number of requests in the forward pass.
+    """
+
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts], num_requests: int) -> None:
+        super().__init__(all_drafts)
+        self.rows_per_unit = num_requests
+        self.num_units = max((drafts.width for drafts in all_drafts), default=0)
+        self.num_free_units = max(map(self.units, self._whole), default=0)
+        gains = np.zeros(self.num_units + 1)
+        gains[0] = self._num_trees
+        for drafts in all_drafts:
+            if drafts.flat is not None and drafts.state.stats is not None:
+                calibration = drafts.state.stats.acceptance_calibration
+                add_path_probabilities(calibration, drafts.flat, gains)
+        self._tokens: Floats = gains.cumsum()
+
+    def units(self, drafts: BudgetedDrafts) -> int:
+        """Return the number of nodes in the largest tree."""
+        return drafts.width
+
+    def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
+        """Return the index of each node in its tree."""
+        assert drafts.flat is not None, "trees that may be cut"
+        starts = drafts.flat.starts
+        return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+
+    def _best_units(self, seconds: Floats) -> int:
+        return best_count(self._tokens, seconds)
+
+    def cut(self, seconds: Floats) -> int:
+        """Cut to one width, which is at least the width of the whole trees."""
+        floor = width = self.num_free_units
+        if len(self._whole) < len(self._drafts):
+            width = floor + best_count(self._tokens[floor:], seconds[floor:])
+        for drafts in self._drafts:
+            if drafts.flat is not None:
+                drafts.trees = [tree.first(width) for tree in drafts.trees]
+        return width
+
+    def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
+        return max(num_units, drafts.width)
+
+
+class RaggedSelector(NodeSelector):
+    """Select the most likely nodes in the whole batch; every node is one row."""
+
+    def __init__(self, all_drafts: Sequence[BudgetedDrafts]) -> None:
+        super().__init__(all_drafts)
+        self._whole_units = sum(map(self.units, self._whole))
+        self._num_cut_trees = 0
+        gains, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]
+        self._first_nodes: dict[int, int] = {}  # by id of the drafts
+        num_nodes = 0
+        for drafts in all_drafts:
+            if drafts.flat is not None and drafts.state.stats is not None:
+                probabilities, bounds = _path_bounds(
+                    drafts.state.stats.acceptance_calibration, drafts.flat
+                )
+                gains.append(probabilities)
+                keys.append(bounds)
+                trees.append(self._num_cut_trees + tree_of_nodes(drafts.flat.starts))
+                self._num_cut_trees += len(drafts.trees)
+                self._first_nodes[id(drafts)] = num_nodes
+                num_nodes += len(bounds)
+        self._order = np.argsort(-np.concatenate(keys), kind="stable")
+        self._trees: IntArray = np.concatenate(trees)
+        self._tokens: Floats = np.cumsum([self._num_trees, *np.concatenate(gains)[self._order]])
+        self.rows_per_unit, self.num_units = 1, self._whole_units + len(self._order)
+
+    def units(self, drafts: BudgetedDrafts) -> int:
+        """Return the total number of nodes in all trees."""
+        return sum(map(len, drafts.trees))
+
+    def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
+        """Return each node's rank in the whole batch, after the whole trees."""
+        assert drafts.flat is not None, "trees that may be cut"
+        ranks = np.empty_like(self._order)
+        ranks[self._order] = np.arange(len(ranks))
+        first = self._first_nodes[id(drafts)]
+        return self._whole_units + ranks[first : first + len(drafts.flat.parents)]
+
+    def _best_units(self, seconds: Floats) -> int:
+        return best_count(self._tokens, seconds[: len(self._tokens)])
+
+    def cut(self, seconds: Floats) -> int:
+        """Cut to the most likely nodes in the batch, which come first in every tree."""
+        count = best_count(self._tokens, seconds[self._whole_units :])
+        lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
+        for drafts in self._drafts:
+            if drafts.flat is not None:
+                drafts.trees = [tree.first(next(lengths)) for tree in drafts.trees]
+        return self._whole_units + count
+
+    def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
+        return num_units + self.units(drafts)
+
+
+@compiled
+def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
+    """Return each node's path probability, and its running minimum in the tree.
+
+    The minimum never increases within a tree, so sorting by it keeps the nodes in order.
+    """
+    probabilities = path_probabilities(calibration, trees)
+    bounds = np.empty(len(probabilities))
+    for tree in range(len(trees.starts) - 1):
+        first = trees.starts[tree]
+        for node in range(first, trees.starts[tree + 1]):
+            bounds[node] = (
+                probabilities[node] if node == first else min(probabilities[node], bounds[node - 1])
+            )
+    return probabilities, bounds

@@ -1,0 +1,40 @@
+"""Wait between trials of a drafter, with exponential back-off."""
+
+from __future__ import annotations
+
+
+class RetryPause:
+    """Count down the steps until the next trial.
+
+    Args:
+        min_steps: Length of the first pause, in steps.
+        max_steps: Maximum length of a pause, in steps.
+    """
+
+    def __init__(self, min_steps: int, max_steps: int) -> None:
+        self._min_steps, self._max_steps = min_steps, max_steps
+        self._left, self._next = 0, min_steps
+
+    def waits(self) -> bool:
+        """Return whether the next step is part of the pause, and count down the pause."""
+        if self._left > 0:
+            self._left -= 1
+            return True
+        return False
+
+    def start(self, factor: int = 1) -> None:
+        """Start a pause; the next pause is twice as long.
+
+        Args:
+            factor: Factor by which this pause is longer than planned; at least 1.
+        """
+        self._left = min(factor * self._next, self._max_steps)
+        self._next = min(2 * self._left, self._max_steps)
+
+    def rest(self, num_steps: int) -> None:
+        """Wait exactly `num_steps` steps, and leave later pauses unchanged."""
+        self._left = num_steps
+
+    def reset(self) -> None:
+        """Make the next pause the shortest possible."""
+        self._next = self._min_steps

@@ -1,0 +1,138 @@
+"""Choose draft lengths from measured step times, without a cost curve.
+
+vLLM runs the forward passes, so this package cannot time them individually as `cost_measuring`
+does. Instead, the cost of a step is fitted to recent steps:
+
+    seconds = a + b * requests + c * (1 if any draft) + d * draft tokens
+
+vLLM verifies rows of any length in one forward pass, as in a ragged batch. The proposer sorts the
+draft tokens in the whole batch by gain and takes the number that maximises tokens per second. Path
+probabilities decrease along a chain, so the chosen tokens form a prefix.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft_budget.acceptance_calibration import FlatTrees, Floats, flatten_trees
+from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
+from paceline.draft_budget.settings import STEP_COST_DEFAULTS, StepCostSettings
+
+
+class StepCosts:
+    """Model the duration of a step from recent steps (ridge regression).
+
+    In contrast, `CostCurve` holds the times of individually timed forward passes, and
+    `CostCorrection` adapts the curve to measured steps.
+
+    Args:
+        settings: Settings for the fit.
+    """
+
+    def __init__(self, settings: StepCostSettings = STEP_COST_DEFAULTS) -> None:
+        self._settings = settings
+        self._steps: deque[tuple[int, int, float]] = deque(maxlen=settings.window)
+        self._since_fit = 0
+        self._prior = np.array(settings.prior)
+        self._fit = self._prior
+
+    def note(self, num_requests: int, num_drafted: int, seconds: float) -> None:
+        """Record a step in which all requests continued.
+
+        Args:
+            num_requests: Number of requests.
+            num_drafted: Number of draft tokens in the batch.
+            seconds: Duration of the step.
+        """
+        self._steps.append((num_requests, num_drafted, seconds))
+        self._since_fit += 1
+        if (
+            self._since_fit >= self._settings.refit_interval
+            or len(self._steps) <= self._settings.refit_interval
+        ):
+            self._since_fit = 0
+            self._fit = self._fitted(np.array(self._steps))
+
+    def seconds(self, num_requests: int, max_tokens: int) -> Floats:
+        """Return step durations with 0 to `max_tokens` draft tokens, in median steps."""
+        plain, drafting, per_token = self._parts(num_requests)
+        result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
+        result[1:] = (result[1:] + drafting) * self._settings.margin
+        return result
+
+    def token_values(self, num_tokens: Sequence[int]) -> Floats:
+        """Return the relative value of a token for each request; the mean is 1.
+
+        Each token saves a row in a later step, but saves a whole step only if the last running
+        request finishes earlier. Tokens for a request that is behind count more. Tokens for a
+        request that is ahead count for little more than their row.
+
+        Args:
+            num_tokens: Number of tokens generated so far for each request.
+        """
+        num_requests = len(num_tokens)
+        plain, _, per_token = self._parts(num_requests)
+        row = min(per_token, plain / num_requests)
+        lead = np.asarray(num_tokens, dtype=np.float64)
+        last_probability = np.exp(-(lead - lead.min()) / self._settings.lead_tokens)
+        last_probability /= last_probability.sum()
+        result: Floats = (row + (plain - row * num_requests) * last_probability) * (
+            num_requests / plain
+        )
+        return result
+
+    def _parts(self, num_requests: int) -> tuple[float, float, float]:
+        """Return the time of a plain step, and the extra time for drafting and per token."""
+        a, b, c, d = self._fit
+        return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
+
+    def _fitted(self, steps: Floats) -> Floats:
+        """Fit a, b, c and d by least squares with a prior (ridge regression)."""
+        num_requests, num_drafted, seconds = steps.T
+        median = max(float(np.median(seconds)), 1e-9)
+        inliers = seconds < self._settings.outlier_factor * median
+        inputs = np.stack(
+            [
+                np.ones(inliers.sum()),
+                num_requests[inliers],
+                num_drafted[inliers] > 0,
+                num_drafted[inliers],
+            ],
+            axis=1,
+        )
+        offset = seconds[inliers] / median - inputs @ self._prior
+        weights = np.diag(np.array(self._settings.prior_weight))
+        change = np.linalg.solve(inputs.T @ inputs + weights, inputs.T @ offset)
+        fitted: Floats = self._prior + change
+        return fitted
+
+
+def flatten_chains(
+    chains: Sequence[DraftTree], settings: StepCostSettings = STEP_COST_DEFAULTS
+) -> FlatTrees:
+    """Convert chains into the arrays used by the acceptance calibration.
+
+    Confidences that are not probabilities are replaced, because drafters from other packages may
+    report such values.
+    """
+    trees = flatten_trees(chains, settings.unknown_probability)
+    return trees._replace(confidence=np.nan_to_num(trees.confidence).clip(0.0, 1.0))
+
+
+def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[int]:
+    """Return the number of tokens per chain that maximises tokens per second.
+
+    Args:
+        gains: Expected gain per node: path probability times the token's value; [nodes].
+        starts: Index of each chain's first node, and the end; [1 + chains].
+        seconds: Duration of the step by number of draft tokens; [1 + nodes].
+    """
+    num_requests = len(starts) - 1
+    order = np.argsort(-gains, kind="stable")
+    tokens = num_requests + np.concatenate(([0.0], np.cumsum(gains[order])))
+    chosen = order[: best_count(tokens, seconds)]
+    return nodes_per_tree(tree_of_nodes(starts), chosen, num_requests)

@@ -1,0 +1,1 @@
+"""Predict the next tokens from the target's hidden states."""

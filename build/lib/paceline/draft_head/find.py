@@ -1,0 +1,81 @@
+"""Find a model's draft head: from a file, from the package, or fitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline import demo
+from paceline.core.drafter import Drafter
+from paceline.draft_head.fitting import fitted_weights
+from paceline.draft_head.guessing import DraftHead
+from paceline.draft_head.trained import card_of, load
+from paceline.draft_head.weights import Weights, has_plain_embeddings
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.settings import MIN_SKETCH_COSINE
+
+
+class DraftHeads:
+    """Hold one engine's draft heads.
+
+    A head is loaded or fitted when a drafter first needs it.
+
+    Args:
+        model: The target.
+    """
+
+    def __init__(self, model: CachedLM) -> None:
+        self._model = model
+        self._heads: dict[str | None, DraftHead | None] = {}  # by file
+
+    def check(self, drafter: Drafter) -> None:
+        """Reject a drafter whose draft head cannot be used.
+
+        Raises:
+            ConfigError: The file cannot be read, or belongs to another model.
+        """
+        if drafter.draft_head is not None:
+            self._find(drafter.draft_head)
+
+    def of(self, drafter: Drafter) -> DraftHead | None:
+        """Return a drafter's draft head; None if the model cannot have one."""
+        return self._find(drafter.draft_head)
+
+    def _find(self, file: str | None) -> DraftHead | None:
+        if file not in self._heads:
+            self._heads[file] = find_draft_head(self._model, file)
+        return self._heads[file]
+
+
+def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHead | None:
+    """Return the draft head for a model.
+
+    Args:
+        model: The target.
+        file: Trained draft head. Default: the package's draft head for this model, or else a fitted
+            head.
+    Returns:
+        None if the model's states or embeddings cannot be read, or if the model is too slow for the
+        fit.
+    Raises:
+        ConfigError: The file cannot be used.
+    """
+    if not has_plain_embeddings(model):
+        if file is not None:
+            raise ConfigError(
+                f"draft head {str(file)!r}: got {model.architecture.name}, whose embeddings cannot"
+                " be read; expected a model with an embedding and an LM head of plain weights."
+                " Leave the option out."
+            )
+        return None
+    if file is not None:
+        weights: Weights | None = load(file, model)
+    else:
+        weights = _packaged(model) or fitted_weights(model)
+    return None if weights is None else DraftHead(model, weights)
+
+
+def _packaged(model: CachedLM) -> Weights | None:
+    cosines = {path: card_of(path).closeness(model) for path in demo.DRAFT_HEADS}
+    best = max(cosines, key=lambda path: cosines[path], default=None)
+    return None if best is None or cosines[best] < MIN_SKETCH_COSINE else load(best, model)

@@ -1,0 +1,193 @@
+"""Fit a draft head without training: a linear map by ridge regression.
+
+The target samples a few thousand tokens once. The map predicts the next state from a state and the
+embedding of the token that was sampled from that state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE
+from paceline.draft_head.settings import FitSettings
+from paceline.draft_head.weights import Weights, embedding_and_head, shape_of
+from paceline.errors import UnsupportedModelError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.identity import model_identity
+from paceline.util import result_cache
+from paceline.util.stopwatch import clock_of
+
+_KIND = "draft-head-v2"  # changes when the fitted or saved data change
+_SETTINGS = FitSettings()
+
+
+class _Pairs(NamedTuple):
+    """Hold pairs of a state and its next state.
+
+    Attributes:
+        states: [n, hidden] states.
+        token_ids: [n] tokens that were sampled from these states.
+        following: [n, hidden] states after these tokens.
+    """
+
+    states: Tensor
+    token_ids: Tensor
+    following: Tensor
+
+
+def fitted_weights(model: CachedLM) -> Weights | None:
+    """Return the weights for a model, from the cache if they were fitted before.
+
+    A fit takes only slightly longer than `FitSettings.max_seconds`.
+
+    Returns:
+        None if the model is too slow, or computes its logits without its LM head module.
+    """
+    num_pairs = _num_pairs(model)
+    num_parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    if num_pairs * num_parameters < _SETTINGS.min_cached_work:
+        weights = _fit(model, num_pairs)
+    else:
+        name = f"draft head of {model.model.__class__.__name__}"
+        # An enlarged model has the same identity as the original.
+        facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
+        weights = result_cache.load_or_compute_bytes(
+            result_cache.ResultKey(_KIND, facts, name, "weights.safetensors"),
+            lambda: _fit(model, num_pairs),
+            lambda weights: weights.to_bytes({}),
+            lambda content: _read(content, model),
+        )
+    return weights if len(weights.token_ids) else None
+
+
+def _num_pairs(model: CachedLM) -> int:
+    wanted = _SETTINGS.pairs_per_input * (shape_of(model)[0] + 1)
+    return max(_SETTINGS.min_pairs, min(_SETTINGS.max_pairs, wanted))
+
+
+def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
+    constant = torch.ones(len(states), 1, device=states.device)
+    return torch.cat((states.float(), embeddings.float(), constant), dim=-1)
+
+
+@torch.inference_mode()
+def _fit(model: CachedLM, num_pairs: int) -> Weights:
+    """Return the weights; their `token_ids` are empty if there are too few pairs."""
+    embedding, head = embedding_and_head(model)
+    try:
+        pairs = _generate(model, num_pairs)
+    except UnsupportedModelError:
+        pairs = _Pairs(torch.empty(0, 0), torch.empty(0), torch.empty(0, 0))
+    if len(pairs.states) < _SETTINGS.min_pairs:
+        return _weights(torch.empty(shape_of(model)[0] + 1, shape_of(model)[1]), 0)
+    inputs = _inputs(pairs.states, embedding.weight[pairs.token_ids])
+    scale = inputs.square().mean(0).sqrt().clamp(min=1e-6)
+    hidden = pairs.states.shape[-1]
+    scale[:hidden], scale[hidden:-1] = (
+        scale[:hidden].square().mean().sqrt(),
+        scale[hidden:-1].square().mean().sqrt(),
+    )
+    inputs /= scale
+    solution = (_solve(inputs, pairs.following) / scale[:, None]).cpu()
+    return _weights(solution, min(_SETTINGS.num_token_ids, head.weight.shape[0]))
+
+
+def _weights(solution: Tensor, num_token_ids: int) -> Weights:
+    """Return the weights from a map [inputs and constant, hidden]."""
+    hidden = solution.shape[1]
+    return Weights(
+        solution[:-1].T.contiguous(),
+        solution[-1],
+        torch.empty(hidden, 0),
+        torch.arange(num_token_ids),
+    )
+
+
+def _solve(inputs: Tensor, following: Tensor) -> Tensor:
+    """Return the ridge solution, using the smaller of the two linear systems."""
+    weights: Tensor
+    if len(inputs) >= inputs.shape[1]:
+        weights = torch.linalg.solve(_with_ridge(inputs.T @ inputs), inputs.T @ following)
+    else:
+        weights = inputs.T @ torch.linalg.solve(_with_ridge(inputs @ inputs.T), following)
+    return weights
+
+
+def _with_ridge(square: Tensor) -> Tensor:
+    square.diagonal().add_(_SETTINGS.ridge)
+    return square
+
+
+def _generate(model: CachedLM, num_pairs: int) -> _Pairs:
+    """Have the model generate texts at temperature 1; return states and tokens."""
+    target, first = model.apart(), _first_token(model)
+    random = torch.Generator(model.device).manual_seed(0)
+    length = min(_SETTINGS.text_tokens, model.context_length - 1)
+    affordable = _SETTINGS.max_cache_bytes // max(1, model.position_bytes * (length + 1))
+    num_texts = max(8, min(_SETTINGS.num_texts, affordable))
+    columns: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    clock = clock_of(model.device)
+    begin = clock()
+    while len(columns[0]) * num_texts < num_pairs and clock() - begin <= _SETTINGS.max_seconds:
+        texts = [
+            Request([first], SamplingParams(max_new_tokens=length + 1, ignore_eos=True))
+            for _ in range(num_texts)
+        ]
+        for text in texts:
+            target.open(text)
+        states, token_ids = _advance(target, texts, random)
+        for _ in range(length - 1):
+            is_enough = len(columns[0]) * num_texts >= num_pairs
+            if is_enough or clock() - begin > _SETTINGS.max_seconds:
+                break
+            before = states, token_ids
+            states, token_ids = _advance(target, texts, random)
+            for column, values in zip(columns, (*before, states), strict=True):
+                column.append(values)
+        for text in texts:
+            target.close(text)
+    hidden = embedding_and_head(model)[1].in_features
+    return _Pairs(*(torch.cat(column) if column else torch.empty(0, hidden) for column in columns))
+
+
+def _advance(
+    model: CachedLM, texts: list[Request], random: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Generate one more token per text; return the states and the new tokens."""
+    logits = model.forward_with_states(texts, [EMPTY_TREE] * len(texts))
+    model.commit([()] * len(texts))
+    assert logits.states is not None, "the forward pass returns them"
+    sums = logits.flat.float().softmax(-1).cumsum(-1)
+    draws = torch.rand(len(texts), 1, generator=random, device=sums.device) * sums[:, -1:]
+    token_ids = torch.searchsorted(sums, draws).clamp(max=sums.shape[-1] - 1).flatten()
+    for text, token in zip(texts, token_ids.tolist(), strict=True):
+        text.append([token])
+    return logits.states[:, 0].float(), token_ids
+
+
+def _first_token(model: CachedLM) -> int:
+    """Return the beginning-of-sequence token, or else an end-of-sequence token."""
+    config = model.model.config.get_text_config(decoder=True)
+    for named in (config.bos_token_id, config.eos_token_id):
+        token = named[0] if isinstance(named, list) and named else named
+        if isinstance(token, int) and 0 <= token < model.vocab_size:
+            return token
+    return 0
+
+
+def _read(content: bytes, model: CachedLM) -> Weights:
+    """Return cached weights.
+
+    Raises:
+        ValueError: The content is damaged.
+    """
+    weights = Weights.from_bytes(content)
+    inputs, hidden = shape_of(model)
+    if tuple(weights.first.shape) != (hidden, inputs):
+        raise ValueError(f"weights of another shape: {tuple(weights.first.shape)}")
+    return weights

@@ -1,0 +1,210 @@
+"""Predict a draft tree from the hidden state that gave the newest token.
+
+A hidden state also contains information about the token after the next one (Pal et al. 2023,
+"Future Lens"). Together with the chosen token, it contains more. EAGLE (Li et al. 2024, section 3)
+trains a layer like the target's that predicts the next state from both. Here, the layer is one
+matrix product and a small network (`weights`), without attention. For the most likely paths, the
+predicted state is the input to the next level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.backend.resolve import topk_tokens
+from paceline.core.drafter import Outcome
+from paceline.core.node_logits import NodeLogits
+from paceline.core.origin import Origin
+from paceline.core.tree import DraftTree
+from paceline.draft_head.settings import PredictionSettings
+from paceline.draft_head.weights import Weights, embedding_and_head
+from paceline.model.cached_lm import CachedLM
+from paceline.util.device_copies import Arrays, Pending, finish, upload
+
+_SETTINGS = PredictionSettings()
+
+
+class _Level(NamedTuple):
+    """Hold the predicted tokens for one level, on the device.
+
+    Attributes:
+        token_ids: [requests, tokens] token ids.
+        probs: float32 [requests, tokens] probability given the parent.
+        path_probs: float32 [requests, tokens] path probability.
+        continued: [requests, paths] tokens of the previous level from which the tokens were
+            predicted, the same number for each. None = they follow the newest token.
+        states: [requests * paths, hidden] predicted states.
+    """
+
+    token_ids: Tensor
+    probs: Tensor
+    path_probs: Tensor
+    continued: Tensor | None
+    states: Tensor
+
+    @property
+    def to_fetch(self) -> list[Tensor]:
+        """Return the tensors from which trees are built."""
+        return [self.token_ids, self.probs, *([] if self.continued is None else [self.continued])]
+
+
+class DraftHead:
+    """Predict the tokens that follow rows of hidden states.
+
+    Args:
+        model: The target.
+        weights: Weights of the head.
+    Attributes:
+        levels: Maximum number of tokens ahead.
+    """
+
+    def __init__(self, model: CachedLM, weights: Weights) -> None:
+        embedding, head = embedding_and_head(model)
+        self._embedding, self._products = embedding.weight, model.products
+        self._first, self._bias, self._outer = (
+            tensor.to(head.weight.device, head.weight.dtype).contiguous()
+            for tensor in (weights.first, weights.bias, weights.outer)
+        )
+        token_ids = weights.token_ids.to(head.weight.device)
+        is_prefix = torch.equal(token_ids, torch.arange(len(token_ids), device=token_ids.device))
+        rows = slice(len(token_ids)) if is_prefix else token_ids
+        self._head = head.weight[rows]
+        self._head_bias = None if head.bias is None else head.bias[rows]
+        self._token_ids = None if is_prefix else token_ids
+        self.levels = weights.levels
+
+    def predict(
+        self, states: Tensor, token_ids: Sequence[int], levels: int = _SETTINGS.max_levels
+    ) -> list[DraftTree]:
+        """Return a draft tree for each state, following the token chosen from the state.
+
+        Args:
+            states: [n, hidden] inputs of the LM head.
+            token_ids: [n] tokens chosen from the logits at these states.
+            levels: Maximum number of tokens ahead.
+        """
+        (tokens,) = upload(states.device, token_ids)
+        trees: list[DraftTree] = finish([self._predict(states, tokens, levels)])[0]
+        return trees
+
+    def predict_after(
+        self, outcomes: Sequence[Outcome], logits: NodeLogits, levels: int
+    ) -> Pending:
+        """Return the pending draft tree for each outcome of a step.
+
+        Args:
+            outcomes: Outcomes in the step.
+            logits: Logits with states; the rows are in the same order as `outcomes`.
+            levels: Maximum number of tokens ahead.
+        """
+        if not outcomes:
+            return Pending((), lambda arrays: [])
+        assert logits.states is not None, "the forward pass returns them"
+        rows = [
+            start + (1 + outcome.accepted[-1] if outcome.accepted else 0)
+            for start, outcome in zip(logits.starts, outcomes, strict=True)
+        ]
+        newest = [outcome.new_token_ids[-1] for outcome in outcomes]
+        which, tokens = upload(logits.flat.device, rows, newest)
+        return self._predict(logits.states[which, 0], tokens, levels)
+
+    @torch.inference_mode()
+    def _predict(self, states: Tensor, token_ids: Tensor, levels: int) -> Pending:
+        """Return the pending trees of `predict`."""
+        level = self._after(states, token_ids)
+        predicted = [level]
+        continued = min(_SETTINGS.num_continued, _SETTINGS.max_rows // len(token_ids))
+        for _ in range(min(levels, self.levels) - 1 if continued else 0):
+            level = self._next(level, min(continued, level.token_ids.shape[1]))
+            predicted.append(level)
+        return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
+
+    def _after(self, states: Tensor, token_ids: Tensor) -> _Level:
+        """Return the level after the newest tokens."""
+        following = self.next_states(states, token_ids)
+        guesses, probs = self.guess(following, _SETTINGS.num_first)
+        return _Level(guesses, probs, probs, None, following)
+
+    def _next(self, level: _Level, num_continued: int) -> _Level:
+        """Return the next level, after each request's `num_continued` most likely paths."""
+        order = level.path_probs.sort(dim=1, descending=True, stable=True).indices
+        best = order[:, :num_continued]
+        num_requests, num_tokens = level.token_ids.shape
+        # Tokens with the same parent are neighbours, and so are the states of a request.
+        num_paths = len(level.states) // num_requests
+        first = torch.arange(num_requests, device=best.device)[:, None] * num_paths
+        rows = first + best.div(num_tokens // num_paths, rounding_mode="floor")
+        following = self.next_states(
+            level.states[rows.view(-1)], level.token_ids.gather(1, best).view(-1)
+        )
+        guesses, probs = self.guess(following, _SETTINGS.num_later)
+        paths = level.path_probs.gather(1, best)[..., None] * probs.view(*best.shape, -1)
+        shape = num_requests, -1
+        return _Level(guesses.view(shape), probs.view(shape), paths.view(shape), best, following)
+
+    def next_states(self, states: Tensor, token_ids: Tensor) -> Tensor:
+        """Return the predicted states [n, hidden] after the given states and tokens."""
+        inputs = torch.cat(
+            (states.to(self._first.dtype), self._embedding[token_ids].to(self._first.dtype)), dim=-1
+        )
+        products, hidden = self._products, len(self._outer)
+        both = products.linear(inputs, self._first, self._bias)
+        if both.shape[-1] == hidden:
+            return both
+        return both[:, :hidden] + products.linear(
+            functional.silu(both[:, hidden:]), self._outer, None
+        )
+
+    def guess(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the most likely tokens for states [n, hidden], and their probabilities.
+
+        Both are [n, count] on the device. The probabilities are over the reduced draft vocabulary.
+        """
+        logits = self._products.linear(states, self._head, self._head_bias)
+        columns, probs = topk_tokens(logits, count)
+        return columns if self._token_ids is None else self._token_ids[columns], probs
+
+
+def _trees(arrays: Arrays) -> list[DraftTree]:
+    """Return the predicted trees.
+
+    Args:
+        arrays: Token ids and probabilities of the first level; then these and `_Level.continued` of
+            each further level.
+    """
+    first, rest = arrays[:2], arrays[2:]
+    levels: list[tuple[NDArray[Any], ...]] = [(*first, np.full_like(first[0], -1))]
+    for start in range(0, len(rest), 3):
+        token_ids, probs, continued = rest[start : start + 3]
+        each = token_ids.shape[1] // continued.shape[1]
+        levels.append((token_ids, probs, np.repeat(continued, each, axis=1)))
+    return [_tree(levels, row) for row in range(len(first[0]))]
+
+
+def _tree(levels: Sequence[tuple[NDArray[Any], ...]], row: int) -> DraftTree:
+    """Return the predicted tokens for one request.
+
+    Args:
+        levels: Token ids, probabilities and parents in the previous level, [requests, tokens] each.
+        row: The request.
+    """
+    token_ids: list[int] = []
+    parents: list[int] = []
+    confidence: list[float] = []
+    before = 0
+    for level_ids, probs, above in levels:
+        start = len(token_ids)
+        parents += (above[row] + before).tolist()
+        token_ids += level_ids[row].tolist()
+        confidence += probs[row].tolist()
+        before = start
+    return DraftTree(
+        token_ids, parents, None, confidence, origins=[Origin.DRAFT_HEAD] * len(token_ids)
+    )

@@ -1,0 +1,143 @@
+"""Read and write trained draft heads (`paceline draft-head train`).
+
+A draft head is a safetensors file with a card, which describes the head's target model and
+training.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.draft_head.weights import Weights, embedding_and_head, metadata_of, shape_of
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.identity import Sketch
+from paceline.model.settings import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE
+from paceline.util.files import parse_json, write_atomically
+
+_KIND, _VERSION = "paceline draft head", "2"
+_HELP = "Train it with `paceline draft-head train`, or copy it again from where it came."
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Describe a draft head's target and training.
+
+    Attributes:
+        target: Human-readable name of the target.
+        sketch: Sketch of the target's embedding (`Sketch.encode`).
+        vocab_size: Size of the target's vocabulary.
+        settings: Training settings.
+        about: Description of the training data and the training run.
+        judged: Accuracy on held-out answers.
+    """
+
+    target: str
+    sketch: str
+    vocab_size: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, Any] = field(default_factory=dict)
+
+    def closeness(self, model: CachedLM) -> float:
+        """Return the cosine similarity between the target's and a model's embeddings.
+
+        The result is 0 if the shapes differ.
+        """
+        return Sketch.decode(self.sketch).closeness(model.model)
+
+
+def save(path: str | Path, weights: Weights, card: Card) -> None:
+    """Write a draft head atomically.
+
+    Args:
+        path: File to write.
+        weights: Weights of the head.
+        card: Description of the head.
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    text = json.dumps(asdict(card))
+    checksum = weights.checksum(text)
+    metadata = {"kind": _KIND, "version": _VERSION, "card": text, "sha256": checksum}
+    write_atomically(path, weights.to_bytes(metadata))
+
+
+def load(path: str | Path, model: CachedLM) -> Weights:
+    """Return the weights from a file, widened to the model's size.
+
+    Raises:
+        ConfigError: The file cannot be read, is damaged, or is for a different model or version.
+    """
+    weights, card = read(path)
+    closeness = card.closeness(model)
+    if closeness < MIN_SKETCH_COSINE:
+        raise ConfigError(
+            f"draft head {str(path)!r}: got a model of another shape than {card.target!r}, for"
+            f" which it was trained, or one whose embedding has a cosine of {closeness:.2f} to that"
+            f" model's; expected {MIN_SKETCH_COSINE} or above. Train one for this model."
+        )
+    if closeness < WARN_SKETCH_COSINE:
+        warnings.warn(
+            f"draft head {str(path)!r} was trained for {card.target!r}, and this model's embedding"
+            f" has a cosine of only {closeness:.2f} to that model's: fewer of its tokens may be"
+            " accepted. Train one for this model, or leave it out (auto:draft_head=false).",
+            stacklevel=2,
+        )
+    weights = weights.limited_to(len(embedding_and_head(model)[1].weight))
+    inputs, hidden = shape_of(model)
+    return weights.widened(hidden, inputs - hidden)
+
+
+def read(path: str | Path) -> tuple[Weights, Card]:
+    """Return the weights and the card from a file.
+
+    Raises:
+        ConfigError: The file cannot be read, is damaged, or has a different version.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"draft head {str(path)!r}: cannot be read: {error.strerror}; expected a file. {_HELP}"
+        ) from error
+    try:
+        metadata = metadata_of(content)
+        card = _card(metadata)
+        weights = Weights.from_bytes(content)
+        if metadata["sha256"] != weights.checksum(metadata["card"]):
+            raise ValueError("its checksum does not match its content")
+        token_ids = weights.token_ids
+        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < card.vocab_size:
+            raise ValueError(f"tokens beyond its vocabulary of {card.vocab_size}")
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"draft head {str(path)!r}: the file is no draft head, or damaged ({error}). {_HELP}"
+        ) from error
+    return weights, card
+
+
+def card_of(path: Path) -> Card:
+    """Return a file's card without reading its weights."""
+    with path.open("rb") as file:
+        size = file.read(8)
+        return _card(metadata_of(size + file.read(int.from_bytes(size, "little"))))
+
+
+def _card(metadata: dict[str, str]) -> Card:
+    """Return the card from a file's header.
+
+    Raises:
+        ValueError, LookupError, TypeError: The header has no card, or a different version.
+    """
+    if metadata.get("kind") != _KIND:
+        raise ValueError("another kind of file")
+    if metadata.get("version") != _VERSION:
+        raise ValueError(f"version {metadata.get('version')}; this release reads {_VERSION}")
+    card = Card(**parse_json(metadata["card"]))
+    Sketch.decode(card.sketch)
+    return card

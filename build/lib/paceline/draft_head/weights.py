@@ -1,0 +1,175 @@
+"""Hold a draft head's weights.
+
+The head predicts the next state from a state and the embedding of the chosen token:
+
+    inputs = [state, embedding of the token]
+    next state = direct @ inputs + outer @ silu(inner @ inputs)
+
+`direct` and `inner` have a bias and are stored as one matrix. A head without `inner` is a linear
+map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.errors import UnsupportedModelError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.eagle.modules import embedding_and_lm_head
+from paceline.util.files import parse_json
+
+_NAMES = ("first", "bias", "outer", "kept")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Hold a draft head's matrices.
+
+    Attributes:
+        first: [hidden + neurons, hidden + embedding] `direct` and `inner`.
+        bias: [hidden + neurons] biases of `direct` and `inner`.
+        outer: [hidden, neurons] the second matrix of the network.
+        token_ids: int64 [tokens] ids of the reduced draft vocabulary.
+        levels: Number of tokens ahead that are worth predicting.
+    """
+
+    first: Tensor
+    bias: Tensor
+    outer: Tensor
+    token_ids: Tensor
+    levels: int = 1
+
+    @property
+    def hidden(self) -> int:
+        """Size of a state."""
+        return len(self.outer)
+
+    def widened(self, hidden: int, embedding: int) -> Weights:
+        """Return the weights for a model that was enlarged with zero dimensions.
+
+        `paceline.bench.cost_scale` enlarges models in this way.
+
+        Args:
+            hidden: Size of a state in the enlarged model.
+            embedding: Size of the enlarged model's embeddings.
+        """
+        old = self.hidden
+        more_hidden = hidden - old
+        more_embedding = embedding - (self.first.shape[1] - old)
+        first = torch.cat(
+            (
+                functional.pad(self.first[:, :old], (0, more_hidden)),
+                functional.pad(self.first[:, old:], (0, more_embedding)),
+            ),
+            dim=1,
+        )
+        first = torch.cat((functional.pad(first[:old], (0, 0, 0, more_hidden)), first[old:]))
+        bias = torch.cat((functional.pad(self.bias[:old], (0, more_hidden)), self.bias[old:]))
+        return Weights(
+            first,
+            bias,
+            functional.pad(self.outer, (0, 0, 0, more_hidden)),
+            self.token_ids,
+            self.levels,
+        )
+
+    def limited_to(self, num_token_ids: int) -> Weights:
+        """Return the weights for a model whose vocabulary has less padding."""
+        return replace(self, token_ids=self.token_ids[self.token_ids < num_token_ids])
+
+    def to_bytes(self, metadata: dict[str, str]) -> bytes:
+        """Return the content of a safetensors file, with the weights in bfloat16."""
+        content: bytes = safetensors.torch.save(
+            self._tensors(), metadata | {"levels": str(self.levels)}
+        )
+        return content
+
+    def checksum(self, text: str) -> str:
+        """Return a SHA-256 hash of the tensors, the levels and a string."""
+        digest = hashlib.sha256(f"{text} {self.levels}".encode())
+        for name, tensor in self._tensors().items():
+            digest.update(f"{name} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.view(torch.int16).numpy().tobytes())
+        return digest.hexdigest()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return a file's tensors by name."""
+        tensors = {
+            name: getattr(self, name).detach().cpu().to(torch.bfloat16).contiguous()
+            for name in _NAMES[:-1]
+        }
+        return tensors | {"kept": self.token_ids.to(torch.int32).cpu().contiguous()}
+
+    @staticmethod
+    def from_bytes(content: bytes) -> Weights:
+        """Return the weights from the content of a file.
+
+        Raises:
+            ValueError: The content is damaged.
+        """
+        try:
+            tensors = safetensors.torch.load(content)
+            levels = int(metadata_of(content)["levels"])
+            first, bias, outer = (tensors[name].float() for name in _NAMES[:-1])
+            weights = Weights(first, bias, outer, tensors["kept"].long(), levels)
+        except (safetensors.SafetensorError, KeyError) as error:
+            raise ValueError(str(error)) from error
+        shapes = [tuple(tensor.shape) for tensor in (first, bias, outer)]
+        rows = sum(outer.shape) if outer.dim() == 2 else -1
+        fits = (
+            first.dim() == 2
+            and shapes[0][0] == rows
+            and shapes[1] == (rows,)
+            and weights.token_ids.dim() == 1
+        )
+        if (
+            not fits
+            or levels < 1
+            or not all(tensor.isfinite().all() for tensor in (first, bias, outer))
+        ):
+            raise ValueError(f"weights of wrong shapes, or not finite: {shapes}")
+        return weights
+
+
+def metadata_of(content: bytes) -> dict[str, str]:
+    """Return the metadata from the header of a safetensors file.
+
+    Args:
+        content: The whole file, or its header.
+    Raises:
+        ValueError: The content has no such header.
+    """
+    size = int.from_bytes(content[:8], "little")
+    header = parse_json(content[8 : 8 + size])
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    if not isinstance(metadata, dict):
+        raise ValueError("no metadata")
+    return {str(name): str(value) for name, value in metadata.items()}
+
+
+def embedding_and_head(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
+    """Return a model's embedding and LM head; see `has_plain_embeddings`."""
+    return embedding_and_lm_head(model.model)
+
+
+def has_plain_embeddings(model: CachedLM) -> bool:
+    """Return whether embedding and LM head are plain weights on the model's device."""
+    try:
+        return all(
+            module.weight.device == model.device for module in embedding_and_lm_head(model.model)
+        )
+    except UnsupportedModelError:
+        return False
+
+
+def shape_of(model: CachedLM) -> tuple[int, int]:
+    """Return the size of the inputs (a state plus an embedding), and of a state."""
+    embedding, head = embedding_and_head(model)
+    return head.in_features + embedding.embedding_dim, head.in_features

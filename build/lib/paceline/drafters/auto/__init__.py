@@ -1,0 +1,1 @@
+"""Merge all sources of draft tokens into one draft tree."""

@@ -1,0 +1,196 @@
+"""Decide per batch size whether running the draft model saves time.
+
+When the draft model runs, both trees of the step are known: one with its nodes and one without
+them. The text generated next shows how many tokens of the tree without the draft model, cut to the
+same size, would have been accepted. The difference is the gain in tokens. It varies much less than
+the difference between two texts.
+
+The gate runs the draft model if the time saved by the gain, at the current seconds per token,
+exceeds the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a few trials do
+not switch the draft model off. The faster the draft model is, the more evidence the gate requires
+before closing. While the gate is closed, it retries with exponential back-off. The gain depends
+little on the confidence of the other sources, so the gate ignores that confidence
+(docs/development/design-notes.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from paceline.core.drafter import Outcome
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.draft_budget.averages import DecayingMean
+from paceline.draft_budget.retry_pause import RetryPause
+from paceline.drafters.auto.settings import DraftModelGateSettings
+
+_SETTINGS = DraftModelGateSettings()
+
+
+class DraftModelGate:
+    """Switch the draft model on or off for steps with a given number of requests.
+
+    The gate judges one source of a tree by the nodes that the source adds. In contrast,
+    `DraftingBackoff` judges whole drafts by the tokens and the time of the step.
+
+    Args:
+        settings: Settings for the gate.
+    """
+
+    def __init__(self, settings: DraftModelGateSettings = _SETTINGS) -> None:
+        self._settings = settings
+        prior, weight = settings.prior_gain, settings.prior_weight
+        # Gains in tokens: their sum, the sum of their squares, and their count.
+        self._sum, self._squares, self._count = prior * weight, (prior**2 + 1) * weight, weight
+        self._token_s, self._step_s = DecayingMean(settings.decay), DecayingMean(settings.decay)
+        # The cost is a mean of logarithms, so outliers such as a prompt have little effect on it.
+        self._log_cost = DecayingMean(settings.decay)
+        self._pause = RetryPause(settings.min_pause, settings.max_pause)
+        self._pause.start()
+
+    def is_open(self, num_requests: int) -> bool:
+        """Return whether the next step should run the draft model."""
+        if not self._log_cost.weight or not self._token_s.weight:
+            return True
+        cost = math.exp(self._log_cost.value)
+        num_errors = max(1.0, self._settings.patience * self._step_s.value / cost)
+        if num_requests * self._gain_upper_bound(num_errors) * self._token_s.value >= cost:
+            self._pause.reset()
+            self._pause.start()
+            return True
+        if self._pause.waits():
+            return False
+        self._pause.start()
+        return True
+
+    def _gain_upper_bound(self, num_errors: float) -> float:
+        """Return the mean gain per request plus `num_errors` standard errors."""
+        mean = self._sum / self._count
+        return mean + num_errors * math.sqrt(
+            max(0.0, self._squares / self._count - mean * mean) / self._count
+        )
+
+    def record_step(self, tokens: int, seconds: float) -> None:
+        """Record a step's new tokens and seconds, including the draft model."""
+        self._token_s.add(seconds, tokens)
+        self._step_s.add(seconds)
+
+    def record_cost(self, seconds: float) -> None:
+        """Record the seconds that the draft model took."""
+        self._log_cost.add(math.log(max(seconds, 1e-9)))
+
+    def record_gain(self, tokens: int) -> None:
+        """Record a request's new tokens minus those that the other tree would have given."""
+        if self._count >= self._settings.memory:
+            self._sum, self._squares, self._count = (
+                self._sum / 2,
+                self._squares / 2,
+                self._count / 2,
+            )
+        self._sum, self._squares, self._count = (
+            self._sum + tokens,
+            self._squares + tokens * tokens,
+            self._count + 1,
+        )
+
+
+@dataclass(slots=True)
+class _Open:
+    """Track a step until the text shows how much of the other tree was right.
+
+    Attributes:
+        gate: Gate that records the gain.
+        edges: Edges of the tree without the draft model.
+        end: Text position after the tokens generated in the step.
+        position: Text position after the last node that matched.
+        node: Last node in the other tree that matches the text; -1 is the root.
+    """
+
+    gate: DraftModelGate
+    edges: dict[tuple[int, int], int]
+    end: int
+    position: int
+    node: int = -1
+
+    def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
+        """Compare the text with the other tree; return whether the gain is now known.
+
+        Args:
+            token_ids: Tokens of the request's text.
+            ended: Whether the text is complete.
+        """
+        while self.position < len(token_ids):
+            following = self.edges.get((self.node, token_ids[self.position]))
+            if following is None:
+                break
+            self.node, self.position = following, self.position + 1
+        if self.position == len(token_ids) and not ended:
+            return False
+        # The target would have added one token after the last match.
+        has_next = self.position < len(token_ids)
+        self.gate.record_gain(self.end - (self.position + has_next))
+        return True
+
+
+class DraftModelGates:
+    """Hold one gate per number of requests, and the step's timer."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, DraftModelGate] = {}
+        self._running: DraftModelGate | None = None
+        self._other_trees: dict[int, DraftTree] = {}  # by request id
+        self._open: dict[int, list[_Open]] = {}  # by request id
+        self._begun = self._seconds = 0.0
+
+    @property
+    def has_run_model(self) -> bool:
+        """Return whether the newest step ran the draft model."""
+        return self._seconds > 0
+
+    def begin(self, other_trees: dict[int, DraftTree], is_timed: bool) -> bool:
+        """Begin a step, and return whether it runs the draft model.
+
+        Args:
+            other_trees: Trees without the draft model by request id, most likely nodes first.
+            is_timed: Whether the step's time counts; it does not count if the step contains
+                prompts.
+        """
+        self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
+        gate = self._by_number.setdefault(len(other_trees), DraftModelGate())
+        self._running = gate if is_timed else None
+        return gate.is_open(len(other_trees))
+
+    def model_finished(self) -> None:
+        """Record that the draft model has finished."""
+        self._seconds = perf_counter() - self._begun
+
+    def end(self, outcomes: Sequence[Outcome]) -> None:
+        """End the step: record its time and compare each request's text with its tree."""
+        if self._running is None:
+            return
+        self._running.record_step(
+            sum(len(outcome.new_token_ids) for outcome in outcomes), perf_counter() - self._begun
+        )
+        if self.has_run_model:
+            self._running.record_cost(self._seconds)
+        for outcome in outcomes:
+            request = outcome.request
+            waiting = self._open.pop(request.id, [])
+            if self.has_run_model:
+                tree, end = self._other_trees[request.id], len(request.token_ids)
+                edges = tree.edges(min(len(outcome.tree), len(tree)))
+                waiting.append(_Open(self._running, edges, end, end - len(outcome.new_token_ids)))
+            self._resolve(request, waiting, ended=False)
+        self._running = None
+
+    def stop(self, request: Request) -> None:
+        """Free the state of a request whose text is complete."""
+        self._resolve(request, self._open.pop(request.id, []), ended=True)
+
+    def _resolve(self, request: Request, waiting: list[_Open], ended: bool) -> None:
+        left = [step for step in waiting if not step.follow_text(request.token_ids, ended)]
+        if left:
+            self._open[request.id] = left

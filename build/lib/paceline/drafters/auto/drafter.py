@@ -1,0 +1,182 @@
+"""Merge retrieval, cached distributions, draft head and draft model into one tree.
+
+Retrieval (`sssd`, from the request, earlier answers and a datastore) finds long matching runs. The
+target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
+at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
+draft model is given, it adds its own tree (`model_source`). With the budget, `draft_model_gate`
+decides when to run the draft model. Each node's acceptance probability is calibrated online from
+its sources' predictions (`shared/source_calibration`). The nodes with the highest path probability
+form the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from paceline.core.drafter import Outcome
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.auto.draft_model_gate import DraftModelGates
+from paceline.drafters.auto.model_source import ModelSource
+from paceline.drafters.auto.options import AutoOptions
+from paceline.drafters.auto.settings import AutoSettings
+from paceline.drafters.shared.array_trees import ArrayTrees
+from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL, DraftSource
+from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
+from paceline.drafters.sssd.drafter import Sssd
+from paceline.drafters.sssd.options import SssdOptions
+from paceline.model.cached_lm import CachedLM
+
+_SETTINGS = AutoSettings()
+
+
+class Auto(RecyclingDrafter):
+    """Draft from all sources; lossless and seed-identical at any temperature."""
+
+    name = "auto"
+    keeps_tokens = True
+    takes_draft_model = True
+    Options = AutoOptions
+
+    def __init__(self, options: AutoOptions, draft: CachedLM | None = None) -> None:
+        self._options = options
+        self.budget = options.budget
+        self.node_rule = node_rule_of(options.max_nodes, options.budget)
+        self._retrieval = Sssd(
+            SssdOptions(
+                options.datastore,
+                max_nodes=_SETTINGS.retrieved_nodes,
+                answer_cache_tokens=options.answer_cache_tokens,
+                update_datastore=options.update_datastore,
+            )
+        )
+        self._recycler = Recycler(options.max_context_ngram, pool_path=options.pool_file)
+        self.ids_below = self._retrieval.ids_below
+        self._model = (
+            None
+            if draft is None or not options.use_draft_model
+            else ModelSource(draft, brief=self.budget)
+        )
+        self._gates = DraftModelGates()
+        self._head_draft: dict[int, DraftTree] = {}  # by request
+        if isinstance(options.draft_head, str):
+            self.draft_head = options.draft_head
+        # Draft nodes per request in the last step; number of steps so far.
+        self._fed, self._steps = (_SETTINGS.full_head_nodes, 0)
+
+    @classmethod
+    def build(cls, options: AutoOptions, draft: CachedLM | None = None) -> Auto:
+        """Build the drafter from its options and, if there is one, a draft model.
+
+        Raises:
+            DatastoreError: The datastore cannot be read.
+            ConfigError: The pool file cannot be read.
+        """
+        return cls(options, draft)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds spent in the draft model."""
+        return 0.0 if self._model is None else self._model.forward_seconds
+
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Reject a pool file for a different vocabulary; retrieve only the target's ids."""
+        super().check_vocab_size(vocab_size, tokenizer)
+        self._retrieval.check_vocab_size(vocab_size, tokenizer)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Reject a datastore or pool file made with a different tokenizer."""
+        super().check_tokenizer(tokenizer)
+        self._retrieval.check_tokenizer(tokenizer)
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Pair the draft model with its target."""
+        if self._model is not None:
+            self._model.attach(target, tokenizer)
+
+    def num_head_tokens(self) -> int:
+        """Return the number of tokens the draft head should predict in the next step.
+
+        With the budget, the number depends on how many draft nodes the engine processes. It is
+        lower while a draft model runs. While drafting is slower than plain decoding, the head runs
+        only occasionally.
+        """
+        if self._options.draft_head is False:
+            return 0
+        if not self.budget:
+            return _SETTINGS.max_head_tokens
+        if self._fed < _SETTINGS.full_head_nodes:
+            return (
+                1
+                if self._fed >= _SETTINGS.min_head_nodes
+                or self._steps % _SETTINGS.head_retry_steps == 0
+                else 0
+            )
+        return (
+            _SETTINGS.head_tokens_with_model + (self._fed >= _SETTINGS.many_nodes)
+            if self._gates.has_run_model
+            else _SETTINGS.max_head_tokens
+        )
+
+    def start(self, request: Request) -> None:
+        """Start the request in all sources."""
+        self._retrieval.start(request)
+        if self._model is not None:
+            self._model.start(request)
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft one tree per request from all sources."""
+        retrieved = self._retrieval.retrieve(
+            requests, [_SETTINGS.retrieved_nodes if limit else 0 for limit in max_nodes]
+        )
+        head_drafts = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
+        trees = {RETRIEVAL: retrieved, DRAFT_HEAD: ArrayTrees.of(head_drafts)}
+        others = self._merge(requests, max_nodes, trees)
+        if self._model is None:
+            return others
+        if self.budget:
+            by_request = {request.id: tree for request, tree in zip(requests, others, strict=True)}
+            # The time that prompts take says nothing about decoding.
+            if not self._gates.begin(by_request, all(request.output_ids for request in requests)):
+                self._model.propose(requests, [0] * len(requests))
+                return others
+        self._model.seed_trees(requests, others)
+        trees[DRAFT_MODEL] = ArrayTrees.of(self._model.propose(requests, max_nodes))
+        self._gates.model_finished()
+        return self._merge(requests, max_nodes, trees)
+
+    def _merge(
+        self,
+        requests: Sequence[Request],
+        max_nodes: list[int],
+        trees: Mapping[DraftSource, ArrayTrees],
+    ) -> list[DraftTree]:
+        """Merge the trees of each request into one tree."""
+        return self._recycler.draft(requests, max_nodes, self._options.min_path_probability, trees)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Cache the target's distributions and update all sources."""
+        self._retrieval.observe(outcomes)
+        self._recycler.observe(outcomes)
+        self._steps += 1
+        self._fed = sum(len(outcome.tree) for outcome in outcomes) / max(1, len(outcomes))
+        self._head_draft.update(
+            (outcome.request.id, outcome.head_draft)
+            for outcome in outcomes
+            if outcome.head_draft is not None
+        )
+        if self._model is not None:
+            self._model.observe(outcomes)
+            self._gates.end(outcomes)
+
+    def stop(self, request: Request) -> None:
+        """Free a request's state in all sources."""
+        self._retrieval.stop(request)
+        self._recycler.stop(request)
+        self._head_draft.pop(request.id, None)
+        if self._model is not None:
+            self._model.stop(request)
+            self._gates.stop(request)

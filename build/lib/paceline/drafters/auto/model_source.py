@@ -1,0 +1,59 @@
+"""Use a draft model as one of several sources, for deterministic drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.core.delegating_drafter import DelegatingDrafter
+from paceline.core.node_rule import node_limit
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.auto.settings import ModelSourceSettings
+from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
+from paceline.model.cached_lm import CachedLM
+
+_SETTINGS = ModelSourceSettings()
+
+
+class ModelSource(DelegatingDrafter):
+    """Propose deterministic draft trees with confidences from a draft model.
+
+    Args:
+        draft: The draft model.
+        brief: Stop early where the draft model is unsure, because its forward passes take time.
+    """
+
+    def __init__(self, draft: CachedLM, brief: bool) -> None:
+        self._drafter = DraftModel(
+            DraftModelOptions(
+                stop_threshold=_SETTINGS.stop_threshold if brief else None, verification="follow"
+            ),
+            draft,
+        )
+        super().__init__(self._drafter)
+
+    def seed_trees(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        """Seed the next trees with the most likely nodes from the other sources.
+
+        The draft model predicts the tokens after all of these nodes in its first forward pass.
+        """
+        each = _SETTINGS.max_seed_nodes // max(1, len(requests))
+        for request, tree in zip(requests, trees, strict=True):
+            self._drafter.seed_trees(request, tree.first(each))
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Propose one tree per request, sized by the draft model's confidence."""
+        limits = [
+            node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0
+            for limit in max_nodes
+        ]
+        return [_with_confidence(tree) for tree in self.inner.propose(requests, limits)]
+
+
+def _with_confidence(tree: DraftTree) -> DraftTree:
+    return (
+        tree
+        if tree.confidence is not None or not tree.token_ids
+        else replace(tree, confidence=[_SETTINGS.chain_confidence] * len(tree))
+    )

@@ -1,0 +1,53 @@
+"""Options of the `auto` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.drafters.auto.settings import MAX_NODES
+from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.util.config import require_range
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOptions:
+    """Options for `auto`.
+
+    Attributes:
+        datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
+            default the drafter searches only the request and earlier answers.
+        max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
+            (Token Recycling). At least 1; default 3.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
+            budget. Without the budget, it is 16, or 48 for the whole batch in larger batches.
+        budget: The engine verifies only the nodes that are expected to save time; default true.
+        min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
+            default 0.001.
+        answer_cache_tokens: Number of tokens from recent answers that are searched in memory; 0
+            disables the cache. Default 262144, or 0 with `update_datastore`.
+        update_datastore: Append finished answers to the datastore; default false.
+        use_draft_model: Use the draft model, if there is one, as an additional source. With the
+            budget, the drafter runs the draft model only while it saves time. Default true.
+        draft_head: Predict the next tokens from the target's hidden state; false disables the head.
+            To use a trained head, pass the path of a file that `paceline draft-head train` wrote.
+            Default true.
+        pool_file: File in which the cached distributions are saved between runs. An existing file
+            is loaded. By default they are not saved.
+    """
+
+    datastore: str | None = None
+    max_context_ngram: int = 3
+    max_nodes: int | None = None
+    budget: bool = True
+    min_path_probability: float = 0.001
+    answer_cache_tokens: int | None = None
+    update_datastore: bool = False
+    use_draft_model: bool = True
+    draft_head: bool | str = True
+    pool_file: str | None = None
+
+    def __post_init__(self) -> None:
+        require_range("auto", "max_context_ngram", self.max_context_ngram, 1, LONGEST_KEY)
+        require_range("auto", "min_path_probability", self.min_path_probability, 0, 1)
+        if self.max_nodes is not None:
+            require_range("auto", "max_nodes", self.max_nodes, 1, MAX_NODES)

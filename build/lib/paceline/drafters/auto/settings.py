@@ -1,0 +1,77 @@
+"""Settings for the `auto` drafter, with the data their values were fitted on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_NODES = 256  # maximum value of the option `max_nodes`
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelGateSettings:
+    """Settings for `DraftModelGate`.
+
+    Fitted on SmolLM2-135M with its draft model (110 prompts).
+
+    Attributes:
+        prior_gain: Expected gain in tokens per request before any measurement.
+        prior_weight: Weight of the prior, as a number of requests.
+        patience: Factor on the ratio of step time to draft time. The product is the number of
+            standard errors added to the mean gain; the gate adds at least one.
+        memory: Number of requests after which older gains count half as much.
+        decay: Weight of earlier steps in the mean times, per step.
+        min_pause: Number of steps between the first two trials while the gate is closed.
+        max_pause: Maximum number of steps between two trials.
+    """
+
+    prior_gain: float = 1.0
+    prior_weight: float = 1.0
+    patience: float = 0.15
+    memory: float = 400.0
+    decay: float = 0.98
+    min_pause: int = 16
+    max_pause: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSettings:
+    """Settings for `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
+
+    Attributes:
+        retrieved_nodes: Maximum number of nodes that retrieval proposes.
+        max_head_tokens: Maximum number of tokens that the draft head predicts.
+        head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
+            model.
+        many_nodes: Minimum number of processed nodes per request for predicting one more token.
+        full_head_nodes: Minimum number of processed nodes per request for predicting all tokens.
+        min_head_nodes: Minimum number of processed nodes per request for predicting one token.
+        head_retry_steps: Number of steps between two trials of a head that is switched off.
+    """
+
+    retrieved_nodes: int = 48
+    max_head_tokens: int = 16
+    head_tokens_with_model: int = 1
+    many_nodes: int = 12
+    full_head_nodes: float = 3.0
+    min_head_nodes: float = 0.5
+    head_retry_steps: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSourceSettings:
+    """Settings for `ModelSource`, fitted on SmolLM2-135M with its draft model.
+
+    Attributes:
+        max_nodes: Maximum number of nodes if the draft model's own rule sets no limit.
+        max_seed_nodes: Number of nodes from the other sources that seed the draft, for the whole
+            batch. With a root, they form a forward pass that costs little more than a forward pass
+            over a single token.
+        stop_threshold: Summed confidence of the newest nodes below which drafting stops.
+        chain_confidence: Confidence assigned to the nodes of a chain, which has no confidences of
+            its own.
+    """
+
+    max_nodes: int = 256
+    max_seed_nodes: int = 11
+    stop_threshold: float = 0.8
+    chain_confidence: float = 0.7

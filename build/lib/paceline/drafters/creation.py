@@ -1,0 +1,107 @@
+"""Build drafters from drafter strings and their options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.drafters.registry import entry
+from paceline.errors import ConfigError
+from paceline.util.config import build_options, parse_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from transformers import PreTrainedModel
+
+    from paceline.core.drafter import Drafter
+    from paceline.model.cached_lm import CachedLM
+
+
+def create(
+    spec: str, *, draft_model: str | PreTrainedModel | CachedLM | None = None, **options: Any
+) -> Drafter:
+    """Build a drafter from "name:key=value,..." or "module:Class:key=value,...".
+
+    Args:
+        spec: Drafter string; the options may be left out.
+        draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use one.
+        options: Additional options as typed keyword arguments.
+    Raises:
+        ConfigError: An unknown name or option, a value out of range, or a missing draft model.
+    """
+    from paceline.core.drafter import Drafter
+
+    name, text = parse_spec(spec)
+    cls = entry(name).load()
+    for key in options.keys() & text.keys():
+        raise ConfigError(
+            f"drafter {name!r}: got option {key!r} twice, in {spec!r} and as a keyword; expected"
+            " it once. Keep one."
+        )
+    chosen = build_options(cls.Options, {**text, **options}, f"drafter {name!r}")
+    if draft_model is None and cls.needs_draft_model:
+        raise ConfigError(
+            f"drafter {name!r} needs a draft model: got none; expected a directory, hub id or"
+            " loaded model. Pass draft_model=..."
+        )
+    if draft_model is not None and (cls.needs_draft_model or cls.takes_draft_model):
+        from paceline.model.loading import draft_lm
+
+        built = cls.build(chosen, draft_lm(draft_model))
+    else:
+        built = cls.build(chosen)
+    if not isinstance(built, Drafter):
+        raise ConfigError(
+            f"drafter {name!r}: got a {type(built).__name__} from {cls.__name__}.build; expected a"
+            " Drafter."
+        )
+    return built
+
+
+def uses_draft_model(spec: str, draft_model: object) -> bool:
+    """Return whether the drafter for a drafter string is built with a draft model.
+
+    Args:
+        spec: Drafter string.
+        draft_model: The caller's draft model; None for none.
+    Raises:
+        ConfigError: An unknown name.
+    """
+    named = entry(parse_spec(spec)[0])
+    return named.needs_draft_model or (draft_model is not None and named.takes_draft_model)
+
+
+class Maker:
+    """Build drafters that share one draft model, which is loaded on first use.
+
+    Args:
+        draft_model: Directory, hub id, GGUF file or loaded model; None for no draft model.
+        dtype: Data type for loading the draft model.
+        device: Device for loading the draft model.
+    """
+
+    def __init__(
+        self,
+        draft_model: str | Path | PreTrainedModel | None,
+        dtype: str | torch.dtype,
+        device: str,
+    ) -> None:
+        self._named, self._dtype, self._device = draft_model, dtype, device
+        self._loaded: CachedLM | None = None
+
+    def __call__(self, spec: str) -> Drafter:
+        """Build a drafter from its string.
+
+        Raises:
+            ConfigError: An unknown name or option, a value out of range, or a missing draft model.
+        """
+        if (
+            entry(parse_spec(spec)[0]).takes_draft_model
+            and self._loaded is None
+            and self._named is not None
+        ):
+            from paceline.model.loading import draft_lm, load_draft
+
+            self._loaded = draft_lm(load_draft(self._named, self._dtype, self._device))
+        return create(spec, draft_model=self._loaded)

@@ -1,0 +1,45 @@
+"""Calibrate a draft model: acceptance rate of its first choice by probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.core.drafter import Outcome
+from paceline.draft_budget.acceptance_counts import AcceptanceCounts
+from paceline.drafters.draft_model.settings import BUCKETS, PRIOR_POWER, PRIOR_TRIALS
+from paceline.drafters.shared.trees import tried
+
+
+def first_choice_prior(prob: float) -> float:
+    """Return the prior acceptance rate for a first choice with probability `prob`."""
+    return math.pow(prob, PRIOR_POWER)
+
+
+class DraftCalibration:
+    """Count how often the draft model's first choice was accepted, by probability.
+
+    A first choice is accepted more often than its probability suggests, especially with a greedy
+    target. While there are few counts, the estimate is a power of the probability, which fits such
+    model pairs.
+    """
+
+    def __init__(self) -> None:
+        self._counts = AcceptanceCounts(1, BUCKETS, PRIOR_TRIALS)
+
+    def confidence(self, prob: float) -> float:
+        """Return the estimated acceptance rate for a first choice with probability `prob`."""
+        return self._counts.rate(first_choice_prior(prob), prob)
+
+    def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:
+        """Count the outcome for a draft tree.
+
+        Args:
+            outcome: Outcome for the tree.
+            first_choice_probs: The draft model's probability for each node; None if the node was
+                not a first choice.
+        """
+        for node, accepted in tried(outcome):
+            prob = first_choice_probs[node]
+            if prob is not None:
+                self._counts.count(accepted, prob)

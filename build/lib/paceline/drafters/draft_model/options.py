@@ -1,0 +1,139 @@
+"""Options of the `draft_model` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.drafters.draft_model.settings import (
+    BRANCH_THRESHOLD,
+    CHAIN_STOP_THRESHOLDS,
+    FIRST_LENGTH,
+    MAX_NODES,
+    TREE_STOP_THRESHOLD,
+)
+from paceline.drafters.shared.verification import require_verification
+from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import require_range
+
+if TYPE_CHECKING:
+    from paceline.drafters.shared.length_rules import LengthRule, ThresholdRule
+
+_RULES = ("product", "confidence", "entropy", "heuristic")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelOptions:
+    """Options of `draft_model`.
+
+    Attributes:
+        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default the
+            draft grows while the draft model is confident, up to 24 tokens (3 in a batch of 8).
+            With stop_rule=heuristic, this is the limit for the first draft, by default 5.
+        stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
+            probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
+            the entropy of its distribution. "heuristic" depends on whether the last draft was fully
+            accepted. Default "product".
+        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to 1.
+            With 0, drafting never stops early. By default 0 with a length and the product rule;
+            otherwise 0.5 for trees, 0.1 for chains with the product rule, and 0.4 with the other
+            rules.
+        branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
+            With 1, drafts are chains. Default 0.06, or 1 with a length. Sampled drafts ignore this
+            option.
+        use_prompt_lookup: Speed up the draft model itself with prompt lookup. Default true, or
+            false with a length or another rule.
+        budget: The engine verifies only the nodes that are expected to save time. It skips drafting
+            as long as drafting is slower than plain decoding. Sampled drafts are never shortened,
+            because they affect the text. Default true, or false with a length or another rule.
+        verification: Verification method for sampled requests: "reject" (rejection sampling, as in
+            the papers) or "follow" (the draft model uses the same noise as the target). Default
+            "reject".
+    """
+
+    max_draft_tokens: int | None = None
+    stop_rule: str = "product"
+    stop_threshold: float | None = None
+    branch_threshold: float | None = None
+    use_prompt_lookup: bool | None = None
+    budget: bool | None = None
+    verification: str = "reject"
+
+    def __post_init__(self) -> None:
+        if self.max_draft_tokens is not None:
+            require_range("draft_model", "max_draft_tokens", self.max_draft_tokens, 1)
+        if self.stop_rule not in _RULES:
+            hint = did_you_mean(self.stop_rule, _RULES)
+            raise ConfigError(
+                f"draft_model: got stop_rule={self.stop_rule!r}; expected a known value.{hint}"
+            )
+        for name, rules in (("stop_threshold", _RULES[:3]), ("branch_threshold", _RULES[:1])):
+            value = getattr(self, name)
+            if value is not None:
+                require_range("draft_model", name, value, 0, 1)
+                if self.stop_rule not in rules:
+                    raise ConfigError(
+                        f"draft_model: {name} has no effect with stop_rule={self.stop_rule!r}; it"
+                        f" needs {' or '.join(rules)}. Leave one of the two out."
+                    )
+        require_verification("draft_model", self.verification)
+
+    @property
+    def draft_limit(self) -> int:
+        """Maximum number of draft tokens per step (heuristic: in the first draft)."""
+        if self.max_draft_tokens is not None:
+            return self.max_draft_tokens
+        return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
+
+    def length_rule(self) -> LengthRule:
+        """Return the rule that ends chains."""
+        from paceline.drafters.shared.length_rules import (
+            ConfidenceRule,
+            EntropyRule,
+            HeuristicRule,
+            LengthRule,
+            ProductRule,
+        )
+
+        limit = self.draft_limit
+        if self.stop_rule == "heuristic":
+            return HeuristicRule(limit)
+        rules: dict[str, type[ThresholdRule]] = {
+            "product": ProductRule,
+            "confidence": ConfidenceRule,
+            "entropy": EntropyRule,
+        }
+        threshold = self._stop_threshold(CHAIN_STOP_THRESHOLDS[self.stop_rule])
+        return rules[self.stop_rule](limit, threshold) if threshold > 0 else LengthRule(limit)
+
+    @property
+    def tree_stop_threshold(self) -> float:
+        """Summed confidence of the newest nodes below which a tree is finished."""
+        return self._stop_threshold(TREE_STOP_THRESHOLD)
+
+    def _stop_threshold(self, default: float) -> float:
+        if self.stop_threshold is not None:
+            return self.stop_threshold
+        return default if self.adapts_length or self.stop_rule != "product" else 0.0
+
+    @property
+    def min_branch_confidence(self) -> float:
+        """Path confidence that a further choice must reach to join the tree."""
+        if self.branch_threshold is not None:
+            return self.branch_threshold
+        return BRANCH_THRESHOLD if self.adapts_length else 1.0
+
+    @property
+    def looks_up(self) -> bool:
+        """Tell whether prompt lookup speeds up the draft model, defaults applied."""
+        return self.adapts_length if self.use_prompt_lookup is None else self.use_prompt_lookup
+
+    @property
+    def has_budget(self) -> bool:
+        """Tell whether the engine may cut the drafts, defaults applied."""
+        return self.adapts_length if self.budget is None else self.budget
+
+    @property
+    def adapts_length(self) -> bool:
+        """Tell whether the draft length adapts and a batch shares one node limit."""
+        return self.max_draft_tokens is None and self.stop_rule == "product"

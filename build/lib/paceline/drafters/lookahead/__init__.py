@@ -1,0 +1,1 @@
+"""Implement Lookahead Decoding (Fu et al. 2024)."""

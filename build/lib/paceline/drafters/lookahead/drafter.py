@@ -1,0 +1,256 @@
+"""Lookahead Decoding (Fu et al. 2024, algorithm 1): the target drafts.
+
+Every forward pass also processes a window of guesses for the next positions (section 3.1, the
+lookahead branch: `window.py`). It verifies up to G earlier n-grams that start with the newest token
+(section 3.2, the verification branch). Algorithms 3 and 4 in the paper correspond to the
+verification that all drafters share. The target's predictions at the window's newest level complete
+W n-grams per step. These n-grams enter a pool and become the guesses in later steps.
+
+Differences from the public code, all disabled by `reference_mode=true`:
+
+- The token after a fully matched n-gram is emitted, as in the paper's algorithm 3.
+- Guesses and the window share common prefixes. The nodes saved in this way extend the first guesses
+  with n-grams from the pool.
+- Window nodes can be accepted. The window is full and guesses are verified from the first step.
+- The pool is searched for the two newest tokens before the newest token alone. If it has too few
+  n-grams for a key, the drafter also uses n-grams that contain the key in a later position.
+- Text that the target has confirmed becomes the newest entry. A guess whose first token was wrong
+  is removed from the pool until it is generated again.
+- The window is left out while long runs are accepted, and at the end of the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree, TreeBuilder
+from paceline.drafters.lookahead.options import LookaheadOptions
+from paceline.drafters.lookahead.settings import EXTENDED_GUESSES
+from paceline.drafters.lookahead.window import LookaheadWindow
+from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
+
+__all__ = ["Lookahead", "LookaheadOptions"]
+
+WINDOW_LEFT_OUT = "window_left_out"  # note: steps in which max_nodes left no room for the window
+
+
+@dataclass(slots=True)
+class _State:
+    """Hold the state for one request.
+
+    Attributes:
+        window: Lookahead window; None if only chains can be verified, because these return no
+            predictions.
+        pool: N-grams, keyed by the one or two tokens before them.
+        inner_ngrams: The window's n-grams without their first tokens, for keys missing from the
+            pool.
+        drops_wrong_guesses: Whether wrong guesses are removed from the pool; false for a shared
+            pool.
+        pooled_tokens: Number of text tokens whose n-grams are in the pool.
+        accepted: Number of tokens accepted in the last step.
+        tree: Last proposal.
+        newest_level: Nodes in `tree` for the window's newest level; None if the window was left
+            out.
+        guesses: N-grams in `tree`.
+    """
+
+    window: LookaheadWindow | None
+    pool: NgramPool
+    inner_ngrams: NgramPool
+    drops_wrong_guesses: bool
+    pooled_tokens: int = 0
+    accepted: int = 0
+    tree: DraftTree = EMPTY_TREE
+    newest_level: list[int] | None = None
+    guesses: list[Ngram] = field(default_factory=list)
+
+
+class Lookahead(Drafter):
+    """Draft n-grams from a window; lossless and seed-identical at any temperature."""
+
+    name = "lookahead"
+    keeps_tokens = True
+    needs_predictions = True
+    Options = LookaheadOptions
+
+    def __init__(self, options: LookaheadOptions) -> None:
+        self.columns = options.window
+        self.budget = options.budget and not options.reference_mode
+        self._options = options
+        self._states: dict[int, _State] = {}
+
+    @classmethod
+    def build(cls, options: LookaheadOptions) -> Lookahead:
+        """Build the drafter from its options."""
+        return cls(options)
+
+    @property
+    def max_nodes(self) -> int:
+        """Number of nodes in the largest tree."""
+        return self._options.max_nodes
+
+    def start(self, request: Request, pool: NgramPool | None = None) -> None:
+        """Fill the window with tokens from the prompt.
+
+        Args:
+            request: The new request.
+            pool: Shared n-gram pool; by default, the request gets an empty pool.
+        """
+        options = self._options
+        fill = (
+            LookaheadWindow.from_tokens if options.reference_mode else LookaheadWindow.from_phrases
+        )
+        rng = random.Random(0 if options.reference_mode else request.params.seed)
+        window = fill(request.token_ids, options.window, options.ngram, rng)
+        size = options.ngrams_per_key or max(1, options.guesses)
+        own = NgramPool(size, longest_key=1 if options.reference_mode else 2)
+        self._states[request.id] = _State(
+            window, own if pool is None else pool, NgramPool(size), pool is None
+        )
+
+    def stop(self, request: Request) -> None:
+        """Drop a request's state."""
+        self._states.pop(request.id, None)
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Return each request's window and guesses as one tree."""
+        return [
+            self._propose(request, self._states[request.id], limit)
+            for request, limit in zip(requests, max_nodes, strict=True)
+        ]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Add the new n-grams to the pools and advance the windows."""
+        for outcome in outcomes:
+            self._learn(outcome, self._states[outcome.request.id])
+
+    def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
+        """Return up to `count` n-grams that followed the newest tokens of `text`.
+
+        N-grams with longer keys come first, then newer entries. N-grams that contain the key in a
+        later position fill the remaining slots.
+        """
+        state = self._states[request.id]
+        ngrams: dict[Ngram, None] = {}
+        for pool, size in ((state.pool, 2), (state.pool, 1), (state.inner_ngrams, 1)):
+            for ngram in pool.newest_first(tuple(text[-size:])):
+                ngrams.setdefault(ngram)
+        return list(ngrams)[:count]
+
+    def _propose(self, request: Request, state: _State, limit: int) -> DraftTree:
+        options = self._options
+        state.tree, state.newest_level, state.guesses = EMPTY_TREE, None, []
+        if limit == 0 or (request.remaining <= 1 and not options.reference_mode):
+            return EMPTY_TREE
+        if options.prompt_pool:
+            state.pool.add_text(request.token_ids, state.pooled_tokens, options.ngram)
+            state.pooled_tokens = len(request)
+        window = self._window_to_feed(request, state, limit)
+        if options.guesses and not (
+            options.reference_mode and window is not None and not window.full
+        ):
+            state.guesses = self.phrases(request, request.token_ids, options.guesses)
+        builder = TreeBuilder(min(limit, options.max_nodes))
+        if options.reference_mode:
+            room = limit - (0 if window is None else len(window))
+            del state.guesses[room // (options.ngram - 1) :]
+            self._add_as_published(builder, window, state)
+        else:
+            if window is not None:
+                state.newest_level = window.add_to_tree(builder.add)
+            self._add_guesses(builder, state, request.remaining - 1)
+        state.tree = builder.build()
+        return state.tree
+
+    def _window_to_feed(
+        self, request: Request, state: _State, limit: int
+    ) -> LookaheadWindow | None:
+        """Return the window, or None if it would not help or does not fit."""
+        options, window = self._options, state.window
+        if not options.reference_mode and (
+            request.remaining <= options.ngram or state.accepted > options.ngram
+        ):
+            return None  # its n-grams would come too late, or the pool already predicts the text
+        if window is not None and len(window) > limit:
+            request.counters.note(WINDOW_LEFT_OUT)
+            return None
+        return window
+
+    def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
+        """Add the guesses, then extend the first guesses.
+
+        The more tokens the last step accepted, the longer the continuations.
+        """
+        for ngram in state.guesses:
+            builder.add_path(ngram[:depth], origin=Origin.POOL)
+        for ngram in state.guesses[:EXTENDED_GUESSES]:
+            text = ngram
+            for _ in range(1 + state.accepted // (self._options.ngram - 1)):
+                more = next(state.pool.newest_first(text[-2:]), None) or next(
+                    state.pool.newest_first(text[-1:]), None
+                )
+                if more is None:
+                    break
+                text += more
+            builder.add_path(text[:depth], origin=Origin.POOL)
+
+    def _add_as_published(
+        self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
+    ) -> None:
+        """Add every token of every guess, as in the public code.
+
+        The last token of each guess and the window are scoring-only nodes.
+        """
+        probes: list[tuple[int, int]] = []
+        for ngram in state.guesses:
+            node = -1
+            for token in ngram[:-1]:
+                if (node, token) in builder:
+                    probes.append((token, node))
+                node = builder.add(token, node, Origin.POOL)
+            probes.append((ngram[-1], node))
+        for token, parent in probes:
+            builder.add_probe(token, parent, Origin.POOL)
+        if window is not None:
+            state.newest_level = window.add_to_tree(builder.add_probe)
+
+    def _learn(self, outcome: Outcome, state: _State) -> None:
+        """Update the state of a request from the outcome of its tree."""
+        text, new = outcome.request.token_ids, outcome.new_token_ids
+        root = len(text) - len(new) - 1
+        context = tuple(text[max(0, root - 1) : root + 1])
+        state.accepted = len(outcome.accepted)
+        if state.drops_wrong_guesses and not self._options.reference_mode:
+            self._judge_guesses(context, new, state)
+        if outcome.tree is not state.tree:
+            state.window = None  # only one branch was verified: this model verifies only chains
+        elif state.newest_level is not None and state.window is not None:
+            answers = [outcome.target_argmax[node + 1] for node in state.newest_level]
+            if state.window.full:
+                self._pool_window(state, state.window, context, answers)
+            state.window.slide(answers)
+
+    def _judge_guesses(self, context: Ngram, new: list[int], state: _State) -> None:
+        """Remove guesses whose first token was wrong, and add the confirmed text."""
+        for ngram in state.guesses:
+            if ngram[0] != new[0]:
+                state.pool.remove(context, ngram)
+                state.inner_ngrams.discard(context[-1:], ngram)
+        length = self._options.ngram - 1
+        if state.accepted and len(new) >= length:
+            state.pool.add(context, tuple(new[:length]))
+
+    def _pool_window(
+        self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
+    ) -> None:
+        """Add the n-grams completed by the target's predictions for the window."""
+        for key, ngram in window.ngrams(context, answers):
+            state.pool.add(key, ngram)
+            if not self._options.reference_mode:
+                for start in range(len(ngram) - 1):
+                    state.inner_ngrams.insert(ngram[start : start + 1], ngram[start + 1 :])

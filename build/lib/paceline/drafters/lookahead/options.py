@@ -1,0 +1,52 @@
+"""Options of the `lookahead` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError
+from paceline.util.config import require_range
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadOptions:
+    """Options of `lookahead`.
+
+    Attributes:
+        window: W, number of columns in the lookahead window; at least 1, default 3.
+        ngram: N, number of tokens in an n-gram, including its key (the first token);
+            at least 2, default 3.
+        guesses: G, maximum number of n-grams verified per step; default 4. With 0, only the
+            window's nodes are verified.
+        ngrams_per_key: Maximum number of n-grams stored per key; at least 1. Default: `guesses`.
+        prompt_pool: Also store n-grams from the prompt and the answer ("prompt as reference");
+            default true.
+        budget: Skip drafting as long as it is slower than plain decoding; default true.
+        reference_mode: Take exactly the same steps as the public code, for comparison; default
+            false.
+    """
+
+    window: int = 3
+    ngram: int = 3
+    guesses: int = 4
+    ngrams_per_key: int | None = None
+    prompt_pool: bool = True
+    budget: bool = True
+    reference_mode: bool = False
+
+    def __post_init__(self) -> None:
+        require_range("lookahead", "window", self.window, 1)
+        require_range("lookahead", "ngram", self.ngram, 2)
+        require_range("lookahead", "guesses", self.guesses, 0)
+        if self.ngrams_per_key is not None:
+            require_range("lookahead", "ngrams_per_key", self.ngrams_per_key, 1)
+        if self.reference_mode and self.ngram < 3:
+            raise ConfigError(
+                f"lookahead: got ngram={self.ngram} with reference_mode=true; expected 3 or more,"
+                " as the public code needs. Raise ngram."
+            )
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest tree: (N - 1) (W + G) tokens, one of which is the root."""
+        return (self.ngram - 1) * (self.window + self.guesses) - 1

@@ -1,0 +1,109 @@
+"""Hold the lookahead window (Fu et al. 2024, 3.1): N - 1 levels of W guesses.
+
+Level 0 is the oldest iteration. Its column 0 is the newest token, so the level holds W - 1 tokens,
+one for each position after that. Every other level holds W tokens, each predicted by the target
+from the previous level. As a draft tree, level 0 is a chain from the root, and the node at (level
+l, column i) is a child of (l - 1, i). This gives the paper's mask and positions without a second
+mask.
+
+For W = 3 and N = 3, with newest token c (the root) and predictions x at the newest level:
+
+    column        0   1   2
+    level 0       c   a1  a2
+    level 1       b0  b1  b2
+    predictions   x0  x1  x2      new n-grams: c b0 x0,  a1 b1 x1,  a2 b2 x2
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from paceline.core.origin import Origin
+from paceline.drafters.shared.ngram_pool import Ngram
+
+AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
+
+
+class LookaheadWindow:
+    """Hold the levels for one request.
+
+    Args:
+        levels: Token ids for each level, oldest iteration first.
+        ngram: N; a full window has N - 1 levels.
+    """
+
+    def __init__(self, levels: list[list[int]], ngram: int) -> None:
+        self.levels = levels
+        self._ngram = ngram
+
+    @staticmethod
+    def from_phrases(
+        prompt: list[int], width: int, ngram: int, rng: random.Random
+    ) -> LookaheadWindow:
+        """Return a full window of phrases from random positions in the prompt.
+
+        The window completes n-grams from the first step.
+        """
+        starts = [rng.randrange(max(1, len(prompt) - ngram + 2)) for _ in range(width)]
+        levels = [
+            [prompt[(start + level) % len(prompt)] for start in starts]
+            for level in range(ngram - 1)
+        ]
+        return LookaheadWindow([levels[0][1:], *levels[1:]], ngram)
+
+    @staticmethod
+    def from_tokens(
+        prompt: list[int], width: int, ngram: int, rng: random.Random
+    ) -> LookaheadWindow:
+        """Return one level of random prompt tokens, like the warm-up in the public code."""
+        return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
+
+    @property
+    def full(self) -> bool:
+        """Return whether all levels exist; only then are n-grams complete."""
+        return len(self.levels) == self._ngram - 1
+
+    def __len__(self) -> int:
+        return sum(map(len, self.levels))
+
+    def add_to_tree(self, add: AddNode) -> list[int]:
+        """Add the window to a tree; return the newest level by column (-1 = root)."""
+        chain = [-1]
+        for token in self.levels[0]:
+            chain.append(add(token, chain[-1], Origin.WINDOW))
+        if len(self.levels) == 1:
+            return chain if self.full else chain[1:]
+        nodes = chain[: len(self.levels[1])]
+        for level in self.levels[1:]:
+            nodes = [
+                add(token, node, Origin.WINDOW) for token, node in zip(level, nodes, strict=True)
+            ]
+        return nodes
+
+    def ngrams(self, context: Ngram, answers: list[int]) -> Iterator[tuple[Ngram, Ngram]]:
+        """For a full window, yield the n-grams completed in this step, column by column.
+
+        Args:
+            context: Newest token of the text (the root), preceded by the token before it, if any.
+            answers: The target's token after each node of the newest level.
+        Returns:
+            Pairs of a key (the one or two tokens before) and the N - 1 tokens that followed.
+        """
+        text = (*context, *self.levels[0])
+        for column, ngram in enumerate(zip(*self.levels[1:], answers, strict=True)):
+            end = len(context) + column
+            yield text[max(0, end - 2) : end], ngram
+
+    def slide(self, answers: list[int]) -> None:
+        """Advance by one position: `answers` become the newest level.
+
+        A full window drops its oldest level.
+        """
+        if self.full:
+            levels = [*self.levels[1:], answers]
+            self.levels = [levels[0][1:], *levels[1:]]
+        elif len(self.levels) == 1:
+            self.levels = [self.levels[0][1:], answers]
+        else:
+            self.levels = [*(level[1:] for level in self.levels), answers[1:]]

@@ -1,0 +1,1 @@
+"""Implement Ouroboros (Zhao et al. 2024)."""

@@ -1,0 +1,286 @@
+"""Ouroboros (Zhao et al. 2024, algorithm 1): draft phrase by phrase.
+
+The draft model runs Lookahead Decoding through `decode_step`, so it drafts several tokens per
+forward pass (section 2.4). The target verifies the drafted chain together with K phrases from the
+pool that could follow it (sections 2.2 and 2.3). Both models use the same pool. The draft model
+fills the pool from its window. The target adds accepted text and its predictions at rejected nodes
+(section 2.5: `learning.py`). The pool may be kept for later requests (section 2.6).
+
+Differences from the paper and its public code:
+
+- The draft is not cut to gamma tokens. The token after a fully matched suffix is emitted.
+- The prompt and the answer are added to the pool. Predictions at every node are added too, not only
+  those after a rejection.
+- Phrases are also verified after the newest token. Where the draft model was unsure, its
+  alternatives are also verified, each with the phrase that follows it.
+- The engine processes the nodes that are expected to save time, most likely paths first (`budget`).
+- Any temperature and batch size works. Drafts for sampled requests use the target's keyed noise, so
+  they agree with the target more often than the arg-max would. All drafts are deterministic, so the
+  text is the same as with plain decoding.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_logits import NodeLogits
+from paceline.core.node_rule import NodeRule, node_limit
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.lookahead.drafter import Lookahead, LookaheadOptions
+from paceline.drafters.ouroboros.learning import inspirations, refine
+from paceline.drafters.ouroboros.options import OuroborosOptions
+from paceline.drafters.ouroboros.phrase_acceptance import PhraseAcceptance
+from paceline.drafters.ouroboros.phrase_sequence import PhraseSequence, probs_of_runs
+from paceline.drafters.ouroboros.pool_file import PoolFile
+from paceline.drafters.ouroboros.proposal import Proposal, ProposalBuilder
+from paceline.drafters.ouroboros.settings import BATCH_NODES, CHOICES, MIN_ENTRIES, SHARED_KEYS
+from paceline.drafters.shared.ngram_pool import NgramPool
+from paceline.drafters.shared.trees import outcome_of
+from paceline.engine.step import decode_step
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.pairing import pair
+from paceline.sampling.sampler import is_greedy
+from paceline.sampling.top_tokens import find_top_tokens
+from paceline.verification.verify import verify
+
+__all__ = ["Ouroboros", "OuroborosOptions"]
+
+
+class Ouroboros(Drafter):
+    """Draft chains with a draft model accelerated by a phrase drafter."""
+
+    name = "ouroboros"
+    keeps_tokens = True
+    needs_predictions = True
+    needs_draft_model = True
+    Options = OuroborosOptions
+
+    def __init__(self, options: OuroborosOptions, draft: CachedLM) -> None:
+        self.node_rule = NodeRule(
+            batch_nodes=BATCH_NODES, min_nodes=options.gamma + options.ngram - 1
+        )
+        self.budget = options.budget
+        self._options = options
+        self._draft = draft
+        self._entries = max(options.window, MIN_ENTRIES)
+        guesses = max(options.window, options.suffixes)
+        self._phrases = Lookahead(
+            LookaheadOptions(
+                options.window,
+                options.ngram,
+                guesses,
+                ngrams_per_key=self._entries,
+                prompt_pool=False,
+            )
+        )
+        self._warm = (
+            NgramPool(self._entries, SHARED_KEYS)
+            if options.shared_pool or options.pool_file is not None
+            else None
+        )
+        self._kept: PoolFile | None = None
+        if self._warm is not None and options.pool_file is not None:
+            cold = options.on_invalid_file == "reset"
+            rows = draft.architecture.vocab_size
+            self._kept = PoolFile(options.pool_file, self._warm, options.ngram - 1, rows, cold)
+            weakref.finalize(self, self._kept.save_changes)  # at the latest when the process ends
+        self._rates = PhraseAcceptance()
+        self._shadows: dict[int, PhraseSequence] = {}
+
+    @classmethod
+    def build(cls, options: OuroborosOptions, draft: CachedLM) -> Ouroboros:
+        """Build the drafter from its options and the draft model."""
+        return cls(options, draft)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds spent in the draft model."""
+        return self._draft.forward_seconds
+
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Reject a pool file with ids that the target does not have."""
+        if self._kept is not None:
+            self._kept.check_ids(vocab_size)
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Pair the draft model with its target."""
+        pair(self._draft, target, tokenizer)
+
+    def start(self, request: Request) -> None:
+        """Open the draft model's copy of the request.
+
+        A prompt that exceeds the draft model's context gets no copy and no drafts.
+        """
+        context = self._draft.context_length
+        if len(request) > context:
+            return
+        self._draft.reserve(
+            0, min(request.max_length, context) + self._options.gamma + 2 * self._phrases.max_nodes
+        )
+        params = replace(
+            request.params,
+            max_new_tokens=context,
+            min_tokens=min(request.params.min_tokens, context),
+            stop=(),
+            logits_processors=(),
+            logprobs=None,
+        )
+        shadow = Request(
+            request.token_ids, params, eos_token_ids=request.eos_token_ids, max_length=context
+        )
+        PhraseSequence.open_for(request, shadow, self._draft)
+        pool = NgramPool(self._entries) if self._warm is None else self._warm
+        self._phrases.start(shadow, pool)
+        if self._kept is not None:
+            self._kept.changed = True
+        self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
+
+    def stop(self, request: Request) -> None:
+        """Close the request's copy; save a shared pool once no request is open."""
+        shadow = self._shadows.pop(request.id, None)
+        if shadow is not None:
+            self._phrases.stop(shadow.request)
+            self._draft.close(shadow.request)
+        if self._kept is not None and not self._shadows:
+            self._kept.save_changes(wait=True)
+
+    def save_pool(self) -> None:
+        """Write the pool file now.
+
+        Raises:
+            ConfigError: No file was given, or it cannot be written.
+        """
+        if self._kept is None:
+            raise ConfigError(
+                "ouroboros: got no file to save the pool to; expected the option pool_file. Choose"
+                " one with pool_file=PATH."
+            )
+        self._kept.save()
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft for every request, all requests together in each draft forward pass."""
+        trees = [EMPTY_TREE] * len(requests)
+        rows = []
+        for row, (request, limit) in enumerate(zip(requests, max_nodes, strict=True)):
+            shadow = self._shadows.get(request.id)
+            if shadow is not None:
+                shadow.proposal = Proposal()
+                shadow.goal = min(
+                    self._options.gamma,
+                    shadow.reach,
+                    limit,
+                    request.remaining - 1,
+                    self._draft.context_length - len(request),
+                )
+                if shadow.goal > 0:
+                    rows.append(row)
+                    self._catch_up(request, shadow)
+        self._draft_phrases([self._shadows[requests[row].id] for row in rows])
+        for row in rows:
+            request, shadow = requests[row], self._shadows[requests[row].id]
+            request.counters.draft_forwards = shadow.request.counters.target_forwards
+            shadow.proposal = self._propose_tree(request, shadow, max_nodes[row])
+            trees[row] = shadow.proposal.tree
+        return trees
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Add the target's predictions for every tree to the pool."""
+        options = self._options
+        for outcome in outcomes:
+            shadow = self._shadows.get(outcome.request.id)
+            if shadow is None:
+                continue
+            proposal, num_processed = shadow.proposal, len(outcome.tree)
+            if self.budget and proposal.chain:
+                self._rates.learn(proposal.evidence, outcome_of(proposal.tree, outcome))
+                shadow.note_processed(sum(node < num_processed for node in proposal.chain))
+            if not num_processed:
+                continue
+            # A target that verifies only chains got the best branch instead.
+            known = proposal.begins_with(outcome.tree)
+            if options.refinement and known and proposal.suffixes:
+                refine(shadow.pool, outcome, proposal, options.ngram)
+            chain = (
+                [node for node in proposal.chain if node < num_processed]
+                if known
+                else range(min(num_processed, len(proposal.chain)))
+            )
+            for context, phrase in inspirations(outcome, chain, options.inspiration, options.ngram):
+                shadow.pool.add(context, phrase)
+
+    def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
+        """Update the copy and the pool with the target's tokens; begin a draft."""
+        shadow.sync_with_target(self._draft, request.token_ids)
+        shadow.request.finish_reason = None
+        shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)
+        shadow.pooled_tokens = len(request)
+        shadow.begin()
+
+    def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
+        """Draft until every copy has reached its goal.
+
+        Requests that have reached their goal stay in the batch as idle rows.
+        """
+        requests = [shadow.request for shadow in shadows]
+        check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})
+        # Room for the window and a phrase.
+        min_nodes = (self._options.ngram - 1) * (self._options.window + 1) - 1
+        max_nodes = node_limit(
+            NodeRule(batch_nodes=self._phrases.max_nodes, min_nodes=min_nodes),
+            len(requests),
+            self._phrases.max_nodes,
+        )
+        reduced = is_greedy(requests)
+        while any(shadow.open for shadow in shadows):
+            limits = [max_nodes if shadow.open else 0 for shadow in shadows]
+            decode_step(self._draft, self._phrases, requests, limits, check, reduced)
+
+    def _verify_draft(
+        self,
+        shadows: dict[int, PhraseSequence],
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        logits: NodeLogits,
+    ) -> list[Outcome]:
+        """Verify phrases with the draft model, and record its alternatives."""
+        if is_greedy(requests):
+            logits = find_top_tokens(logits, CHOICES, self._draft.kept_ids)
+        outcomes = verify(requests, trees, logits)
+        if self._options.max_branches or self.budget:
+            # Without new tokens, the step is repeated without the phrases.
+            drafted = [row for row, outcome in enumerate(outcomes) if outcome.new_token_ids]
+            probs = probs_of_runs([outcomes[row] for row in drafted], logits.select(drafted))
+            for row, run_probs in zip(drafted, probs, strict=True):
+                outcome = outcomes[row]
+                shadows[outcome.request.id].note_probs(outcome.new_token_ids, run_probs)
+        return outcomes
+
+    def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
+        """Return the drafted chain with suffixes, alternatives and phrases after the root."""
+        options = self._options
+        builder = ProposalBuilder(
+            request.token_ids[-2:],
+            shadow.drafted,
+            shadow.probs,
+            limit,
+            min(limit, request.remaining - 1),
+            partial(self._phrases.phrases, shadow.request),
+            self._rates if self.budget else None,
+        )
+        if shadow.request.finish_reason is None:
+            builder.add_suffixes(options.suffixes)
+        if options.max_branches:
+            builder.add_alternatives(
+                sorted(shadow.alternatives, reverse=True)[: options.max_branches]
+            )
+            builder.add_phrases(options.suffixes)
+        return builder.build()

@@ -1,0 +1,96 @@
+"""Update the pool from the target's predictions (Zhao et al. 2024, section 2.5).
+
+Inspiration and refinement are pure functions of an outcome. The "every" rule, which uses all nodes,
+is not in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.core.drafter import Outcome
+from paceline.drafters.ouroboros.proposal import Proposal
+from paceline.drafters.ouroboros.settings import MIN_PHRASE
+from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
+
+
+def context_of(outcome: Outcome, node: int) -> Ngram:
+    """Return the two tokens ending at `node` (-1 = root), or one token at the start."""
+    text, tree = outcome.request.token_ids, outcome.tree
+    root = len(text) - len(outcome.new_token_ids) - 1
+    if node < 0:
+        return tuple(text[max(0, root - 1) : root + 1])
+    parent = tree.parents[node]
+    return (text[root] if parent < 0 else tree.token_ids[parent], tree.token_ids[node])
+
+
+def inspirations(
+    outcome: Outcome, chain: Sequence[int], rule: str, ngram: int
+) -> Iterator[tuple[Ngram, Ngram]]:
+    """Yield confirmed phrases at rejected nodes, with their context (inspiration).
+
+    A phrase is the target's prediction after a node, then after the child that carries this token,
+    and so on, up to N - 1 tokens.
+
+    Args:
+        outcome: Outcome of a tree.
+        chain: Nodes in the drafted chain that the engine processed.
+        rule: Value of `OuroborosOptions.inspiration`.
+        ngram: N.
+    """
+    if rule == "off":
+        return
+    if rule == "every":
+        child = outcome.tree.edges()
+        for node in range(-1, outcome.tree.num_candidates):
+            phrase = _predicted_after(outcome, node, child, ngram - 1)
+            if len(phrase) >= min(MIN_PHRASE, ngram - 1):
+                yield context_of(outcome, node), phrase
+        return
+    tree = outcome.tree
+    right = [
+        tree.token_ids[node] == outcome.target_argmax[tree.parents[node] + 1] for node in chain
+    ]
+    wrong = right.index(False) if False in right else len(chain)
+    child = {(tree.parents[node], tree.token_ids[node]): node for node in chain}
+    for index in range(wrong + (rule == "paper"), len(chain)):
+        node = chain[index]
+        if rule == "paper" and not right[index]:
+            # The paper requires that the key itself be confirmed. Its code does not check this and
+            # starts at the wrong token.
+            continue
+        phrase = _predicted_after(outcome, node, child, ngram - 1)
+        if len(phrase) == ngram - 1:
+            yield context_of(outcome, node), phrase
+
+
+def _predicted_after(
+    outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int
+) -> Ngram:
+    """Return up to `length` tokens that the target predicts from `node` onwards."""
+    phrase = [outcome.target_argmax[node + 1]]
+    while len(phrase) < length:
+        following = child.get((node, phrase[-1]))
+        if following is None:
+            break
+        node = following
+        phrase.append(outcome.target_argmax[node + 1])
+    return tuple(phrase)
+
+
+def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
+    """Replace every suffix in the pool with the target's predictions (refinement).
+
+    The replacement is by value, so no suffix appears twice.
+    """
+    last = proposal.chain[-1] if proposal.chain else -1
+    num_processed = len(outcome.tree)
+    if last >= num_processed:
+        return
+    context = context_of(outcome, last)
+    for phrase, nodes in proposal.suffixes:
+        processed = [node for node in (last, *nodes) if node < num_processed]
+        predicted = tuple(outcome.target_argmax[node + 1] for node in processed)[: ngram - 1]
+        if len(predicted) >= len(phrase):  # otherwise, too little of the suffix was verified
+            for key in {context, context[-1:]}:
+                pool.replace(key, phrase, predicted)

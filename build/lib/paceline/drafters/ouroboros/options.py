@@ -1,0 +1,60 @@
+"""Options of the `ouroboros` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import require_range
+
+INSPIRATIONS = ("every", "paper", "code", "off")
+ON_INVALID_FILE = ("refuse", "reset")
+
+
+@dataclass(frozen=True, slots=True)
+class OuroborosOptions:
+    """Options of `ouroboros`.
+
+    Attributes:
+        gamma: Minimum number of tokens drafted per step; at least 1, default 5. The last phrase is
+            not truncated, so a draft can be longer.
+        window: W, number of columns in the draft model's lookahead window; at least 1, default 2.
+        ngram: N, number of tokens in a phrase, including its key; at least 2, default 6.
+        suffixes: K, maximum number of phrases verified after the draft; default 3. The same number
+            is verified after the newest token.
+        max_branches: Maximum number of the draft model's alternatives to verify alongside the
+            draft; default 4. With 0, the tree is the paper's.
+        inspiration: Rejected tokens whose continuations enter the phrase pool. "every" uses every
+            node, "paper" the rule in the paper, "code" the rule in the public code, and "off" none.
+            Default "every".
+        refinement: Replace suffixes in the pool with the target's predictions; default true.
+        budget: The engine verifies only the nodes that are expected to save time; default true.
+        shared_pool: Share one phrase pool among all requests of this drafter; default false.
+        pool_file: File in which the shared pool is saved between runs. An existing file is loaded.
+            Implies `shared_pool`. By default the pool is not saved.
+        on_invalid_file: Action if the pool file is damaged or invalid: "refuse" raises an error,
+            and "reset" starts an empty pool with a warning. Default "refuse".
+    """
+
+    gamma: int = 5
+    window: int = 2
+    ngram: int = 6
+    suffixes: int = 3
+    max_branches: int = 4
+    inspiration: str = "every"
+    refinement: bool = True
+    budget: bool = True
+    shared_pool: bool = False
+    pool_file: str | None = None
+    on_invalid_file: str = "refuse"
+
+    def __post_init__(self) -> None:
+        lower_bounds = {"gamma": 1, "window": 1, "ngram": 2, "suffixes": 0, "max_branches": 0}
+        for name, lower_bound in lower_bounds.items():
+            require_range("ouroboros", name, getattr(self, name), lower_bound)
+        choices = {"inspiration": INSPIRATIONS, "on_invalid_file": ON_INVALID_FILE}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                hint = did_you_mean(value, allowed)
+                raise ConfigError(f"ouroboros: got {name}={value!r}; expected a known value.{hint}")

@@ -1,0 +1,86 @@
+"""Calibrate Ouroboros nodes: acceptance rates by source and probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from paceline.core.drafter import Outcome
+from paceline.draft_budget.acceptance_counts import AcceptanceCounts
+from paceline.drafters.draft_model.draft_calibration import first_choice_prior
+from paceline.drafters.ouroboros.settings import (
+    BUCKETS,
+    FADING,
+    PHRASE_PRIOR,
+    PRIOR_TRIALS,
+    SUFFIX_PRIOR,
+    WITHIN_PRIOR,
+)
+from paceline.drafters.shared.trees import tried
+
+
+class NodeSource(IntEnum):
+    """Name a node's source.
+
+    CHAIN is the drafted chain, and ALTERNATIVE is another choice of the draft model. SUFFIX is the
+    first token of a phrase after the chain, and PHRASE the first token of any other phrase. WITHIN
+    is a later token in a phrase.
+    """
+
+    CHAIN = 0
+    ALTERNATIVE = 1
+    SUFFIX = 2
+    PHRASE = 3
+    WITHIN = 4
+
+
+_PRIORS = {
+    NodeSource.SUFFIX: SUFFIX_PRIOR,
+    NodeSource.PHRASE: PHRASE_PRIOR,
+    NodeSource.WITHIN: WITHIN_PRIOR,
+}
+
+
+class Evidence(NamedTuple):
+    """Describe a node's source.
+
+    Attributes:
+        kind: Source of the node.
+        prob: Probability according to the draft model; 0 if it gives none.
+    """
+
+    kind: NodeSource
+    prob: float = 0.0
+
+    @property
+    def prior(self) -> float:
+        """Acceptance rate given the parent, before any counts."""
+        if self.kind == NodeSource.CHAIN:
+            return first_choice_prior(self.prob)
+        return _PRIORS.get(self.kind, self.prob)
+
+
+class PhraseAcceptance:
+    """Count trials and hits by source and probability, for all requests.
+
+    A node counts as a trial once the target has predicted a token after its parent, whether or not
+    the node was processed.
+    """
+
+    def __init__(self) -> None:
+        self._counts = AcceptanceCounts(len(NodeSource), BUCKETS, PRIOR_TRIALS, FADING)
+
+    def confidence(self, evidence: Evidence) -> float:
+        """Return a node's estimated acceptance rate given its parent."""
+        return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
+
+    def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
+        """Count which nodes in an outcome were right.
+
+        Args:
+            evidence: Source of each node in the outcome's tree.
+            outcome: Outcome for the tree.
+        """
+        for node, accepted in tried(outcome):
+            self._counts.count(accepted, evidence[node].prob, evidence[node].kind)

@@ -1,0 +1,174 @@
+"""Build the Ouroboros tree: drafted chain, phrases and alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from paceline.core.origin import Origin
+from paceline.core.tree import EMPTY_TREE, DraftTree, TreeBuilder
+from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, PhraseAcceptance
+from paceline.drafters.shared.ngram_pool import Ngram
+from paceline.drafters.shared.trees import likeliest_first
+
+# (tokens, most) -> phrases that may follow them
+Phrases = Callable[[list[int], int], Sequence[Ngram]]
+
+
+class Alternative(NamedTuple):
+    """Hold another token that the draft model considered.
+
+    Attributes:
+        path_prob: The draft model's probability of the draft up to this position plus this token.
+        prob: Probability of this token given the draft up to this position.
+        position: Index in the drafted chain.
+        token: Token id.
+    """
+
+    path_prob: float
+    prob: float
+    position: int
+    token: int
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Hold the proposal for one request.
+
+    Attributes:
+        tree: Whole tree. The engine may process only its first nodes, or only its best chain.
+        chain: Nodes in the drafted chain.
+        suffixes: For each phrase after the chain, the phrase and its nodes, which are fewer if the
+            phrase was cut.
+        evidence: Source of each node, if the tree has confidences.
+    """
+
+    tree: DraftTree = EMPTY_TREE
+    chain: Sequence[int] = ()
+    suffixes: list[tuple[Ngram, list[int]]] = field(default_factory=list)
+    evidence: Sequence[Evidence] = ()
+
+    def begins_with(self, tree: DraftTree) -> bool:
+        """Return whether a tree consists of the first nodes in this proposal."""
+        size = len(tree)
+        return tree is self.tree or (
+            tree.token_ids == self.tree.token_ids[:size]
+            and tree.parents == self.tree.parents[:size]
+        )
+
+    def likeliest_first(self) -> Proposal:
+        """Return the proposal with its nodes ordered by path probability."""
+        tree, before = likeliest_first(self.tree)
+        position_of = {node: position for position, node in enumerate(before)}
+        suffixes = [
+            (phrase, [position_of[node] for node in nodes]) for phrase, nodes in self.suffixes
+        ]
+        return Proposal(
+            tree,
+            [position_of[node] for node in self.chain],
+            suffixes,
+            [self.evidence[node] for node in before],
+        )
+
+
+class ProposalBuilder:
+    """Merge the parts of a proposal into one tree.
+
+    Args:
+        text: The request's two newest tokens, or one token.
+        chain: Drafted tokens.
+        probs: The draft model's probability for each drafted token, if `calibration` is given.
+        most: Maximum number of nodes.
+        max_depth: Maximum depth.
+        phrases: Function that looks up phrases in the pool.
+        calibration: If given, the tree gets confidences, and the most likely paths come first.
+    """
+
+    def __init__(
+        self,
+        text: Sequence[int],
+        chain: Sequence[int],
+        probs: Sequence[float],
+        most: int,
+        max_depth: int,
+        phrases: Phrases,
+        calibration: PhraseAcceptance | None = None,
+    ) -> None:
+        self._text, self._chain, self._max_depth, self._phrases = (
+            list(text),
+            list(chain[:max_depth]),
+            max_depth,
+            phrases,
+        )
+        self._calibration = calibration
+        self._tree = TreeBuilder(most)
+        self._last = self._tree.add_path(self._chain, origin=Origin.MODEL)
+        self._chain_nodes = range(len(self._tree))
+        self._evidence = (
+            []
+            if calibration is None
+            else [Evidence(NodeSource.CHAIN, probs[node]) for node in self._chain_nodes]
+        )
+        self._suffixes: list[tuple[Ngram, list[int]]] = []
+
+    def add_suffixes(self, most: int) -> None:
+        """Add up to `count` phrases after the chain."""
+        for phrase in self._phrases([*self._text[-1:], *self._chain], most):
+            self._suffixes.append(
+                (phrase, self._add_suffix(phrase[: self._max_depth - len(self._chain)]))
+            )
+
+    def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
+        """Add the draft model's alternatives, each with the newest phrase that follows it.
+
+        No alternative is deeper than the chain, so that a target that verifies only chains gets the
+        chain.
+        """
+        chain = self._chain
+        for alternative in alternatives:
+            index, token = alternative.position, alternative.token
+            if index >= len(chain):
+                continue
+            before = chain[index - 1] if index else self._text[-1]
+            following = next(iter(self._phrases([before, token], 1)), ())
+            node = self._tree.add(token, index - 1, Origin.MODEL)
+            if (index - 1, token) in self._tree:
+                self._note(Evidence(NodeSource.ALTERNATIVE, alternative.prob))
+                self._tree.add_path(following[: len(chain) - index - 1], node, Origin.POOL)
+                self._note(Evidence(NodeSource.PHRASE))
+
+    def add_phrases(self, most: int) -> None:
+        """Add up to `count` phrases after the newest token, no deeper than the chain."""
+        for phrase in self._phrases(self._text, most):
+            self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
+            self._note(Evidence(NodeSource.PHRASE))
+
+    def build(self) -> Proposal:
+        """Return the finished proposal."""
+        tree = self._tree.build()
+        if self._calibration is None:
+            return Proposal(tree, self._chain_nodes, self._suffixes)
+        confidence = [self._calibration.confidence(evidence) for evidence in self._evidence]
+        return Proposal(
+            replace(tree, confidence=confidence), self._chain_nodes, self._suffixes, self._evidence
+        ).likeliest_first()
+
+    def _note(self, first: Evidence) -> None:
+        """Record the source of the nodes that were added last."""
+        if self._calibration is None:
+            return
+        for _ in range(len(self._evidence), len(self._tree)):
+            self._evidence.append(first)
+            first = Evidence(NodeSource.WITHIN)
+
+    def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
+        """Add a phrase after the chain as far as it fits, and return its nodes."""
+        nodes, parent, tree = [], self._last, self._tree
+        for token in phrase:
+            if (parent, token) not in tree and len(tree) >= tree.max_nodes:
+                break
+            parent = tree.add(token, parent, Origin.POOL)
+            nodes.append(parent)
+        self._note(Evidence(NodeSource.SUFFIX))
+        return nodes

@@ -1,0 +1,1 @@
+"""Implement the "Lookahead" framework from PainlessInferenceAcceleration (PIA)."""

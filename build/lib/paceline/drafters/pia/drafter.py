@@ -1,0 +1,166 @@
+"""Draft phrases from the prompt and all outputs, using tries (PIA's "Lookahead").
+
+Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large
+Language Model with Lossless Generation Accuracy" (public code:
+alipay/PainlessInferenceAcceleration). It is not the Lookahead Decoding in `lookahead`.
+docs/methods/pia.md lists the differences between the paper, the public code and this
+implementation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.pia.options import PiaOptions
+from paceline.drafters.pia.settings import OUTPUT_WEIGHT
+from paceline.drafters.pia.tries import Children, Node, PhraseTries
+
+
+class Pia(Drafter):
+    """Draft from phrase tries; lossless. All of the engine's requests share outputs."""
+
+    name = "pia"
+    keeps_tokens = True
+    Options = PiaOptions
+
+    def __init__(self, options: PiaOptions) -> None:
+        self._options = options
+        self._tries = PhraseTries(options.max_draft_tokens + 1)
+        self._learned: dict[
+            int, int
+        ] = {}  # sequence -> the first position whose phrase is not yet in the tries
+
+    @classmethod
+    def build(cls, options: PiaOptions) -> Pia:
+        """Build the drafter from its options."""
+        return cls(options)
+
+    def start(self, seq: Request) -> None:
+        """Add the prompt's phrases to the tries."""
+        self._tries.add_prompt(seq.token_ids[: seq.prompt_length], seq.id)
+        self._learned[seq.id] = seq.prompt_length
+
+    def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft the phrases that followed the newest tokens."""
+        return [
+            self._draft(seq, min(limit, self._options.max_nodes))
+            for seq, limit in zip(seqs, max_nodes, strict=True)
+        ]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Add output phrases that are now complete."""
+        for outcome in outcomes:
+            self._learn(outcome.request, self._tries.depth)
+
+    def stop(self, seq: Request) -> None:
+        """Add the output's last phrases, remove the prompt, and shrink the tries."""
+        if seq.id in self._learned:
+            self._learn(seq, 1)
+            del self._learned[seq.id]
+            self._tries.forget_prompt(seq.token_ids[: seq.prompt_length], seq.id)
+            self._tries.squeeze()
+
+    def _learn(self, seq: Request, shortest: int) -> None:
+        """Add output phrases with at least `shortest` tokens after their first token."""
+        first, end = self._learned[seq.id], len(seq) - shortest
+        self._tries.add_output(seq.token_ids, first, end)
+        self._learned[seq.id] = max(first, end)
+
+    def _draft(self, seq: Request, limit: int) -> DraftTree:
+        """Draft the tree for the first query that fills a branch, longest query first.
+
+        If no query does, the last query that matches is used.
+        """
+        depth = min(self._options.max_draft_tokens, seq.remaining - 1)
+        tree = EMPTY_TREE
+        if limit < 1 or depth < 1:
+            return tree
+        for size in range(min(self._options.query_ngram, len(seq)), 0, -1):
+            followers = self._tries.following(seq.token_ids[-size:], seq.id)
+            tree = Selection(seq.id, limit).tree_below(followers, depth) or tree
+            if len(tree) >= min(depth, limit):
+                break
+        return tree
+
+
+@dataclass(slots=True)
+class Selection:
+    """Select the phrases visible to one request, as a draft tree.
+
+    Attributes:
+        limit: Maximum number of nodes. If more are known, the best limit / 2 by output count are
+            kept, then the best others by score. Ties beyond the limit are added in depth-first
+            order.
+    """
+
+    request: int
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+
+    def tree_below(self, children: Children, depth: int) -> DraftTree:
+        """Return the tree below a query, at most `depth` levels deep.
+
+        The confidence of a child is its share of its parent's score.
+        """
+        min_output, min_score = self._minima(list(self._counted(children, depth)))
+        self._add(children, -1, depth, min_output, min_score)
+        tree = DraftTree(self.tokens, self.parents, confidence=self.shares, origins=self.origins)
+        return tree if self.tokens else EMPTY_TREE
+
+    def _score(self, node: Node) -> float:
+        return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
+
+    def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
+        """Yield the output count and score of all nodes visible to the request."""
+        for node in children.values():
+            if node.known_to(self.request):
+                yield node.output, self._score(node)
+                if depth > 1:
+                    yield from self._counted(node.children, depth - 1)
+
+    def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
+        """Return the minimum output count and minimum score; a node needs only one."""
+        if len(counted) <= self.limit:
+            return 0.0, 0.0
+        outputs = sorted(
+            (node for node in range(len(counted)) if counted[node][0]),
+            key=lambda node: -counted[node][0],
+        )
+        stored = outputs[: self.limit // 2]
+        among = set(stored)
+        others = sorted(
+            (score for node, (_, score) in enumerate(counted) if node not in among), reverse=True
+        )
+        room = self.limit - len(stored)
+        return counted[stored[-1]][0] if stored else math.inf, others[room - 1]
+
+    def _add(
+        self, children: Children, parent: int, depth: int, min_output: float, min_score: float
+    ) -> None:
+        known = [
+            (token, node, self._score(node))
+            for token, node in children.items()
+            if node.known_to(self.request)
+        ]
+        total = sum(score for _, _, score in known)
+        for token, node, score in sorted(known, key=lambda child: -child[2]):
+            if len(self.tokens) == self.limit:
+                return
+            if node.output < min_output and score < min_score:
+                continue
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.shares.append(score / total)
+            # All requests share the outputs.
+            self.origins.append(Origin.PROMPT if self.request in node.inputs else Origin.POOL)
+            if depth > 1:
+                self._add(node.children, len(self.tokens) - 1, depth - 1, min_output, min_score)

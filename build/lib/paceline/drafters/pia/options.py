@@ -1,0 +1,30 @@
+"""Options of the `pia` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.util.config import require_range
+
+
+@dataclass(frozen=True, slots=True)
+class PiaOptions:
+    """Options of `pia`.
+
+    Attributes:
+        max_nodes: Maximum number of nodes in a draft tree, the paper's "decoding length"; at least
+            1, default 64.
+        max_draft_tokens: Maximum number of tokens in a branch, the paper's "branch length"; at
+            least 1, default 12. Stored phrases are one token longer.
+        query_ngram: Number of newest tokens that are looked up; default 2. The drafter uses fewer
+            tokens if they do not produce a full branch. At most `max_draft_tokens` + 1.
+    """
+
+    max_nodes: int = 64
+    max_draft_tokens: int = 12
+    query_ngram: int = 2
+
+    def __post_init__(self) -> None:
+        require_range("pia", "max_nodes", self.max_nodes, 1)
+        require_range("pia", "max_draft_tokens", self.max_draft_tokens, 1)
+        require_range("pia", "query_ngram", self.query_ngram, 1, self.max_draft_tokens + 1)

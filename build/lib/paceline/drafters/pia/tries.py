@@ -1,0 +1,171 @@
+"""Store the phrases of prompts and outputs in tries by first token.
+
+A node counts how often its path occurred in the prompt of each running request, and in all outputs
+together. In each of these counts, a parent is at least as frequent as its children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class Node:
+    """Hold one token of a phrase.
+
+    Attributes:
+        inputs: Occurrences of the path in the prompt, by request; no zeros.
+        output: Occurrences of the path in outputs, halved by every squeeze.
+    """
+
+    __slots__ = ("children", "inputs", "output")
+
+    def __init__(self) -> None:
+        self.children: Children = {}
+        self.inputs: dict[int, int] = {}
+        self.output = 0.0
+
+    def known_to(self, request: int) -> bool:
+        """Return whether the path occurred in the request's prompt or in any output."""
+        return self.output > 0 or request in self.inputs
+
+
+Children = dict[int, Node]
+
+
+@dataclass(slots=True)
+class Tree:
+    """Hold the phrases that followed one token.
+
+    Attributes:
+        nodes: Number of nodes.
+        outputs: Number of nodes that occurred in outputs.
+    """
+
+    children: Children = field(default_factory=dict)
+    nodes: int = 0
+    outputs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Define when tries shrink; the defaults are those of the public code.
+
+    Attributes:
+        nodes: Nodes of a tree above which it is squeezed at the end of a request.
+        outputs: Output nodes of a tree above which it is squeezed once `touched` is reached.
+        touched: Number of trees with new outputs that triggers the check of `outputs`.
+    """
+
+    nodes: int = 65_536
+    outputs: int = 512
+    touched: int = 1024
+
+
+class PhraseTries:
+    """Hold the phrase tries of all first tokens.
+
+    Args:
+        depth: Number of tokens in a phrase after its first one.
+        limits: When tries shrink.
+    """
+
+    def __init__(self, depth: int, limits: Limits | None = None) -> None:
+        self.depth = depth
+        self._limits = limits or Limits()
+        self._trees: dict[int, Tree] = {}
+        # first tokens of trees that outputs were added to since the last squeeze
+        self._touched: set[int] = set()
+
+    def add_prompt(self, tokens: list[int], request: int) -> None:
+        """Count the phrases that start anywhere in a prompt."""
+        for start in range(len(tokens) - 1):
+            for node in self._path(tokens, start)[1]:
+                node.inputs[request] = node.inputs.get(request, 0) + 1
+
+    def forget_prompt(self, tokens: list[int], request: int) -> None:
+        """Undo `add_prompt` for a request."""
+        for first in set(tokens[:-1]):
+            tree = self._trees[first]
+            tree.nodes -= _forget(tree.children, request)
+            if not tree.children:
+                del self._trees[first]
+
+    def add_output(self, tokens: list[int], first: int, end: int) -> None:
+        """Count the phrases that start at positions [first, end) of a text."""
+        for start in range(first, end):
+            self._touched.add(tokens[start])
+            tree, path = self._path(tokens, start)
+            for node in path:
+                tree.outputs += node.output == 0
+                node.output += 1
+
+    def following(self, phrase: list[int], request: int) -> Children:
+        """Return the nodes that followed the phrase, as far as the request knows it."""
+        tree = self._trees.get(phrase[0])
+        children = tree.children if tree is not None else {}
+        for token in phrase[1:]:
+            node = children.get(token)
+            if node is None or not node.known_to(request):
+                return {}
+            children = node.children
+        return children
+
+    def squeeze(self) -> None:
+        """Halve the outputs of trees that are too large; drop phrases that occurred once."""
+        limits = self._limits
+        everything = len(self._touched) >= limits.touched
+        for first in sorted(self._touched):
+            tree = self._trees.get(first)
+            if tree is None:
+                continue
+            if tree.nodes > limits.nodes or (everything and tree.outputs > limits.outputs):
+                tree.nodes, tree.outputs = _halve(tree.children)
+                if not tree.children:
+                    del self._trees[first]
+        if everything:
+            self._touched.clear()
+
+    def counts(self) -> dict[int, tuple[int, int]]:
+        """Return per first token the nodes of its tree and those that occurred in outputs."""
+        return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
+
+    def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:
+        """Return tree and nodes of the phrase at `start`, creating missing nodes."""
+        tree = self._trees.setdefault(tokens[start], Tree())
+        children, path = tree.children, []
+        for token in tokens[start + 1 : start + 1 + self.depth]:
+            node = children.get(token)
+            if node is None:
+                node = children[token] = Node()
+                tree.nodes += 1
+            path.append(node)
+            children = node.children
+        return tree, path
+
+
+def _forget(children: Children, request: int) -> int:
+    """Remove a request's counts from a forest; return how many nodes were dropped."""
+    gone = 0
+    for token, node in list(children.items()):
+        if node.inputs.pop(request, 0):
+            gone += _forget(node.children, request)
+            if not node.inputs and not node.output:
+                del children[token]
+                gone += 1
+    return gone
+
+
+def _halve(children: Children) -> tuple[int, int]:
+    """Halve the outputs of a forest; return the nodes left and those with outputs.
+
+    Counts of 1 or less become 0.
+    """
+    nodes = outputs = 0
+    for token, node in list(children.items()):
+        node.output = node.output / 2 if node.output > 1 else 0.0
+        if not node.output and not node.inputs:
+            del children[token]  # what is below occurred no more often
+            continue
+        below = _halve(node.children)
+        nodes, outputs = nodes + 1 + below[0], outputs + (node.output > 0) + below[1]
+    return nodes, outputs

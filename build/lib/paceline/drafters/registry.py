@@ -1,0 +1,269 @@
+"""Register drafters from this package, from entry points, and any `module:Class`.
+
+A drafter class has a name, a frozen dataclass `Options`, and a class method `build`. Its class
+attributes declare its requirements, such as `needs_draft_model`. Each drafter in this package has
+one file and one line below. The line repeats the drafter's requirements, so that listing drafters
+loads no model code. Other packages declare drafters in the entry point group `paceline.drafters`.
+The registry imports a drafter's module only when the drafter is chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from typing import Any
+
+from paceline.errors import ConfigError, did_you_mean
+
+GROUP = "paceline.drafters"
+PLAIN = "none"  # the drafter of plain decoding
+_OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that are a file
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterEntry:
+    """Locate a drafter's class, with a one-line summary.
+
+    Attributes:
+        name: Name used in drafter strings.
+        target: Location of the class, as "module:Class".
+        summary: Description for lists; empty if only the class has a description.
+        source: Package that declares the drafter, for messages; empty for a `module:Class` given by
+            the user.
+        light: Location of the options as "module:Class", importable without torch or numba; empty
+            if only `target` has them.
+        needs: Requirements, from "draft_model", "draft_model_if_given", "trained" and "datastore";
+            None if only the class knows them.
+    """
+
+    name: str
+    target: str
+    summary: str = ""
+    source: str = ""
+    light: str = ""
+    needs: frozenset[str] | None = None
+
+    def load(self) -> Any:
+        """Import and return the drafter class.
+
+        Raises:
+            ConfigError: The module cannot be imported, or the class is no drafter.
+        """
+        try:
+            drafter_class = _imported(self.target)
+        except Exception as error:  # a third-party module may raise anything while it is imported
+            raise ConfigError(
+                self._refusal(f"which cannot be imported ({type(error).__name__}: {error})")
+            ) from error
+        missing = _missing(drafter_class)
+        if missing:
+            raise ConfigError(self._refusal(missing))
+        return drafter_class
+
+    def describe(self) -> str:
+        """Return the summary; loads the class if none is registered."""
+        return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
+
+    def options(self) -> Any:
+        """Return the dataclass for the drafter's options.
+
+        Raises:
+            ConfigError: The module cannot be imported, or the class is no drafter.
+        """
+        return _imported(self.light) if self.light else self.load().Options
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Return whether the drafter requires a draft model; may load the class."""
+        return (
+            bool(self.load().needs_draft_model)
+            if self.needs is None
+            else "draft_model" in self.needs
+        )
+
+    @property
+    def takes_draft_model(self) -> bool:
+        """Return whether the drafter uses a draft model if one is given."""
+        if self.needs is None:
+            return self.needs_draft_model or bool(self.load().takes_draft_model)
+        return not self.needs.isdisjoint(("draft_model", "draft_model_if_given"))
+
+    @property
+    def needs_trained(self) -> bool:
+        """Return whether the drafter reads a file that was trained for these models."""
+        return bool(self.load().needs_trained) if self.needs is None else "trained" in self.needs
+
+    @property
+    def needs_store(self) -> bool:
+        """Return whether the drafter requires the `datastore` option."""
+        return bool(self.load().needs_store) if self.needs is None else "datastore" in self.needs
+
+    def _refusal(self, fault: str) -> str:
+        origin = f" of {self.source}" if self.source else ""
+        return (
+            f"drafter {self.name!r}: got {self.target!r}{origin}, {fault}; expected 'module:Class'"
+            " of an importable subclass of paceline.Drafter with propose, a dataclass Options and"
+            f" a class method build. Correct it, or choose another of: {', '.join(available())}."
+        )
+
+
+def _imported(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return reduce(getattr, attribute.split("."), import_module(module))
+
+
+def _missing(drafter_class: Any) -> str | None:
+    """Return why a class cannot be built as a drafter, or None."""
+    from paceline.core.drafter import Drafter  # imports numpy, which is not needed for lists
+
+    if not isinstance(drafter_class, type) or not issubclass(drafter_class, Drafter):
+        return "which is no subclass of paceline.Drafter"
+    if drafter_class.propose is Drafter.propose:
+        return "which does not define propose"
+    options = getattr(drafter_class, "Options", None)
+    if not isinstance(options, type) or not dataclasses.is_dataclass(options):
+        return "which has no dataclass named Options"
+    return (
+        None
+        if callable(getattr(drafter_class, "build", None))
+        else "which has no class method build"
+    )
+
+
+def _own(name: str, target: str, options: str, summary: str, needs: str = "") -> DrafterEntry:
+    inside = f"paceline.drafters.{name}"
+    light = f"{_OF_FILES if target.startswith(':') else inside}{options}"
+    return DrafterEntry(
+        name, f"{inside}{target}", summary, "paceline", light, frozenset(needs.split())
+    )
+
+
+_OWN = (
+    _own(PLAIN, ":NoDrafter", ":NoOptions", "plain decoding, with empty trees"),
+    _own(
+        "prompt_lookup",
+        ":PromptLookup",
+        ":PromptLookupOptions",
+        "continuations of earlier matches for the newest n-gram, and frequent tokens",
+    ),
+    _own(
+        "draft_model",
+        ".drafter:DraftModel",
+        ".options:DraftModelOptions",
+        "a small model drafts a tree, or a chain of a fixed length",
+        "draft_model",
+    ),
+    _own(
+        "specdec_pp",
+        ".drafter:SpecDecPP",
+        ".options:SpecDecPPOptions",
+        "a small model drafts until a trained head expects a rejection",
+        "draft_model trained",
+    ),
+    _own(
+        "ouroboros",
+        ".drafter:Ouroboros",
+        ".options:OuroborosOptions",
+        "a small model drafts phrase by phrase; the target updates the phrases",
+        "draft_model",
+    ),
+    _own(
+        "sssd",
+        ".drafter:Sssd",
+        ".options:SssdOptions",
+        "continuations of the newest tokens in the request, earlier answers and a datastore",
+    ),
+    _own(
+        "jacobi",
+        ":Jacobi",
+        ":JacobiOptions",
+        "a guess at the rest of the answer, or a block of it, that the target refines",
+    ),
+    _own(
+        "lookahead",
+        ".drafter:Lookahead",
+        ".options:LookaheadOptions",
+        "the target generates n-grams in a window and verifies those that match",
+    ),
+    _own(
+        "token_recycling",
+        ".drafter:TokenRecycling",
+        ".options:TokenRecyclingOptions",
+        "tokens that the target last predicted after the newest tokens",
+    ),
+    _own(
+        "auto",
+        ".drafter:Auto",
+        ".options:AutoOptions",
+        "one tree from retrieved text, the target's earlier predictions and hidden state, and a"
+        " draft model, if there is one",
+        "draft_model_if_given",
+    ),
+    _own(
+        "rest",
+        ".drafter:Rest",
+        ".options:RestOptions",
+        "the most frequent continuations of the newest tokens in a datastore",
+        "datastore",
+    ),
+    _own(
+        "pia",
+        ".drafter:Pia",
+        ".options:PiaOptions",
+        "phrases from the prompt and all outputs so far, stored in tries",
+    ),
+)
+REGISTRY: dict[str, DrafterEntry] = {registered.name: registered for registered in _OWN}
+
+
+def available() -> list[str]:
+    """Return the names that `create` accepts, built-in drafters first."""
+    return [*REGISTRY, *sorted({installed.name for installed in _installed()} - REGISTRY.keys())]
+
+
+def entry(name: str) -> DrafterEntry:
+    """Find a drafter by its name, or by "module:Class".
+
+    Built-in names take precedence over names from other packages.
+
+    Raises:
+        ConfigError: The drafter is unknown (the message suggests a close match), or two packages
+            declare it.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    installed = {point.target: point for point in _installed() if point.name == name}
+    if len(installed) > 1:
+        declared = " and ".join(
+            f"{point.target!r} of {point.source}" for point in installed.values()
+        )
+        raise ConfigError(
+            f"drafter {name!r}: got {declared}; expected one package to declare it. Name yours as"
+            " 'module:Class'."
+        )
+    if installed:
+        return next(iter(installed.values()))
+    first, colon, second = name.partition(":")
+    if colon and first in available():
+        raise ConfigError(
+            f"drafter {first!r}: got {second!r} for its options; expected options as key=value."
+            " Write key=value, or leave it out."
+        )
+    if colon:
+        return DrafterEntry(name, name)
+    raise ConfigError(
+        f"there is no drafter {name!r}; expected a name or"
+        f" 'module:Class'.{did_you_mean(name, available())}"
+    )
+
+
+def _installed() -> Iterator[DrafterEntry]:
+    """Yield the entry points of installed packages without importing the packages."""
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
+    for point in entry_points(group=GROUP):
+        package = point.dist.name if point.dist is not None else "an unnamed package"
+        yield DrafterEntry(point.name, point.value, source=f"package {package}")

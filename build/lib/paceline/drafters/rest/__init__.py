@@ -1,0 +1,1 @@
+"""Implement REST (He et al. 2023)."""

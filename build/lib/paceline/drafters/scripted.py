@@ -1,0 +1,88 @@
+"""Propose trees from a script, to test an engine or a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+
+Propose = Callable[[Sequence[Request], list[int]], list[DraftTree]]
+Script = Propose | Sequence[DraftTree | Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeCall:
+    """Record one request of a `propose` call: its id, tokens and node limit."""
+
+    sequence: int
+    token_ids: list[int]
+    max_nodes: int
+
+
+class ScriptedDrafter(Drafter):
+    """Propose a script's trees, and record calls and outcomes; does not need torch.
+
+    Args:
+        script: Proposals for the first, second, ... step of every request. Each is a `DraftTree` or
+            the token ids of a chain, and is cut to the node limit. After the last proposal, trees
+            are empty. If the script is a function with the signature of `Drafter.propose`, it is
+            called instead, and its trees are passed on unchanged.
+        name: Name shown in messages and tables.
+    Attributes:
+        questions: Calls to `propose`, one per request and step.
+        outcomes: Arguments of `observe`, in order.
+        open: Ids of the requests that were started but not stopped.
+
+    Example:
+        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) drafts 5 and 6, in the next step 7 or
+        8, and nothing afterwards.
+    """
+
+    def __init__(self, script: Script, name: str = "scripted") -> None:
+        self.name = name
+        self.questions: list[ProposeCall] = []
+        self.outcomes: list[Outcome] = []
+        self.open: set[int] = set()
+        self._propose = script if callable(script) else self._next_of(script)
+        self._steps: dict[int, int] = {}
+
+    def start(self, request: Request) -> None:
+        """Open a request at the first step of the script."""
+        self.open.add(request.id)
+        self._steps[request.id] = 0
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Return the script's trees for these requests."""
+        self.questions += [
+            ProposeCall(request.id, list(request.token_ids), limit)
+            for request, limit in zip(requests, max_nodes, strict=True)
+        ]
+        return self._propose(requests, max_nodes)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Record the outcomes of the step."""
+        self.outcomes += outcomes
+
+    def stop(self, request: Request) -> None:
+        """Close a request; a second call does nothing."""
+        self.open.discard(request.id)
+        self._steps.pop(request.id, None)
+
+    def _next_of(self, script: Sequence[DraftTree | Sequence[int]]) -> Propose:
+        trees = [
+            entry if isinstance(entry, DraftTree) else DraftTree.chain(list(entry))
+            for entry in script
+        ]
+
+        def propose(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+            proposed = []
+            for request, limit in zip(requests, max_nodes, strict=True):
+                step = self._steps[request.id]
+                self._steps[request.id] = step + 1
+                proposed.append(trees[step].first(limit) if step < len(trees) else EMPTY_TREE)
+            return proposed
+
+        return propose

@@ -1,0 +1,220 @@
+"""Offer the candidates after a node of the merged tree.
+
+The steps are: the cached distributions, the paired source, and the weighed sources (in the order of
+`SOURCES`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core.origin import Origin
+from paceline.drafters.shared.recycled import ABSENT, look_up, size_of
+from paceline.drafters.shared.source_calibration import acceptance, pair_cell, weighed_cell
+from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.drafters.shared.tree_candidate import NUM_SOURCES, TreeCandidate, TreeInputs
+from paceline.util.compiled import Records, kernel
+
+_RECYCLED = int(Origin.RECYCLED)
+
+
+@kernel
+def offer(
+    inputs: TreeInputs,
+    node: TreeCandidate,
+    parent: int,
+    frontier: Records[TreeCandidate],
+    waiting: int,
+    scratch: Any,
+) -> int:
+    """Put the candidates after a node on the frontier; return their new number.
+
+    Args:
+        inputs: Sources, calibration and request.
+        node: Node whose children are offered.
+        parent: Index of the node in the tree; -1 = the root.
+        frontier: Candidates; the first `waiting` are in use.
+        waiting: Number of candidates before.
+        scratch: [TOP] buffer for the cached probabilities.
+    """
+    first = waiting
+    waiting, size = _offer_cached(inputs, node, frontier, first, scratch)
+    # ABSENT is also the number of the root: a node that a source lacks has no children there.
+    if parent < 0 or node.nodes[0] >= 0:
+        waiting = _pair(inputs, node, frontier, (first, waiting, size), scratch)
+    for index in range(first, waiting):
+        candidate = frontier[index]
+        for source in range(1, NUM_SOURCES):
+            candidate.nodes[source], candidate.cells[source] = ABSENT, ABSENT
+        candidate.confidence = acceptance(inputs.calibration, candidate.cells[0])
+    for source in range(1, NUM_SOURCES):
+        if parent < 0 or node.nodes[source] >= 0:
+            waiting = _weigh(inputs, source, node.nodes[source], frontier, first, waiting)
+    for index in range(first, waiting):
+        candidate = frontier[index]
+        candidate.parent, candidate.depth = parent, node.depth + 1
+        candidate.path_confidence = node.path_confidence * candidate.confidence
+        candidate.known = min(node.known + 1, LONGEST_KEY)
+        for step in range(LONGEST_KEY - 1):
+            candidate.tail[step] = node.tail[step + 1]
+        candidate.tail[LONGEST_KEY - 1] = candidate.token
+    return waiting
+
+
+@kernel
+def _offer_cached(
+    inputs: TreeInputs,
+    node: TreeCandidate,
+    frontier: Records[TreeCandidate],
+    waiting: int,
+    scratch: Any,
+) -> tuple[int, int]:
+    """Offer the tokens of the longest cached context.
+
+    Returns:
+        Number of waiting candidates, and tokens of the context; 0 if none is cached.
+    """
+    temperature = inputs.query.temperature
+    index, size = look_up(inputs.table, node.tail, min(inputs.query.max_context, node.known))
+    if index != ABSENT:
+        entry = inputs.table.entries[index]
+        num_tokens = size_of(entry)
+        _at_temperature(entry.probs, num_tokens, temperature, scratch)
+        for rank in range(num_tokens):
+            candidate = frontier[waiting]
+            candidate.token, candidate.origin = entry.tokens[rank], _RECYCLED
+            candidate.nodes[0] = ABSENT
+            candidate.cells[0] = pair_cell(temperature > 0, size, scratch[rank], -1.0)
+            waiting += 1
+    return waiting, size
+
+
+@kernel
+def _pair(
+    inputs: TreeInputs,
+    node: TreeCandidate,
+    frontier: Records[TreeCandidate],
+    cached: tuple[int, int, int],
+    scratch: Any,
+) -> int:
+    """Pair the children of a node in the first source with the cached tokens.
+
+    Args:
+        inputs: Sources, calibration and request.
+        node: Node whose children are offered.
+        frontier: Candidates.
+        cached: First and last candidate by the cached distributions, and tokens of their context.
+        scratch: [TOP] cached probabilities.
+    Returns:
+        Number of waiting candidates.
+    """
+    sources, sampled = inputs.sources, inputs.query.temperature > 0
+    begin, end = sources.bounds[0, 0, inputs.row], sources.bounds[0, 1, inputs.row]
+    first, last, size = cached
+    waiting = last
+    for index_of_node in range(begin, end):
+        drafted = sources.paired[index_of_node]
+        if drafted.parent != node.nodes[0] or waiting == len(frontier):
+            continue
+        index = _index_of(frontier, first, last, drafted.token)
+        is_new = index == ABSENT
+        index = waiting if is_new else index
+        probability = 0.0 if is_new else scratch[index - first]
+        candidate = frontier[index]
+        candidate.token, candidate.nodes[0] = drafted.token, index_of_node - begin
+        if is_new or drafted.confidence > probability:
+            candidate.origin = drafted.origin
+        candidate.cells[0] = pair_cell(
+            sampled, 0 if is_new else size, probability, drafted.confidence
+        )
+        waiting += is_new
+    return waiting
+
+
+@kernel
+def _weigh(
+    inputs: TreeInputs,
+    source: int,
+    base: int,
+    frontier: Records[TreeCandidate],
+    first: int,
+    waiting: int,
+) -> int:
+    """Weigh the children of a node by a further source.
+
+    The candidates keep their confidence if the source has no child of the node.
+
+    Args:
+        inputs: Sources, calibration and request.
+        source: Index of the source.
+        base: The node in the tree of the source.
+        frontier: Candidates; those of the node are at `first` to `waiting`.
+        first: First candidate of the node.
+        waiting: Number of waiting candidates before.
+    Returns:
+        Number of waiting candidates.
+    """
+    sources = inputs.sources
+    begin, end = sources.bounds[source, 0, inputs.row], sources.bounds[source, 1, inputs.row]
+    last, has_children = waiting, False
+    for index_of_node in range(begin, end):
+        drafted = sources.weighed[index_of_node]
+        if drafted.parent != base or waiting == len(frontier):
+            continue
+        has_children = True
+        index = _index_of(frontier, first, last, drafted.token)
+        if index == ABSENT:
+            index = waiting
+            candidate = frontier[index]
+            candidate.token, candidate.confidence = drafted.token, 0.0
+            for other in range(NUM_SOURCES):
+                candidate.nodes[other], candidate.cells[other] = ABSENT, ABSENT
+            candidate.origin = drafted.origin
+            waiting += 1
+        candidate = frontier[index]
+        candidate.nodes[source] = index_of_node - begin
+        if drafted.confidence >= candidate.confidence:
+            candidate.origin = drafted.origin
+    if has_children:
+        _calibrate(inputs, source, frontier, first, waiting)
+    return waiting
+
+
+@kernel
+def _calibrate(
+    inputs: TreeInputs, source: int, frontier: Records[TreeCandidate], first: int, last: int
+) -> None:
+    """Set the confidence of candidates by the calibration cells of a weighed source."""
+    sources, sampled = inputs.sources, inputs.query.temperature > 0
+    begin = sources.bounds[source, 0, inputs.row]
+    for index in range(first, last):
+        candidate = frontier[index]
+        node = candidate.nodes[source]
+        confidence = -1.0 if node == ABSENT else sources.weighed[begin + node].confidence
+        cell = weighed_cell(sources.tables[source], sampled, candidate.confidence, confidence)
+        candidate.cells[source] = cell
+        candidate.confidence = acceptance(inputs.calibration, cell)
+
+
+@kernel
+def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: int) -> int:
+    """Return the candidate with a token, or ABSENT."""
+    for index in range(first, last):
+        if frontier[index].token == token:
+            return index
+    return ABSENT
+
+
+@kernel
+def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
+    """Rescale probabilities of temperature 1 to another temperature.
+
+    Greedy requests keep the probabilities of temperature 1.
+    """
+    total = 0.0
+    for index in range(count):
+        out[index] = probs[index] ** (1.0 / temperature) if temperature > 0 else probs[index]
+        total += out[index]
+    if temperature > 0 and temperature != 1.0:
+        for index in range(count):
+            out[index] /= max(total, 1e-30)

@@ -1,0 +1,86 @@
+"""Hold the tokens of a chain while a draft model drafts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from paceline.core.request import Request
+
+
+class DrawnToken(NamedTuple):
+    """Hold the figures of a token at the time it was drawn.
+
+    A rule may judge the token one forward pass later.
+
+    Attributes:
+        log_prob: Log-probability in the distribution it was drawn from.
+        entropy: Entropy of that distribution, in nats.
+        early_confidence: First estimate of the acceptance probability, from these two figures.
+        second: Likeliest other token.
+        second_prob: Probability of `second`.
+    """
+
+    log_prob: float
+    entropy: float
+    early_confidence: float
+    second: int = -1
+    second_prob: float = 0.0
+
+
+@dataclass(slots=True)
+class Chain:
+    """Hold the tokens that one request has drafted in this step.
+
+    Attributes:
+        request: The draft model's copy of the request; it ends with `tokens`.
+        limit: Maximum number of tokens.
+        open: Whether drafting continues.
+        draws: Whether the tokens are sampled and verified by their distributions.
+        end_ids: Token ids that end the draft.
+        tokens: Draft tokens.
+        probs: Distribution [vocab] per token, for sampled drafts.
+        confidences: Values that a `ThresholdRule` gave to the tokens.
+        draft_confidence: Value of a `ThresholdRule` for the whole draft.
+        drawn: Figures per token, if the rule keeps them.
+    """
+
+    request: Request
+    limit: int
+    open: bool
+    draws: bool
+    end_ids: frozenset[int] = frozenset()
+    tokens: list[int] = field(default_factory=list)
+    probs: list[Tensor | None] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    draft_confidence: float = 1.0
+    drawn: list[DrawnToken] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that the limit still allows."""
+        return self.limit - len(self.tokens)
+
+    def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
+        """Add new tokens; close the chain at the rule's stop, an end id, or the limit.
+
+        Args:
+            run: New tokens, one or more.
+            stop_after: Number of new tokens after which the rule stops; None if it continues.
+            probs: [len(run), vocab] distributions of the tokens, needed for sampled drafts only.
+        Returns:
+            The part of `run` that stays in the draft model's copy, at least one token.
+        """
+        length = len(run) if stop_after is None else stop_after
+        self.open = stop_after is None
+        for index, token in enumerate(run[:length] if self.end_ids else ()):
+            if token in self.end_ids:
+                self.open, length = False, index + 1
+                break
+        self.tokens.extend(run[:length])
+        if self.draws and probs is not None:
+            self.probs.extend(probs[:length])
+        self.open = self.open and self.room > 0
+        return run[: max(1, length)]

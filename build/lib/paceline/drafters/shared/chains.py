@@ -1,0 +1,266 @@
+"""Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
+
+The draft model continues all requests of a batch in each of its forward passes, and the target
+verifies the chains at once. Greedy requests get deterministic drafts. With `verification="reject"`,
+sampled requests get sampled drafts with their distributions (rejection sampling). With
+`verification="follow"`, they get deterministic drafts that are drawn with the target's keyed noise.
+Such drafts often agree with the target, and a seed gives the same text with and without them.
+
+Two things are not in the papers. A rule decides the length of a chain (`length_rules.py`). Prompt
+lookup may predict the draft model's tokens, so that one of its forward passes adds several tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.not_numbers import guess_tokens
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.shared.chain import Chain
+from paceline.drafters.shared.draft_sequence import DraftSequence
+from paceline.drafters.shared.draft_step import DraftStep, OpenRows, chain_tree, follow_text
+from paceline.drafters.shared.drawn_tokens import NewTokens
+from paceline.drafters.shared.length_rules import LengthRule
+from paceline.drafters.shared.ngram_index import NgramIndex
+from paceline.drafters.shared.settings import ChainSettings
+from paceline.model.cached_lm import CachedLM
+from paceline.model.pairing import pair
+from paceline.sampling import sampler
+
+_SETTINGS = ChainSettings()
+LOOKUP_LENGTH = _SETTINGS.lookup_tokens
+
+
+@dataclass(slots=True)
+class ChainSequence(DraftSequence):
+    """Hold the draft model's copy of a request.
+
+    Attributes:
+        index: Index of the n-grams of the target's tokens.
+        length: Maximum number of tokens of the next draft, by the length rule.
+    """
+
+    index: NgramIndex
+    length: int
+
+
+class ChainDrafter(Drafter):
+    """Draft a chain per request with a `CachedLM` that holds a copy of each request.
+
+    Args:
+        draft: The draft model.
+        rule: Length rule.
+        verification: "reject" or "follow".
+        looks_up: Whether prompt lookup speeds up the draft model.
+        spare: Cache positions of the draft model reserved for draft tokens.
+    """
+
+    def __init__(
+        self, draft: CachedLM, rule: LengthRule, verification: str, looks_up: bool, spare: int
+    ) -> None:
+        self._draft = draft
+        self._rule = rule
+        self._rejects = verification == "reject"
+        self._looks_up = looks_up
+        self._spare = spare
+        self._shadows: dict[int, ChainSequence] = {}
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds spent in the draft model."""
+        return self._draft.forward_seconds
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Pair the draft model with its target."""
+        pair(self._draft, target, tokenizer)
+
+    def start(self, request: Request) -> None:
+        """Open the draft model's copy of the request.
+
+        A prompt that exceeds the draft model's context gets no copy and no drafts.
+        """
+        if len(request) <= self._draft.context_length:
+            self._draft.reserve(
+                0, min(request.max_length, self._draft.context_length) + self._spare
+            )
+            shadow = Request(request.token_ids, request.params, eos_token_ids=request.eos_token_ids)
+            DraftSequence.open_for(request, shadow, self._draft)
+            self._shadows[request.id] = ChainSequence(
+                shadow,
+                len(request),
+                NgramIndex(_SETTINGS.min_lookup_ngram, _SETTINGS.max_lookup_ngram),
+                self._rule.length,
+            )
+
+    def stop(self, request: Request) -> None:
+        """Close the draft model's copy of the request."""
+        shadow = self._shadows.pop(request.id, None)
+        if shadow is not None:
+            self._draft.close(shadow.request)
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft for every request, all requests together in each draft forward pass."""
+        trees = [EMPTY_TREE] * len(requests)
+        rows = [row for row, request in enumerate(requests) if request.id in self._shadows]
+        limits = [self._limit(requests[row], max_nodes[row]) for row in rows]
+        if not any(limit > 0 for limit in limits):
+            return trees
+        for row in rows:
+            self._catch_up(requests[row])
+        drafted = [requests[row] for row in rows]
+        self._prefill([self._shadows[request.id].request for request in drafted])
+        for row, request, tree in zip(
+            rows,
+            drafted,
+            self._draft_trees(drafted, limits, [max_nodes[row] for row in rows]),
+            strict=True,
+        ):
+            request.counters.draft_forwards = self._shadows[
+                request.id
+            ].request.counters.target_forwards
+            trees[row] = tree
+        return trees
+
+    def draws(self, request: Request) -> bool:
+        """Return whether drafts of `request` are sampled, with their distributions."""
+        return self._rejects and not request.params.greedy
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Report the outcome of each draft to the length rule."""
+        for outcome in outcomes:
+            shadow = self._shadows.get(outcome.request.id)
+            if shadow is not None and outcome.tree.token_ids:
+                shadow.length = self._rule.next_length(
+                    shadow.length, len(outcome.tree), len(outcome.accepted)
+                )
+
+    def _draft_trees(
+        self, requests: list[Request], limits: list[int], max_nodes: list[int]
+    ) -> list[DraftTree]:
+        """Draft for requests whose copies have the target's newest tokens.
+
+        Args:
+            requests: Requests to draft for.
+            limits: Maximum number of tokens in a row per request.
+            max_nodes: Maximum number of nodes per request.
+        """
+        return self._draft_chains(requests, limits)
+
+    def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
+        """Draft until every chain reaches its limit or the rule ends it.
+
+        Requests that have stopped stay in the batch as idle rows. A limit of 0 gives no chain.
+        """
+        shadows = [self._shadows[request.id] for request in requests]
+        chains = [
+            self._new_chain(request, shadow, limit)
+            for request, shadow, limit in zip(requests, shadows, limits, strict=True)
+        ]
+        copies = [shadow.request for shadow in shadows]
+        stream = sampler.DRAFT if self._rejects else sampler.TARGET
+        reduced = sampler.is_greedy(copies)
+        vocabulary = self._draft.kept_ids if reduced else None
+        while any(chain.open for chain in chains):
+            guesses = [
+                self._look_up(shadow, chain) for shadow, chain in zip(shadows, chains, strict=True)
+            ]
+            logits, hidden = self._forward(copies, guesses, reduced)
+            rows = OpenRows(chains, self._rule)
+            scores, drawn, figures = sampler.draw_tokens(
+                logits, copies, guesses, stream, partial(rows.figures, hidden=hidden)
+            )
+            drawn = guess_tokens(copies, drawn)
+            if vocabulary is not None:
+                drawn = [vocabulary[columns].tolist() for columns in drawn]
+            steps = [
+                follow_text(guess, tokens, chain)
+                for guess, tokens, chain in zip(guesses, drawn, chains, strict=True)
+            ]
+            runs = [step.run for step in steps]
+            new = rows.new_tokens(runs, figures, vocabulary)
+            probs = rows.distributions(runs, scores)
+            self._draft.commit(self._extend(chains, steps, new, probs))
+        return [self._as_tree(chain) if chain.tokens else EMPTY_TREE for chain in chains]
+
+    def _new_chain(self, request: Request, shadow: ChainSequence, limit: int) -> Chain:
+        end_ids = request.eos_token_ids if self._rule.stops_at_end else frozenset()
+        return Chain(shadow.request, limit, limit > 0, self.draws(request), end_ids)
+
+    def _forward(
+        self, copies: list[Request], guesses: list[DraftTree], reduced_logits: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return logits, and hidden states if the rule reads them."""
+        if self._rule.reads_hidden:
+            return self._draft.forward_with_hidden(copies, guesses, reduced_logits)
+        return self._draft.forward(copies, guesses, reduced_logits), None
+
+    def _extend(
+        self, chains: list[Chain], steps: list[DraftStep], new: NewTokens, probs: Tensor | None
+    ) -> list[list[int]]:
+        """Extend every chain and its copy up to the rule's stop.
+
+        Args:
+            chains: Chains of the batch.
+            steps: The draft model's tokens per chain.
+            new: New tokens of the open chains.
+            probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
+        Returns:
+            The nodes to commit; the newest token of a run stays pending.
+        """
+        stops = iter(self._rule.stop_after(new))
+        runs, first = [step.run for step in steps], 0
+        for row, chain in enumerate(chains):
+            if chain.open:
+                last = first + len(runs[row])
+                own = None if probs is None else probs[first:last]
+                runs[row] = chain.extend(runs[row], next(stops), own)
+                first = last
+        for chain, run in zip(chains, runs, strict=True):
+            chain.request.token_ids.extend(run)
+        return [step.looked_up[: len(run) - 1] for step, run in zip(steps, runs, strict=True)]
+
+    def _look_up(self, shadow: ChainSequence, chain: Chain) -> DraftTree:
+        """Look up text that the draft model may predict."""
+        return (
+            DraftTree.chain(self._continuation(shadow, [], chain.room - 1))
+            if chain.open
+            else EMPTY_TREE
+        )
+
+    def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
+        """Return up to `room` tokens that followed the copy's text and `path` earlier."""
+        if not self._looks_up or room <= 0:
+            return []
+        return shadow.index.continuation(
+            shadow.request.token_ids + path, min(LOOKUP_LENGTH, room)
+        ).tokens
+
+    def _as_tree(self, chain: Chain) -> DraftTree:
+        return chain_tree(chain)
+
+    def _limit(self, request: Request, limit: int) -> int:
+        """Return the maximum number of tokens to draft for `request`."""
+        room = self._draft.context_length - len(request)
+        return min(self._shadows[request.id].length, limit, request.remaining - 1, room)
+
+    def _catch_up(self, request: Request) -> None:
+        """Append the target's tokens to the copy and the index."""
+        shadow = self._shadows[request.id]
+        shadow.sync_with_target(self._draft, request.token_ids)
+        if self._looks_up:
+            shadow.index.update(request.token_ids)
+
+    def _prefill(self, shadows: list[Request]) -> None:
+        """Process long prompts in chunks, all but the last chunk."""
+        while late := [
+            shadow for shadow in shadows if not shadow.ends_prefill(self._draft.prefill_chunk)
+        ]:
+            self._draft.feed(late)

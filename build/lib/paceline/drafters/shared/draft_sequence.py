@@ -1,0 +1,50 @@
+"""Hold the draft model's copy of a request of the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.hidden_state_log import HiddenStateLog
+from paceline.core.request import Request
+from paceline.model.cached_lm import CachedLM
+from paceline.model.eagle.modules import layers_read
+
+
+@dataclass(slots=True)
+class DraftSequence:
+    """Hold a request in the draft's cache: the target's tokens, then draft tokens.
+
+    Attributes:
+        request: The draft model's copy.
+        agreed: Number of leading tokens that are known to be the target's.
+    """
+
+    request: Request
+    agreed: int
+
+    @staticmethod
+    def open_for(request: Request, copy: Request, draft: CachedLM) -> None:
+        """Open `copy` in the draft's cache; record target states if the draft reads them."""
+        draft.open(copy)
+        if draft.uses_target_states:
+            request.states = copy.states = request.states or HiddenStateLog(
+                layers_read(draft.model)
+            )
+
+    def sync_with_target(self, draft: CachedLM, text: list[int]) -> None:
+        """Copy the target's `text`, truncating the draft's KV cache to the common prefix.
+
+        The newest token stays pending. A draft model that reads target states processes its draft
+        tokens again, now that their states are known.
+        """
+        tokens, common = self.request.token_ids, self.agreed
+        while (
+            not draft.uses_target_states
+            and common < min(len(tokens), len(text))
+            and tokens[common] == text[common]
+        ):
+            common += 1
+        draft.rewind(self.request, min(common, len(text) - 1))
+        tokens[common:] = text[common:]
+        self.agreed = len(text)
+        draft.restart_if_due(self.request)

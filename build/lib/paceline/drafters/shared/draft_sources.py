@@ -1,0 +1,95 @@
+"""List the sources whose draft trees the merged tree joins.
+
+A further source needs one more `DraftSource` in `SOURCES`, with the next free
+`calibration_table`, and its trees in the call of `Recycler.draft`. The merged tree and its
+calibration handle all sources of the list alike. docs/development/architecture.md lists all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.core.tree import IntArray
+from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees, DraftNode
+from paceline.drafters.shared.settings import DRAFT_HEAD_PRIOR, DRAFT_MODEL_PRIOR, SourcePrior
+from paceline.util.compiled import Records
+
+PAIRED = -1  # `calibration_table` of the source that is paired with the cached distributions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftSource:
+    """Describe a source of draft trees to the merged tree.
+
+    Attributes:
+        name: Name for messages and for people.
+        calibration_table: Index of its table in the pool file; or PAIRED.
+        prior: Acceptance probability before anything was counted; None for the paired source.
+    """
+
+    name: str
+    calibration_table: int
+    prior: SourcePrior | None = None
+
+
+RETRIEVAL = DraftSource("retrieval", PAIRED)
+DRAFT_HEAD = DraftSource("draft_head", 1, DRAFT_HEAD_PRIOR)
+DRAFT_MODEL = DraftSource("draft_model", 0, DRAFT_MODEL_PRIOR)
+
+# The paired source comes first. Each further source is weighed against the result of the sources
+# before it, in this order: cheap sources first.
+SOURCES = (RETRIEVAL, DRAFT_HEAD, DRAFT_MODEL)
+WEIGHED = tuple(
+    sorted(
+        (source for source in SOURCES if source.calibration_table != PAIRED),
+        key=lambda source: source.calibration_table,
+    )
+)
+
+
+class SourceTrees(NamedTuple):
+    """Hold the trees of all sources for a batch.
+
+    Attributes:
+        paired: [n] nodes of the paired source.
+        weighed: [n] nodes of all further sources.
+        bounds: [sources, 2, batch] first node of each tree, and the end of its nodes.
+        tables: [sources] `DraftSource.calibration_table` of each source.
+    """
+
+    paired: Records[DraftNode]
+    weighed: Records[DraftNode]
+    bounds: IntArray
+    tables: IntArray
+
+
+_NO_NODES: Any = np.empty(0, dtype=DRAFT_NODE)
+_TABLES: IntArray = np.array([source.calibration_table for source in SOURCES], dtype=np.int64)
+
+
+def join_sources(trees: Mapping[DraftSource, ArrayTrees], num_requests: int) -> SourceTrees:
+    """Return the trees of all sources in the form of `merged_tree.grow_trees`.
+
+    Args:
+        trees: Trees of each source, with confidences; a source without trees is left out.
+        num_requests: Number of requests in the batch.
+    """
+    paired, weighed = _NO_NODES, _NO_NODES
+    bounds: list[int] = []
+    for source in SOURCES:
+        given = trees.get(source)
+        if given is None or not given.nodes.size:
+            bounds += [0] * (2 * num_requests)
+        elif source.calibration_table == PAIRED:
+            paired = given.nodes
+            bounds += (*given.begins, *given.ends)
+        else:
+            first = len(weighed)
+            bounds += [first + node for node in (*given.begins, *given.ends)]
+            weighed = np.concatenate([weighed, given.nodes]) if first else given.nodes
+    shape = len(SOURCES), 2, num_requests
+    return SourceTrees(paired, weighed, np.array(bounds, dtype=np.int64).reshape(shape), _TABLES)

@@ -1,0 +1,119 @@
+"""Turn the result of one draft forward pass into new tokens of chains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from paceline.core.origin import Origin
+from paceline.core.tree import DraftTree, IntArray
+from paceline.drafters.shared.chain import Chain
+from paceline.drafters.shared.drawn_tokens import DrawnRows, NewTokens
+from paceline.drafters.shared.length_rules import LengthRule
+from paceline.util.device_copies import Arrays, upload
+from paceline.verification.rules import follow
+
+
+class DraftStep(NamedTuple):
+    """Hold one chain's part of a draft forward pass.
+
+    Attributes:
+        looked_up: Nodes of the looked-up text that the draft model agrees with.
+        run: New tokens by the draft model, one or more.
+    """
+
+    looked_up: list[int]
+    run: list[int]
+
+
+def chain_tree(chain: Chain, confidence: list[float] | None = None) -> DraftTree:
+    """Return a chain as a draft tree, with distributions if it was sampled."""
+    origins = [Origin.MODEL] * len(chain.tokens)
+    return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence, origins)
+
+
+def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
+    """Follow the draft model's tokens through the looked-up text.
+
+    Args:
+        guess: Looked-up text.
+        drawn: The draft model's token after the root and after each node of `guess`.
+        chain: Chain to extend.
+    """
+    return DraftStep(
+        *follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room)
+    )
+
+
+class OpenRows:
+    """Measure the tokens that one draft forward pass draws for the open chains.
+
+    Args:
+        chains: All chains of the batch.
+        rule: Length rule.
+    Attributes:
+        rows: Rows of the open chains.
+    """
+
+    def __init__(self, chains: Sequence[Chain], rule: LengthRule) -> None:
+        self.rows = [row for row, chain in enumerate(chains) if chain.open]
+        self._chains, self._rule = chains, rule
+
+    def figures(self, scores: Tensor, tokens: Tensor, hidden: Tensor | None) -> list[Tensor]:
+        """Return the rule's figures, on the device.
+
+        Args:
+            scores: [batch, 1 + width, vocab or reduced], after the root and each looked-up node.
+            tokens: [batch, 1 + width] drawn columns of `scores`.
+            hidden: [batch, 1 + width, hidden], if the rule reads hidden states.
+        """
+        if not self._rule.checks_tokens:
+            return []
+        if len(self.rows) < len(self._chains):
+            (which,) = upload(scores.device, self.rows)
+            scores, tokens = scores[which], tokens[which]
+            hidden = None if hidden is None else hidden[which]
+        chains = [self._chains[row] for row in self.rows]
+        # A token that is not a number is replaced by 0, as in `guess_tokens`.
+        return self._rule.figures(DrawnRows(chains, scores, tokens.clamp(min=0), hidden))
+
+    def new_tokens(
+        self, runs: list[list[int]], figures: Arrays, vocabulary: IntArray | None
+    ) -> NewTokens:
+        """Return the new tokens of the open chains.
+
+        Args:
+            runs: New tokens of every chain in the batch.
+            figures: The copied `figures`.
+            vocabulary: Ids of a reduced vocabulary.
+        """
+        own = [runs[row] for row in self.rows]
+        # Looked-up tokens are a chain, so the new tokens of a chain are those of its first rows.
+        kept = np.arange(max(map(len, own))) < np.array([[len(run)] for run in own])
+        return NewTokens(
+            [self._chains[row] for row in self.rows],
+            own,
+            [figure[:, : kept.shape[1]][kept] for figure in figures],
+            vocabulary,
+        )
+
+    def distributions(self, runs: list[list[int]], scores: Tensor) -> Tensor | None:
+        """Return the distribution of each new token of the open chains, [n, vocab].
+
+        Args:
+            runs: New tokens of every chain in the batch.
+            scores: As in `figures`.
+        Returns:
+            None if no open chain is sampled.
+        """
+        if not any(self._chains[row].draws for row in self.rows):
+            return None
+        if scores.shape[1] == 1 and len(self.rows) == len(self._chains):
+            return scores[:, 0].softmax(-1)
+        rows = np.repeat(self.rows, [len(runs[row]) for row in self.rows])
+        columns = np.concatenate([np.arange(len(runs[row])) for row in self.rows])
+        row_index, column_index = upload(scores.device, rows, columns)
+        return scores[row_index, column_index].softmax(-1)

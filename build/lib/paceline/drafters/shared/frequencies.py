@@ -1,0 +1,61 @@
+"""Rank the tokens of a growing text by frequency, in constant time per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _TokenRank:
+    """Hold the rank of one token.
+
+    Attributes:
+        times: Number of occurrences.
+        rank: Index in the order.
+        first: First position in the text.
+    """
+
+    times: int
+    rank: int
+    first: int
+
+
+class Frequencies:
+    """Count the tokens of one text and keep them in order of frequency.
+
+    Among equally frequent tokens, the token that reached the count first comes first.
+    """
+
+    def __init__(self) -> None:
+        self._order: list[int] = []
+        self._known: dict[int, _TokenRank] = {}
+        # By times: where in the order the tokens begin that are there so often; where the next ones
+        # do, if there are none.
+        self._begin: dict[int, int] = {}
+        self._counted = 0  # tokens of the text
+
+    def update(self, tokens: list[int]) -> None:
+        """Count the tokens that were appended since the last call."""
+        for position in range(self._counted, len(tokens)):
+            self._count(tokens[position], position)
+        self._counted = len(tokens)
+
+    def most_frequent(self, count: int) -> list[tuple[int, int]]:
+        """Return up to `count` tokens, each with its first position in the text."""
+        return [(token, self._known[token].first) for token in self._order[:count]]
+
+    def _count(self, token: int, position: int) -> None:
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = _TokenRank(0, len(self._order), position)
+            self._order.append(token)
+            self._begin[0] = known.rank
+        # It goes before all that are there as often; the one that was first of them takes its
+        # position.
+        rank = self._begin[known.times]
+        other = self._order[rank]
+        self._order[known.rank], self._known[other].rank = other, known.rank
+        self._order[rank], known.rank = token, rank
+        self._begin[known.times] = rank + 1
+        known.times += 1
+        self._begin.setdefault(known.times, rank)

@@ -1,0 +1,178 @@
+"""Length rules: decide how many tokens a draft model drafts before verification.
+
+A longer draft has more tokens discarded after a rejection; a shorter one costs more forward passes
+of the target (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass
+of the draft model, once for all chains of the batch. It may use anything known about the tokens
+drafted so far. The newest token is verified in any case: whether a sampled token is verified must
+not depend on the token itself, or the output distribution would change.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from paceline.drafters.shared.chain import Chain
+from paceline.drafters.shared.drawn_tokens import DrawnRows, NewTokens
+from paceline.drafters.shared.settings import LengthRuleSettings
+
+_SETTINGS = LengthRuleSettings()
+
+
+class LengthRule:
+    """Draft a constant number of tokens; base class of the other rules.
+
+    Attributes:
+        length: Maximum number of tokens in the first draft of a request.
+        checks_tokens: Whether the rule needs `stop_after`.
+        reads_hidden: Whether the rule needs hidden states.
+        stops_at_end: Whether drafts end with an end-of-sequence token.
+    """
+
+    checks_tokens = False
+    reads_hidden = False
+    stops_at_end = False
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def next_length(self, length: int, drafted: int, accepted: int) -> int:
+        """Return the maximum number of tokens in a request's next draft.
+
+        Args:
+            length: Maximum number of tokens in its last draft.
+            drafted: Number of tokens in that draft.
+            accepted: Number of these that the target accepted.
+        """
+        return length
+
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return what `stop_after` needs of each drawn token, on the device.
+
+        Returns:
+            Tensors [chains, 1 + width, ...]; they reach `NewTokens.figures` in one copy.
+        """
+        return []
+
+    def stop_after(self, new: NewTokens) -> list[int | None]:
+        """Return, for each chain, the number of new tokens after which drafting stops.
+
+        None continues; sampled drafts keep at least 1 token.
+        """
+        return [None] * len(new.chains)
+
+
+class HeuristicRule(LengthRule):
+    """Draft two more tokens after a fully accepted draft, otherwise one fewer.
+
+    This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline of SpecDec++'s
+    public code.
+    """
+
+    stops_at_end = True
+
+    def next_length(self, length: int, drafted: int, accepted: int) -> int:
+        """Return the length plus 2 or minus 1, at least 1."""
+        return length + 2 if accepted == drafted else max(1, length - 1)
+
+
+class ThresholdRule(LengthRule):
+    """Stop once the confidence in the draft falls below a threshold.
+
+    Subclasses define the confidence, by `figures`.
+
+    Args:
+        length: Maximum number of tokens.
+        stop_below: The threshold.
+        min_tokens: Minimum number of tokens.
+    Attributes:
+        multiplies: Whether the draft's confidence is the product over its tokens, else the newest
+            value.
+    """
+
+    checks_tokens = True
+    stops_at_end = True
+    multiplies = False
+
+    def __init__(self, length: int, stop_below: float, min_tokens: int = 1) -> None:
+        super().__init__(length)
+        self.stop_below = stop_below
+        self._min_tokens = min_tokens
+
+    def confidences(self, new: NewTokens) -> list[float]:
+        """Return one value per new token, by default the only figure."""
+        confidences: list[float] = new.figures[0].tolist()
+        return confidences
+
+    def stop_after(self, new: NewTokens) -> list[int | None]:
+        """Stop at the first token that brings the confidence below the threshold.
+
+        That token is the last one of the draft.
+        """
+        confidences = self.confidences(new)
+        first, stops = 0, []
+        for chain, run in zip(new.chains, new.runs, strict=True):
+            stops.append(self._stop_in_chain(chain, confidences[first : first + len(run)]))
+            first += len(run)
+        return stops
+
+    def _stop_in_chain(self, chain: Chain, confidences: list[float]) -> int | None:
+        for count, confidence in enumerate(confidences, 1):
+            chain.confidences.append(confidence)
+            chain.draft_confidence = (
+                chain.draft_confidence * confidence if self.multiplies else confidence
+            )
+            drafted = len(chain.tokens) + count
+            if (
+                chain.draft_confidence * self.early_confidence(chain, drafted - 1) < self.stop_below
+                and drafted >= self._min_tokens
+            ):
+                return count
+        return None
+
+    def early_confidence(self, chain: Chain, index: int) -> float:
+        """Return the confidence in the newest token, for rules that judge one pass later."""
+        return 1.0
+
+
+class ProductRule(ThresholdRule):
+    """Stop by the product of the draft model's highest probabilities.
+
+    It is the draft model's probability that every token of a greedy draft is right.
+    """
+
+    stops_at_end = False
+    multiplies = True
+
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return the highest probability of each distribution."""
+        return [rows.highest()]
+
+
+class ConfidenceRule(ThresholdRule):
+    """Stop by the probability of the newest token.
+
+    This is transformers' `assistant_confidence_threshold` with a fixed threshold.
+    """
+
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return the probability of each token."""
+        return [rows.token_probs()]
+
+
+class EntropyRule(ThresholdRule):
+    """Stop by 1 - sqrt(0.2 entropy), a lower bound of the acceptance probability.
+
+    The rule follows Agrawal et al. 2024, "AdaEDL", with a fixed threshold instead of an adaptive
+    one.
+    """
+
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return the entropy of each distribution."""
+        return [rows.entropies()]
+
+    def confidences(self, new: NewTokens) -> list[float]:
+        """Return the lower bounds, which are negative for large entropies."""
+        entropies: list[float] = new.figures[0].tolist()
+        return [1.0 - math.sqrt(_SETTINGS.entropy_weight * entropy) for entropy in entropies]

@@ -1,0 +1,176 @@
+"""Grow one draft tree best first from all sources of draft tokens.
+
+The sources are cached distributions (Token Recycling) and the draft trees of `draft_sources` (in
+the order of `SOURCES`).
+
+    drafted: 7 - 4      cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
+
+    The frontier starts with 7 (both): 0.7 and 9 (cached): 0.25.
+    The tree takes 7; the frontier is 7-5 (cached): 0.5, 9: 0.25 and 7-4 (drafted): 0.2.
+    The tree takes 7-5, and so on until it is full, or no candidate is likely enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.tree import IntArray
+from paceline.drafters.shared.candidate_offers import offer
+from paceline.drafters.shared.draft_sources import SourceTrees
+from paceline.drafters.shared.recycled import ABSENT, TOP, SuccessorTable
+from paceline.drafters.shared.source_calibration import SourceCalibration, count_cell
+from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.drafters.shared.tree_candidate import (
+    CANDIDATE,
+    NUM_SOURCES,
+    TreeCandidate,
+    TreeInputs,
+    TreeQueries,
+    TreeQuery,
+)
+from paceline.util.compiled import Records, compiled, kernel
+
+_FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64  # frontier size: per node, and constant
+
+
+class _Workspace(NamedTuple):
+    """Hold scratch arrays for one tree after the other.
+
+    Attributes:
+        root: [1] candidate of the root.
+        frontier: [room] candidates.
+        paths: [room] their path probabilities, which are compared most often.
+        scratch: [TOP] cached probabilities.
+    """
+
+    root: Records[TreeCandidate]
+    frontier: Records[TreeCandidate]
+    paths: NDArray[np.float64]
+    scratch: NDArray[np.float64]
+
+
+@compiled
+def grow_trees(
+    table: SuccessorTable,
+    calibration: SourceCalibration,
+    sources: SourceTrees,
+    queries: TreeQueries,
+    trees: Any,
+    ends: IntArray,
+) -> None:
+    """Grow a tree for each request of a batch, best first.
+
+    Args:
+        table: Cached distributions.
+        calibration: Acceptance rates by source.
+        sources: Draft trees of the sources.
+        queries: The requests.
+        trees: [sum of the maximum numbers of nodes] of CANDIDATE, filled with one tree after the
+            other; the path probabilities of a tree fall.
+        ends: [batch], filled with the end of each tree.
+    """
+    room = 0
+    for row in range(len(ends)):
+        drafted = sources.bounds[:, 1, row].sum() - sources.bounds[:, 0, row].sum()
+        room = max(room, _FRONTIER + _FRONTIER_PER_NODE * queries.limits[row, 1] + drafted)
+    work = _Workspace(
+        np.empty(1, dtype=CANDIDATE),
+        np.empty(room, dtype=CANDIDATE),
+        np.empty(room),
+        np.empty(TOP),
+    )
+    end = 0
+    for row in range(len(ends)):
+        known, max_nodes, max_depth = queries.limits[row]
+        query = TreeQuery(
+            queries.max_context,
+            queries.temperatures[row],
+            max_depth,
+            queries.min_path_probability,
+        )
+        if max_nodes > 0 and max_depth > 0:
+            _set_root(work.root[0], queries.newest[row], known)
+            inputs = TreeInputs(table, calibration, sources, row, query)
+            end += _grow(inputs, work, trees[end : end + max_nodes])
+        ends[row] = end
+
+
+@kernel
+def _grow(inputs: TreeInputs, work: _Workspace, tree: Records[TreeCandidate]) -> int:
+    """Grow a tree best first and return its size.
+
+    Args:
+        inputs: Sources, calibration and request.
+        work: Scratch arrays, with the root.
+        tree: [max_nodes], filled with falling path probabilities.
+    """
+    max_nodes, query, frontier, paths = len(tree), inputs.query, work.frontier, work.paths
+    waiting = _offer(inputs, work, work.root[0], -1, 0)
+    size = 0
+    while size < max_nodes and waiting > 0:
+        best = 0
+        for index in range(1, waiting):
+            if paths[index] > paths[best]:
+                best = index
+        if paths[best] < query.min_path_probability:
+            break
+        tree[size] = frontier[best]
+        waiting -= 1
+        frontier[best], paths[best] = frontier[waiting], paths[waiting]
+        if tree[size].depth < query.max_depth and size + 1 < max_nodes:
+            waiting = _offer(inputs, work, tree[size], size, waiting)
+        size += 1
+    return size
+
+
+@kernel
+def _offer(
+    inputs: TreeInputs, work: _Workspace, node: TreeCandidate, parent: int, waiting: int
+) -> int:
+    """Put the candidates after a node on the frontier; return their new number."""
+    first, frontier = waiting, work.frontier
+    waiting = offer(inputs, node, parent, frontier, first, work.scratch)
+    for index in range(first, waiting):
+        work.paths[index] = frontier[index].path_confidence
+    return waiting
+
+
+@kernel
+def _set_root(root: TreeCandidate, newest: IntArray, known: int) -> None:
+    root.depth, root.path_confidence, root.known = 0, 1.0, known
+    for source in range(NUM_SOURCES):
+        root.nodes[source] = ABSENT
+    for index in range(LONGEST_KEY):
+        root.tail[index] = newest[index]
+
+
+@kernel
+def count_tree(
+    calibration: SourceCalibration, tree: Records[TreeCandidate], new_tokens: IntArray
+) -> None:
+    """Count the candidates that the target has decided.
+
+    These are all children of the nodes it passed, whether the engine processed them or not.
+
+    Args:
+        calibration: Acceptance rates by source.
+        tree: [nodes] tree that `grow_trees` filled.
+        new_tokens: Tokens of the target after the root.
+    """
+    parent = -1
+    for token in new_tokens:
+        passed = ABSENT
+        for node in range(len(tree)):
+            if tree[node].parent == parent:
+                accepted = tree[node].token == token
+                for source in range(NUM_SOURCES):
+                    if tree[node].cells[source] != ABSENT:
+                        count_cell(calibration, tree[node].cells[source], accepted)
+                if accepted:
+                    passed = node
+        if passed == ABSENT:
+            return
+        parent = passed

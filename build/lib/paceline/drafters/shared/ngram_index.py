@@ -1,0 +1,68 @@
+"""Index the occurrences of every n-gram of a growing text, for prompt lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Continuation(NamedTuple):
+    """Hold the tokens that followed an n-gram.
+
+    Attributes:
+        tokens: Tokens that followed.
+        matched: Tokens of the n-gram; 0 if none was found.
+        position: Text position of the first of `tokens`.
+    """
+
+    tokens: list[int]
+    matched: int
+    position: int
+
+
+class NgramIndex:
+    """Index the positions of every n-gram of one text, the latest first.
+
+    Args:
+        min_ngram: Tokens of the shortest n-gram.
+        max_ngram: Tokens of the longest n-gram, which is looked up first.
+    """
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._latest: dict[tuple[int, ...], int] = {}
+        # By size and by the position where an n-gram ends: where it ended before that, or -1.
+        self._before: dict[int, list[int]] = {size: [] for size in self._sizes}
+        self._indexed = 0  # n-grams ending before this position are in
+
+    def update(self, tokens: list[int]) -> None:
+        """Index the tokens that were appended since the last call."""
+        for end in range(self._indexed, len(tokens) - 1):
+            for size, before in self._before.items():
+                ngram = tuple(tokens[end + 1 - size : end + 1]) if size <= end + 1 else ()
+                before.append(self._latest.get(ngram, -1))
+                if ngram:
+                    self._latest[ngram] = end
+        self._indexed = max(self._indexed, len(tokens) - 1)
+
+    def continuation(self, tokens: list[int], length: int) -> Continuation:
+        """Return the tokens after the latest occurrence of the longest matching suffix.
+
+        Args:
+            tokens: Indexed text, possibly with more tokens after it.
+            length: Maximum number of tokens to return.
+        """
+        return next(self.continuations(tokens, length), Continuation([], 0, 0))
+
+    def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
+        """Yield the tokens after earlier occurrences, longest suffix and latest first."""
+        seen = set()
+        for size in self._sizes:
+            position = self._latest.get(tuple(tokens[-size:]), -1) if size < len(tokens) else -1
+            while position >= 0:
+                if position not in seen:
+                    seen.add(position)
+                    yield Continuation(
+                        tokens[position + 1 : position + 1 + length], size, position + 1
+                    )
+                position = self._before[size][position]

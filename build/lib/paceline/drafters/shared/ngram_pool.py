@@ -1,0 +1,89 @@
+"""The n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2).
+
+A key is the tuple of one or more tokens before a continuation. Each key has at most `size`
+continuations. A repeated insertion makes a continuation the newest; the oldest one is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+Ngram = tuple[int, ...]
+
+
+class NgramPool:
+    """Store continuations by key.
+
+    Args:
+        size: Maximum number of continuations per key.
+        keys: Maximum number of keys, for a pool that outlives its requests; the least recently used
+            is evicted.
+        longest_key: Maximum number of tokens in a key: 1 or 2.
+    """
+
+    def __init__(self, size: int, keys: int | None = None, longest_key: int = 2) -> None:
+        self._size = size
+        self._keys = keys
+        self._longest_key = longest_key
+        self._entries: dict[Ngram, dict[Ngram, None]] = {}  # dicts keep their order: oldest first
+
+    def insert(self, key: Ngram, ngram: Ngram) -> None:
+        """Make `ngram` the newest continuation of `key`."""
+        if self._keys is None:
+            entries = self._entries.setdefault(key, {})
+        else:
+            entries = self._entries.pop(key, {})
+            if len(self._entries) >= self._keys:
+                del self._entries[next(iter(self._entries))]
+            self._entries[key] = entries
+        if ngram in entries:
+            del entries[ngram]
+        elif len(entries) >= self._size:
+            del entries[next(iter(entries))]
+        entries[ngram] = None
+
+    def add(self, context: Ngram, ngram: Ngram) -> None:
+        """Make `ngram` the newest continuation of the last tokens of `context`."""
+        for size in range(1, min(len(context), self._longest_key) + 1):
+            self.insert(context[-size:], ngram)
+
+    def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
+        """Replace `old` by `new` if the key has it; drop `old` if `new` exists already."""
+        entries = self._entries.get(key, {})
+        if old not in entries or old == new:
+            return
+        if new in entries:
+            del entries[old]
+        else:
+            self._entries[key] = {new if ngram == old else ngram: None for ngram in entries}
+
+    def add_text(self, text: list[int], since: int, size: int) -> None:
+        """Add the n-grams of `size` tokens that end after the first `since` tokens."""
+        for end in range(max(size, since + 1), len(text) + 1):
+            start = end - size
+            self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
+
+    def remove(self, context: Ngram, ngram: Ngram) -> None:
+        """Undo `add` for a continuation."""
+        for size in range(1, min(len(context), self._longest_key) + 1):
+            self.discard(context[-size:], ngram)
+
+    def discard(self, key: Ngram, ngram: Ngram) -> None:
+        """Remove a continuation of `key`, if it exists."""
+        entries = self._entries.get(key, {})
+        entries.pop(ngram, None)
+        if not entries:
+            self._entries.pop(key, None)
+
+    def newest_first(self, key: Ngram) -> Iterator[Ngram]:
+        """Return the continuations of `key`, newest first; marks the key as used."""
+        if self._keys is not None and key in self._entries:
+            self._entries[key] = self._entries.pop(key)
+        return reversed(self._entries.get(key, {}))
+
+    def items(self) -> Iterator[tuple[Ngram, list[Ngram]]]:
+        """Return keys in order of use, with their continuations, oldest first."""
+        return ((key, list(entries)) for key, entries in self._entries.items())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))

@@ -1,0 +1,226 @@
+"""Cache the target's next-token distributions by their context (Token Recycling).
+
+Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
+Token Recycling" (section 3). Every verification computes the target's distribution after every
+node, including rejected nodes. The paper caches the best 8 tokens after each single token. Contexts
+here have 1 to `LONGEST_KEY` tokens, and the longest known context is used.
+
+The table has a fixed size. A bucket holds `_WAYS` entries, and a new context replaces the oldest
+entry of its bucket. Contexts are 64-bit hashes; a collision costs a wrong draft token.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.tree import IntArray
+from paceline.drafters.shared.table_settings import LONGEST_KEY, MIN_CACHED_PROB
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
+
+TOP = 8  # tokens kept of a distribution
+ABSENT = -1
+_WAYS = 4
+_CACHE_LINE = 64  # bytes
+
+
+class ContextSlot:
+    """Hold the context of one index."""
+
+    key: Annotated[Any, np.uint64]  # 0 = the index is free
+    written: int  # number of the writing; a newer one is higher
+
+
+class Successors:
+    """Hold the likeliest tokens after one context, ended by a probability of 0."""
+
+    tokens: Annotated[Any, np.int32, TOP]
+    probs: Annotated[Any, np.float32, TOP]  # at temperature 1
+
+
+SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
+
+
+class SuccessorTable(NamedTuple):
+    """Hold the cached distributions.
+
+    A bucket of slots and an entry each fill one cache line, because most time is spent on waiting
+    for memory.
+
+    Attributes:
+        slots: [rows] contexts, in buckets of `_WAYS`.
+        entries: [rows] what follows them.
+        clock: [1] number of writes.
+    """
+
+    slots: Records[ContextSlot]
+    entries: Records[Successors]
+    clock: IntArray
+
+
+def new_table(rows: int) -> SuccessorTable:
+    """Return an empty table of at least `rows` entries."""
+    rows = max(1, -(-rows // _WAYS)) * _WAYS
+    return SuccessorTable(_zeros(rows, SLOT), _zeros(rows, ENTRY), np.zeros(1, dtype=np.int64))
+
+
+def _zeros(rows: int, dtype: Any) -> Any:
+    """Return zeros that begin at a cache line."""
+    size = rows * dtype.itemsize
+    memory = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
+    return memory[first : first + size].view(dtype)
+
+
+@kernel
+def size_of(entry: Successors) -> int:
+    """Return the number of tokens in an entry."""
+    size = 0
+    while size < TOP and entry.probs[size] > 0.0:
+        size += 1
+    return size
+
+
+@kernel
+def key_of(tail: IntArray, size: int) -> Any:
+    """Hash the last `size` tokens of `tail`; the result is never 0."""
+    value = np.uint64(size)
+    for index in range(len(tail) - size, len(tail)):
+        value = (value ^ np.uint64(tail[index] + 1)) * np.uint64(0x9E3779B97F4A7C15)
+        value = value ^ (value >> np.uint64(29))
+    return value | np.uint64(1)
+
+
+@kernel
+def _bucket(table: SuccessorTable, key: Any) -> int:
+    return int((key >> np.uint64(20)) % np.uint64(len(table.slots) // _WAYS)) * _WAYS
+
+
+@kernel
+def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int]:
+    """Find the entry of the longest cached context.
+
+    Args:
+        table: Cached distributions.
+        tail: [LONGEST_KEY] newest tokens.
+        known: Maximum number of tokens in the context.
+    Returns:
+        Index of the entry and tokens of its context; (ABSENT, 0) if there is none.
+    """
+    for size in range(known, 0, -1):
+        key = key_of(tail, size)
+        first = _bucket(table, key)
+        for index in range(first, first + _WAYS):
+            if table.slots[index].key == key:
+                return index, size
+    return ABSENT, 0
+
+
+@kernel
+def _index_for(table: SuccessorTable, key: Any) -> int:
+    """Return the index of a key, or the oldest index of its bucket."""
+    first = _bucket(table, key)
+    chosen = first
+    for index in range(first, first + _WAYS):
+        slot = table.slots[index]
+        if slot.key == key:
+            chosen = index
+            break
+        if slot.written < table.slots[chosen].written:
+            chosen = index
+    return chosen
+
+
+@kernel
+def _entry_for(table: SuccessorTable, key: Any) -> Any:
+    """Return the entry of a key, or the oldest one of its bucket, marked as newest."""
+    index = _index_for(table, key)
+    table.clock[0] += 1
+    slot = table.slots[index]
+    slot.key, slot.written = key, table.clock[0]
+    return table.entries[index]
+
+
+@kernel
+def _write(
+    table: SuccessorTable, key: Any, token_ids: IntArray, probs: NDArray[np.float32]
+) -> None:
+    """Cache the distribution after a context.
+
+    Args:
+        table: Cached distributions.
+        key: Hash of the context.
+        token_ids: [k] tokens, likeliest first.
+        probs: [k] their probabilities.
+    """
+    entry = _entry_for(table, key)
+    size, count = 0, min(len(token_ids), TOP)
+    while size < count and probs[size] >= MIN_CACHED_PROB:
+        entry.tokens[size], entry.probs[size] = token_ids[size], probs[size]
+        size += 1
+    if size < TOP:
+        entry.probs[size] = 0.0
+
+
+@kernel
+def cache_distributions(
+    table: SuccessorTable,
+    max_context: int,
+    newest: IntArray,
+    nodes: IntArray,
+    scratch: tuple[IntArray, IntArray],
+    top: tuple[IntArray, NDArray[np.float32]],
+) -> None:
+    """Cache the target's distributions after the root and after every node of a tree.
+
+    Args:
+        table: Cached distributions.
+        max_context: Maximum number of tokens in a context.
+        newest: Up to LONGEST_KEY newest tokens, the root last.
+        nodes: [2 * nodes] tokens of the nodes, then their parents; -1 is the root.
+        scratch: [1 + nodes, LONGEST_KEY] newest tokens at each row, and [1 + nodes] their number.
+        top: [1 + nodes, k] likeliest tokens and their probabilities, as in `TopTokens`; rows of
+            zeros are skipped.
+    """
+    tails, known = scratch
+    token_ids, probs = top
+    known[0] = len(newest)
+    for index in range(len(newest)):
+        tails[0, LONGEST_KEY - len(newest) + index] = newest[index]
+    num_nodes = len(nodes) // 2
+    for node in range(num_nodes):
+        row, above = 1 + node, 1 + nodes[num_nodes + node]
+        for index in range(LONGEST_KEY - 1):
+            tails[row, index] = tails[above, index + 1]
+        tails[row, LONGEST_KEY - 1] = nodes[node]
+        known[row] = min(known[above] + 1, LONGEST_KEY)
+    for row in range(len(known)):
+        if probs[row, 0] > 0.0:
+            for size in range(1, min(max_context, known[row]) + 1):
+                _write(table, key_of(tails[row], size), token_ids[row], probs[row])
+
+
+@compiled
+def restore(
+    table: SuccessorTable,
+    keys: NDArray[np.uint64],
+    sizes: Any,
+    tokens: Any,
+    probs: NDArray[np.float32],
+) -> None:
+    """Write entries into a table, the oldest first.
+
+    Args:
+        table: Table to fill.
+        keys: [n] context hashes.
+        sizes: [n] number of tokens per entry.
+        tokens: [n, TOP].
+        probs: [n, TOP].
+    """
+    for row in range(len(keys)):
+        entry = _entry_for(table, keys[row])
+        for index in range(TOP):
+            entry.tokens[index] = tokens[row, index]
+            entry.probs[index] = probs[row, index] if index < sizes[row] else 0.0

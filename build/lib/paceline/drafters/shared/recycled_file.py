@@ -1,0 +1,179 @@
+"""Save cached distributions and their calibration to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.tree import IntArray
+from paceline.datastore import fingerprint_of
+from paceline.drafters.shared.recycled import TOP, SuccessorTable, restore
+from paceline.drafters.shared.source_calibration import CELLS, SourceCalibration
+from paceline.drafters.shared.state_file import Arrays, FileKind, Head, StateFile
+from paceline.errors import ConfigError
+
+_KIND = FileKind(
+    "paceline kept distributions",
+    "2",
+    (
+        "keys",
+        "sizes",
+        "tokens",
+        "probs",
+        "hits",
+        "trials",
+    ),  # [n], [n], [n, TOP], [n, TOP]; [CELLS], [CELLS]
+    "Delete it or name another file.",
+)
+_TYPES = {
+    "keys": np.uint64,
+    "sizes": np.int32,
+    "tokens": np.int32,
+    "probs": np.float32,
+    "hits": np.float64,
+    "trials": np.float64,
+}
+
+
+class SuccessorTableFile(StateFile):
+    """Connect a table, its calibration and their file.
+
+    Vocabulary and tokenizer are known once an engine takes the drafter (`check_...`). Nothing is
+    written before that.
+
+    Args:
+        path: File to load and save.
+        table: Table to fill from the file.
+        calibration: Calibration to fill from the file.
+    Raises:
+        ConfigError: The file cannot be used, or its folder does not exist.
+    """
+
+    def __init__(self, path: str, table: SuccessorTable, calibration: SourceCalibration) -> None:
+        super().__init__(path)
+        self._table, self._calibration = table, calibration
+        self._vocab_size = self._tokenizer = ""  # not known
+        loaded = self.load(read_table)
+        if loaded is not None:
+            head, arrays = loaded
+            self._vocab_size, self._tokenizer = head["vocab_size"], head["tokenizer"]
+            restore(table, *(arrays[name] for name in _KIND.arrays[:4]))
+            calibration.hits[:], calibration.trials[:] = arrays["hits"], arrays["trials"]
+
+    def check_vocabulary(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Reject a file with a different vocabulary.
+
+        Args:
+            vocab_size: Rows of the model's LM head.
+            tokenizer: Tokenizer of the model; with the file's tokenizer any padding of the rows
+                fits.
+        Raises:
+            ConfigError: The vocabularies differ; both sizes are named.
+        """
+        if (
+            self._tokenizer
+            and fingerprint_of(tokenizer) == self._tokenizer
+            and self._highest_id() < vocab_size
+        ):
+            self._vocab_size = str(vocab_size)
+        self._vocab_size = self._vocab_size or str(vocab_size)
+        _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Reject a file that was made with a different tokenizer, if both are known.
+
+        Raises:
+            ConfigError: The tokenizers differ; both fingerprints are named.
+        """
+        given = fingerprint_of(tokenizer) or ""
+        self._tokenizer = self._tokenizer or given
+        if given not in ("", self._tokenizer):
+            _KIND.refuse(self.path, f"ids of the tokenizer {self._tokenizer}", given)
+
+    def _highest_id(self) -> int:
+        _, filled = entries_of(self._table)
+        there = np.arange(TOP) < _sizes(filled)[:, None]
+        return int(filled["tokens"].max(initial=-1, where=there))
+
+    def save(self) -> None:
+        """Write the file now.
+
+        Raises:
+            ConfigError: It cannot be written, or no engine has used the drafter, so the vocabulary
+                is unknown.
+        """
+        if not self._vocab_size:
+            raise ConfigError(
+                f"pool {str(self.path)!r}: got no vocabulary to save it with; expected a drafter"
+                " that an engine has used. Use it in an LLM first."
+            )
+        super().save()
+
+    def content(self) -> bytes:
+        """Return the current table as file content, the oldest entry first."""
+        keys, filled = entries_of(self._table)
+        sizes = _sizes(filled)
+        beyond = np.arange(TOP) >= sizes[:, None]  # left over from what stood there before
+        columns = (
+            keys,
+            sizes,
+            np.where(beyond, 0, filled["tokens"]),
+            np.where(beyond, 0, filled["probs"]),
+            self._calibration.hits,
+            self._calibration.trials,
+        )
+        arrays = {
+            name: np.ascontiguousarray(column, _TYPES[name])
+            for name, column in zip(_KIND.arrays, columns, strict=True)
+        }
+        return _KIND.to_bytes(arrays, vocab_size=self._vocab_size, tokenizer=self._tokenizer)
+
+
+def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
+    """Return the keys and the used entries of a table, the oldest first."""
+    slots = cast(NDArray[np.void], table.slots)
+    entries = cast(NDArray[np.void], table.entries)
+    used = np.flatnonzero(slots["key"])
+    ordered = used[np.argsort(slots["written"][used])]
+    return slots["key"][ordered], entries[ordered]
+
+
+def _sizes(entries: NDArray[np.void]) -> IntArray:
+    """Return the number of tokens in each entry."""
+    sizes: IntArray = np.minimum.accumulate(entries["probs"] > 0, axis=1).sum(axis=1)
+    return sizes
+
+
+def read_table(path: Path) -> tuple[Head, Arrays]:
+    """Return the head and the arrays of a file.
+
+    Raises:
+        ConfigError: The file is unreadable, damaged, or of another kind or version.
+    """
+    head, arrays = _KIND.read(path)
+    rows = len(arrays["keys"])
+    shapes = dict(
+        zip(
+            _KIND.arrays,
+            ((rows,), (rows,), (rows, TOP), (rows, TOP), (CELLS,), (CELLS,)),
+            strict=True,
+        )
+    )
+    if any(
+        arrays[name].shape != shapes[name] or arrays[name].dtype != _TYPES[name] for name in shapes
+    ):
+        _KIND.refuse(
+            path, "arrays of other shapes", f"distributions of {TOP} tokens and {CELLS} counts"
+        )
+    sizes, tokens, vocab_size = arrays["sizes"], arrays["tokens"], head["vocab_size"]
+    if rows and not (
+        sizes.min() >= 0
+        and sizes.max() <= TOP
+        and tokens.min() >= 0
+        and tokens.max() < int(vocab_size)
+    ):
+        _KIND.refuse(path, f"ids up to {tokens.max()}", f"ids below its vocabulary of {vocab_size}")
+    return head, arrays

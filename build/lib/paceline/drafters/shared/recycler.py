@@ -1,0 +1,194 @@
+"""Share one cache of the target's distributions among drafters of Token Recycling."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_rule import NodeRule
+from paceline.core.request import Request
+from paceline.core.settings import WITH_BUDGET
+from paceline.core.tree import DraftTree, IntArray
+from paceline.drafters.shared.array_trees import ArrayTrees
+from paceline.drafters.shared.draft_sources import DraftSource, join_sources
+from paceline.drafters.shared.merged_tree import grow_trees
+from paceline.drafters.shared.recycled import TOP, new_table
+from paceline.drafters.shared.recycled_file import SuccessorTableFile
+from paceline.drafters.shared.settings import RecyclingSettings
+from paceline.drafters.shared.source_calibration import new_source_calibration
+from paceline.drafters.shared.step_learning import learn_step, record_of
+from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
+from paceline.drafters.shared.tree_candidate import CANDIDATE, TreeQueries
+from paceline.errors import ConfigError
+
+_SETTINGS = RecyclingSettings()
+_NO_TREES: Mapping[DraftSource, ArrayTrees] = {}
+_NO_TREE: tuple[NDArray[np.void], int, int] = (np.empty(0, dtype=CANDIDATE), 0, 0)
+
+
+def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
+    """Return the node rule for the option `max_nodes`."""
+    if max_nodes is not None:
+        return NodeRule(max_nodes)
+    return (
+        WITH_BUDGET
+        if budget
+        else NodeRule(_SETTINGS.max_nodes, batch_nodes=_SETTINGS.max_batch_nodes)
+    )
+
+
+class Recycler:
+    """Cache the target's distributions, and draft from them.
+
+    Args:
+        max_context: Maximum number of tokens in a context.
+        rows: Number of cached distributions.
+        pool_path: File that cache and calibration are loaded from, if it exists, and saved to:
+            while no request is open, and at exit.
+    Attributes:
+        table: Cached distributions.
+        calibration: Acceptance rates by source.
+        pool_file: File of both; None without one.
+    Raises:
+        ConfigError: The file exists and cannot be used.
+    """
+
+    def __init__(self, max_context: int, rows: int = ROWS, pool_path: str | None = None) -> None:
+        self.table = new_table(rows)
+        self.calibration = new_source_calibration()
+        self.pool_file = (
+            None
+            if pool_path is None
+            else SuccessorTableFile(pool_path, self.table, self.calibration)
+        )
+        if self.pool_file is not None:
+            weakref.finalize(self, self.pool_file.save_changes)
+        self._max_context = max_context
+        # By request id: the array of its newest tree, and the tree's first node and end.
+        self._trees: dict[int, tuple[NDArray[np.void], int, int]] = {}
+
+    def draft(
+        self,
+        requests: Sequence[Request],
+        max_nodes: Sequence[int],
+        min_path_probability: float,
+        trees: Mapping[DraftSource, ArrayTrees] = _NO_TREES,
+    ) -> list[DraftTree]:
+        """Return a tree for each request, with the likeliest nodes first.
+
+        Args:
+            requests: Requests to draft for.
+            max_nodes: Maximum number of nodes for each request.
+            min_path_probability: Minimum path probability of a node; from 0 to 1.
+            trees: Trees of further sources for the same requests, with confidences.
+        """
+        if not requests:
+            return []
+        newest: list[int] = []
+        limits: list[int] = []
+        for request, limit in zip(requests, max_nodes, strict=True):
+            tail = request.token_ids[-LONGEST_KEY:]
+            known = len(tail)
+            newest += tail if known == LONGEST_KEY else [0] * (LONGEST_KEY - known) + tail
+            limits += (known, limit, request.remaining - 1)
+        queries = TreeQueries(
+            _array(newest).reshape(-1, LONGEST_KEY),
+            _array(limits).reshape(-1, 3),
+            np.array([request.params.temperature for request in requests], dtype=np.float64),
+            self._max_context,
+            min_path_probability,
+        )
+        grown: Any = np.empty(sum(max_nodes), dtype=CANDIDATE)
+        ends = np.empty(len(requests), dtype=np.int64)
+        sources = join_sources(trees, len(requests))
+        grow_trees(self.table, self.calibration, sources, queries, grown, ends)
+        bounds = [0, *ends.tolist()]
+        for request, begin, end in zip(requests, bounds, bounds[1:], strict=False):
+            self._trees[request.id] = grown, begin, end
+        return ArrayTrees(grown[: bounds[-1]], bounds[:-1], bounds[1:]).draft_trees()
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Cache the target's distributions, and calibrate with the outcomes."""
+        if self.pool_file is not None:
+            self.pool_file.changed = True
+        pending: list[Outcome] = []
+        for outcome in outcomes:
+            array = self._newest_tree(outcome)[0]
+            if pending and array is not self._newest_tree(pending[0])[0]:
+                self._learn(pending)  # its trees come from an earlier call of `draft`
+                pending = []
+            pending.append(outcome)
+        if pending:
+            self._learn(pending)
+
+    def _newest_tree(self, outcome: Outcome) -> tuple[NDArray[np.void], int, int]:
+        return self._trees.get(outcome.request.id, _NO_TREE)
+
+    def _learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn from outcomes of requests whose newest trees share one array."""
+        records: list[int] = []
+        token_ids: list[IntArray] = []
+        probs: list[NDArray[np.float32]] = []
+        for outcome in outcomes:
+            request, top, new_tokens = outcome.request, outcome.target_top, outcome.new_token_ids
+            assert top is not None, "a drafter with top_k gets them"
+            before = len(request.token_ids) - len(new_tokens)
+            newest = request.token_ids[max(0, before - LONGEST_KEY) : before]
+            candidates, begin, end = self._newest_tree(outcome)
+            records += record_of(newest, outcome.tree, new_tokens, begin, end)
+            token_ids.append(top.token_ids)
+            probs.append(top.probs)
+        learn_step(
+            self.table,
+            self.calibration,
+            self._max_context,
+            _array(records),
+            candidates,
+            np.concatenate(token_ids),
+            np.concatenate(probs),
+        )
+
+    def stop(self, request: Request) -> None:
+        """Free the state of a request; save the file once no request is open."""
+        self._trees.pop(request.id, None)
+        if self.pool_file is not None and not self._trees:
+            self.pool_file.save_changes(wait=True)
+
+
+class RecyclingDrafter(Drafter):
+    """Provide the cache and its file to drafters."""
+
+    top_k = TOP
+    _recycler: Recycler
+
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Reject a pool file with a different vocabulary."""
+        if self._recycler.pool_file is not None:
+            self._recycler.pool_file.check_vocabulary(vocab_size, tokenizer)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Reject a pool file that was made with a different tokenizer."""
+        if self._recycler.pool_file is not None:
+            self._recycler.pool_file.check_tokenizer(tokenizer)
+
+    def save_pool(self) -> None:
+        """Write the pool file now.
+
+        Raises:
+            ConfigError: No file was given, it cannot be written, or no engine has used the drafter.
+        """
+        if self._recycler.pool_file is None:
+            raise ConfigError(
+                f"{self.name}: got no file to save the pool to; expected the option pool_file."
+                " Choose one with pool_file=PATH."
+            )
+        self._recycler.pool_file.save()
+
+
+def _array(numbers: Any) -> IntArray:
+    return np.array(numbers, dtype=np.int64)

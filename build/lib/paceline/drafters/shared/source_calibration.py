@@ -1,0 +1,129 @@
+"""Calibrate the acceptance probability of a draft token by its sources.
+
+One table counts trials and hits for all requests of an engine. Two sources may offer a token: the
+cached distributions (a context length and a probability) and another drafter's tree (a confidence).
+Each pair of their values is a cell that starts from a prior. A token is tried when the target has
+predicted a token after its parent, whether the token was processed or not.
+
+                       | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
+    drafted: absent    |   -             1/90        2/110        160/175
+             below .01 |  3/80          ...
+             ...
+
+Every further source (in the order of `SOURCES`) is weighed against that probability. It has further
+cells: the probability by the sources before it, and its own confidence.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.draft_budget.acceptance_calibration import bucket_of, count_trial
+from paceline.drafters.shared.draft_sources import WEIGHED
+from paceline.drafters.shared.settings import SourceCalibrationSettings, SourcePrior
+from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.util.compiled import kernel
+
+_SETTINGS = SourceCalibrationSettings()
+_EDGES, _MEMORY = _SETTINGS.edges, _SETTINGS.memory  # compiled code reads module constants
+_SIDE = 1 + len(_EDGES) + 1  # absent, then the buckets
+_PAIRS = 2 * (LONGEST_KEY + 1) * _SIDE * _SIDE  # cells of greedy requests, then of sampled ones
+# A table of each weighed source follows, for greedy and for sampled requests.
+CELLS = _PAIRS + len(WEIGHED) * 2 * _SIDE * _SIDE
+
+
+class SourceCalibration(NamedTuple):
+    """Count trials and hits per cell.
+
+    Attributes:
+        hits: [CELLS] accepted tokens.
+        trials: [CELLS] tried tokens.
+    """
+
+    hits: NDArray[np.float64]
+    trials: NDArray[np.float64]
+
+
+def new_source_calibration() -> SourceCalibration:
+    """Return a table with the prior counts.
+
+    The prior of a pair is the larger of both values. The priors of weighed sources are fits to
+    counts.
+    """
+    edges = np.array((0.002, *_EDGES, 1.0))
+    middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
+    pairs = np.empty((2, LONGEST_KEY + 1, _SIDE, _SIDE))
+    for size in range(LONGEST_KEY + 1):
+        cached = middle * _SETTINGS.trust[size]
+        pairs[:, size] = np.maximum(cached[:, None], middle[None, :])
+    probabilities, trials = [pairs.ravel()], [np.full(pairs.size, _SETTINGS.pair_trials)]
+    for source in WEIGHED:
+        assert source.prior is not None, "weighed sources have one"
+        cells = np.empty((2, _SIDE, _SIDE))
+        cells[:] = _weighed(middle, source.prior)
+        probabilities.append(cells.ravel())
+        trials.append(np.full(cells.size, source.prior.trials))
+    num_trials = np.concatenate(trials)
+    return SourceCalibration(num_trials * np.concatenate(probabilities), num_trials)
+
+
+def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.float64]:
+    """Return prior probabilities [probability before, own probability].
+
+    Args:
+        middle: Middle of each bucket; 0 = absent.
+        prior: Fit of the source.
+    """
+    odds = middle[1:] / (1 - middle[1:])
+    result = np.zeros((len(middle), len(middle)))
+    factor, before, own = prior.both
+    result[1:, 1:] = factor * odds[:, None] ** before * odds[None, :] ** own
+    result[1:, 0] = prior.before[0] * odds ** prior.before[1]
+    result[0, 1:] = prior.own[0] * odds ** prior.own[1]
+    return result / (1 + result)
+
+
+@kernel
+def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
+    """Return the cell of a token by the cached distributions and the paired source.
+
+    Args:
+        sampled: Whether the request samples.
+        size: Tokens of the context; 0 if the token is not cached.
+        cached: Cached probability.
+        drafted: Confidence of the paired source; below 0 if it does not have the token.
+    """
+    column = 0 if size == 0 else 1 + bucket_of(_EDGES, cached)
+    row = 0 if drafted < 0 else 1 + bucket_of(_EDGES, drafted)
+    return (((1 if sampled else 0) * (LONGEST_KEY + 1) + size) * _SIDE + column) * _SIDE + row
+
+
+@kernel
+def weighed_cell(table: int, sampled: bool, before: float, confidence: float) -> int:
+    """Return the cell of a token that a weighed source has rated.
+
+    Args:
+        table: Index of the source's calibration table.
+        sampled: Whether the request samples.
+        before: Probability by the sources before it; 0 if none of them has the token.
+        confidence: Confidence of the source; below 0 if it does not have the token.
+    """
+    column = 0 if before <= 0 else 1 + bucket_of(_EDGES, before)
+    row = 0 if confidence < 0 else 1 + bucket_of(_EDGES, confidence)
+    return _PAIRS + ((2 * table + (1 if sampled else 0)) * _SIDE + column) * _SIDE + row
+
+
+@kernel
+def acceptance(calibration: SourceCalibration, cell: int) -> float:
+    """Return the acceptance rate of a cell, prior included."""
+    rate: float = calibration.hits[cell] / calibration.trials[cell]
+    return rate
+
+
+@kernel
+def count_cell(calibration: SourceCalibration, cell: int, accepted: bool) -> None:
+    """Count one trial of a cell."""
+    count_trial(calibration.hits, calibration.trials, cell, accepted, _MEMORY)

@@ -1,0 +1,180 @@
+"""Save the state of a drafter to a versioned, checksummed safetensors file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from paceline.drafters.shared.settings import StateFileSettings
+from paceline.errors import ConfigError
+from paceline.util.files import write_atomically
+
+_SETTINGS = StateFileSettings()
+Head = dict[str, str]
+Arrays = dict[str, NDArray[Any]]
+_Read = TypeVar("_Read")
+
+
+class StateFile:
+    """Tie a drafter's state to its file; subclasses provide `content`.
+
+    Several processes may share a file. Each save writes the saving process's whole state, so the
+    last save wins.
+
+    Args:
+        path: File to load and save.
+        cold: Start empty, with a warning, if the file is rejected. The rejected file is renamed to
+            PATH.refused before the first save.
+    Attributes:
+        changed: Whether there may be something to save.
+    Raises:
+        ConfigError: The folder does not exist.
+    """
+
+    def __init__(self, path: str, cold: bool = False) -> None:
+        self.path, self.changed = Path(path), False
+        self._cold, self._refused, self._due = cold, False, 0.0
+        if not self.path.parent.is_dir():
+            raise ConfigError(
+                f"pool {path!r}: got no folder {str(self.path.parent)!r}; expected an existing"
+                " one. Make it first."
+            )
+
+    def content(self) -> bytes | None:
+        """Return the content to write; None if it is not known yet."""
+        raise NotImplementedError
+
+    def load(self, read: Callable[[Path], _Read]) -> _Read | None:
+        """Return the result of `read`; None without a file or for a refused one.
+
+        Raises:
+            ConfigError: The file exists and cannot be used.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            return read(self.path)
+        except ConfigError as error:
+            if not self._cold:
+                raise
+            self._refused = True
+            warnings.warn(f"{error} The pool begins empty, as asked.", stacklevel=3)
+            return None
+
+    def save(self) -> None:
+        """Write the file now.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        start = time.monotonic()
+        content = self.content()
+        if content is None:
+            return
+        if self._refused:
+            self.path.replace(f"{self.path}.refused")
+            self._refused = False
+        write_atomically(self.path, content)
+        self.changed = False
+        now = time.monotonic()
+        self._due = now + max(_SETTINGS.min_pause_s, _SETTINGS.pauses_per_save * (now - start))
+
+    def save_changes(self, wait: bool = False) -> None:
+        """Write the file if the state may have changed; failures only warn.
+
+        Args:
+            wait: Whether to skip the save soon after the last one.
+        """
+        if not self.changed or (wait and time.monotonic() < self._due):
+            return
+        try:
+            self.save()
+        except (ConfigError, OSError) as error:
+            self._due = time.monotonic() + _SETTINGS.min_pause_s
+            warnings.warn(f"pool {str(self.path)!r} was not saved: {error}", stacklevel=2)
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """Describe the format of a file.
+
+    Attributes:
+        name: Name of the kind, as in the head.
+        version: Version of the layout.
+        arrays: Names of the arrays.
+        help: Advice for errors.
+    """
+
+    name: str
+    version: str
+    arrays: tuple[str, ...]
+    help: str
+
+    def to_bytes(self, arrays: Arrays, **head: str) -> bytes:
+        """Return arrays as file content; `head` adds entries to the head."""
+        full = {"kind": self.name, "version": self.version, **head}
+        content: bytes = save(arrays, {**full, "sha256": _digest(full, arrays)})
+        return content
+
+    def read(self, path: Path) -> tuple[Head, Arrays]:
+        """Return the head and the arrays of a file.
+
+        Raises:
+            ConfigError: The file is unreadable, damaged, or of another kind or version.
+        """
+        head, arrays = self._open(path)
+        if head.get("kind") != self.name:
+            self.refuse(path, repr(head.get("kind", "something else")), repr(self.name))
+        if head.get("version") != self.version:
+            self.refuse(path, f"version {head.get('version')!r}", repr(self.version))
+        if head.pop("sha256", None) != _digest(head, arrays) or set(arrays) != set(self.arrays):
+            self.refuse(path, "damaged content", "what fits its checksum")
+        return head, arrays
+
+    def check_vocabulary(self, path: Path, got: str, vocab_size: int) -> None:
+        """Refuse a file whose vocabulary differs from the model's.
+
+        Raises:
+            ConfigError: They differ; both sizes are named.
+        """
+        if got != str(vocab_size):
+            self.refuse(path, f"a vocabulary of {got} tokens", f"{vocab_size}, as the models have")
+
+    def refuse(self, path: Path, got: str, expected: str) -> None:
+        """Raise an error that names the file, the fault and the fix.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"pool {str(path)!r}: got {got}; expected {expected}. {self.help}")
+
+    def _open(self, path: Path) -> tuple[Head, Arrays]:
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                return dict(file.metadata() or {}), {
+                    name: file.get_tensor(name)
+                    for name in file.keys()  # noqa: SIM118
+                }
+        except (OSError, safetensors.SafetensorError, TypeError, ValueError, LookupError) as error:
+            raise ConfigError(
+                f"pool {str(path)!r}: got a file that cannot be read: {error}; expected"
+                f" safetensors. {self.help}"
+            ) from error
+
+
+def _digest(head: Head, arrays: Arrays) -> str:
+    digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

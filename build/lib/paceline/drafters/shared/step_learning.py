@@ -1,0 +1,80 @@
+"""Learn from verified trees: cache distributions, and count accepted tokens.
+
+Each tree is described by one record of integers, so that one array describes the whole step:
+
+    5 counts and bounds | newest tokens | tokens of the nodes | their parents | new tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.tree import DraftTree, IntArray
+from paceline.drafters.shared.merged_tree import count_tree
+from paceline.drafters.shared.recycled import SuccessorTable, cache_distributions
+from paceline.drafters.shared.source_calibration import SourceCalibration
+from paceline.drafters.shared.table_settings import LONGEST_KEY
+from paceline.util.compiled import compiled
+
+_HEAD = 5  # integers before the tokens of a record
+
+
+def record_of(
+    newest: Sequence[int], tree: DraftTree, new_tokens: Sequence[int], begin: int, end: int
+) -> list[int]:
+    """Return the record of one verified tree.
+
+    Args:
+        newest: Up to LONGEST_KEY newest tokens, the root last.
+        tree: The tree that the target verified.
+        new_tokens: Tokens of the target after the root.
+        begin: First candidate of the tree that `grow_trees` grew for the request.
+        end: End of its candidates; equal to `begin` if there is no such tree.
+    """
+    head = (len(newest), len(tree.token_ids), len(new_tokens), begin, end)
+    return [*head, *newest, *tree.token_ids, *tree.parents, *new_tokens]
+
+
+@compiled
+def learn_step(
+    table: SuccessorTable,
+    calibration: SourceCalibration,
+    max_context: int,
+    records: IntArray,
+    candidates: Any,
+    token_ids: IntArray,
+    probs: NDArray[np.float32],
+) -> None:
+    """Cache the distributions after all nodes, and count the decided candidates.
+
+    Args:
+        table: Cached distributions.
+        calibration: Acceptance rates by source.
+        max_context: Maximum number of tokens in a context.
+        records: Records of all verified trees, one after the other.
+        candidates: [n] of CANDIDATE, trees that `grow_trees` filled.
+        token_ids: [trees + nodes, k] likeliest tokens, as in `TopTokens`.
+        probs: [trees + nodes, k] their probabilities; rows of zeros are skipped.
+    """
+    rows = len(token_ids)
+    tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)
+    known = np.empty(rows, dtype=np.int64)
+    offset, root = 0, 0
+    while offset < len(records):
+        num_newest, num_nodes, num_new, begin, end = records[offset : offset + _HEAD]
+        first_node = offset + _HEAD + num_newest
+        first_new = first_node + 2 * num_nodes
+        cache_distributions(
+            table,
+            max_context,
+            records[offset + _HEAD : first_node],
+            records[first_node:first_new],
+            (tails[root : root + 1 + num_nodes], known[root : root + 1 + num_nodes]),
+            (token_ids[root : root + 1 + num_nodes], probs[root : root + 1 + num_nodes]),
+        )
+        offset, root = first_new + num_new, root + 1 + num_nodes
+        count_tree(calibration, candidates[begin:end], records[first_new:offset])

@@ -1,0 +1,60 @@
+"""Order draft trees by probability, and compute outcomes of trees that were cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paceline.core.drafter import Outcome
+from paceline.core.tree import DraftTree
+from paceline.verification.rules import follow
+
+
+def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
+    """Return a tree ordered by path probability, and the old index of each node.
+
+    Args:
+        tree: Deterministic draft with confidences of at most 1, so that no node is likelier than
+            its parent.
+    """
+    assert tree.confidence is not None
+    assert tree.probs is None
+    assert not tree.probes
+    chances = tree.path_chances()
+    # stable: of equals the parent comes first
+    before = sorted(range(len(tree)), key=lambda node: -chances[node])
+    if before == list(range(len(tree))):
+        return tree, before
+    position_of = {-1: -1} | {node: position for position, node in enumerate(before)}
+    return DraftTree(
+        [tree.token_ids[node] for node in before],
+        [position_of[tree.parents[node]] for node in before],
+        confidence=[tree.confidence[node] for node in before],
+        origins=None if tree.origins is None else [tree.origins[node] for node in before],
+    ), before
+
+
+def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
+    """Return the outcome of a tree of which the target verified another part, or none.
+
+    The target's predictions stay those of the tree that was processed.
+    """
+    if tree is outcome.tree:
+        return outcome
+    new_tokens = iter(outcome.new_token_ids)
+    accepted, _ = follow(
+        tree, lambda node: next(new_tokens), lambda run: len(run) == len(outcome.new_token_ids)
+    )
+    return replace(outcome, tree=tree, accepted=accepted)
+
+
+def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
+    """Yield the nodes that the target has decided, each with whether it was right."""
+    reached = {-1, *outcome.accepted}
+    # The target's token after the last one is not known.
+    predicted_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}
+    return (
+        (node, node in reached)
+        for node, parent in enumerate(outcome.tree.parents)
+        if parent in predicted_at
+    )

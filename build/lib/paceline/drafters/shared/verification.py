@@ -1,0 +1,20 @@
+"""Check the option `verification` of drafters that use a draft model."""
+
+from __future__ import annotations
+
+from paceline.errors import ConfigError, did_you_mean
+
+_VERIFICATIONS = ("reject", "follow")
+
+
+def require_verification(owner: str, verification: str) -> None:
+    """Refuse an unknown value of the option `verification`.
+
+    Raises:
+        ConfigError: The value is unknown; a close match is named.
+    """
+    if verification not in _VERIFICATIONS:
+        hint = did_you_mean(verification, _VERIFICATIONS)
+        raise ConfigError(
+            f"{owner}: got verification={verification!r}; expected a known value.{hint}"
+        )

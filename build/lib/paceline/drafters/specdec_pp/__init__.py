@@ -1,0 +1,1 @@
+"""Implement SpecDec++ (Huang, Guo, Wang 2024)."""

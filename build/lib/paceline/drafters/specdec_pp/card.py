@@ -1,0 +1,237 @@
+"""Describe an acceptance head: its draft model, its training and its accuracy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from paceline.errors import ConfigError
+from paceline.model.identity import Sketch, model_identity
+from paceline.model.settings import MIN_SKETCH_COSINE
+from paceline.report.documents import structured
+from paceline.text.token_ids import is_padded
+from paceline.util.files import digest_of, parse_json
+
+KIND, VERSION = "paceline acceptance head", 2
+# Inputs from the draft token's distribution; log_rest is the log of the total probability of all
+# other tokens.
+SCALARS = ("log_prob", "log_rest", "entropy")
+INPUTS = (("hidden",), ("hidden", *SCALARS))  # used by the published heads and by the shipped heads
+_NAME = 8  # number of digits in a prompt's name
+
+
+class RuleCost(Protocol):
+    """Define a length rule's costs per new token (Huang et al. 2024, section 2)."""
+
+    @property
+    def verification_rate(self) -> float:
+        """Number of target forward passes per new token."""
+
+    @property
+    def discard_rate(self) -> float:
+        """Number of rejected draft tokens per new token."""
+
+
+def latency(draft: float, target: float, rates: RuleCost) -> float:
+    """Return the time per new token (Huang et al. 2024, equation 2.3).
+
+    Args:
+        draft: Time of one forward pass of the draft model, in any unit.
+        target: Time of one forward pass of the target, in the same unit.
+        rates: Costs of the length rule.
+    """
+    return draft + draft * rates.discard_rate + (target - draft) * rates.verification_rate
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdPoint:
+    """Hold the measured costs of one stopping threshold."""
+
+    threshold: float
+    verification_rate: float
+    discard_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCard:
+    """Hold everything about an acceptance head except its weights.
+
+    Attributes:
+        target: Human-readable name of the target that the head was trained on.
+        draft: Name of the draft model, for people.
+        draft_fingerprint: Fingerprint of the draft model (`model_identity`); recordings must match
+            this fingerprint.
+        draft_sketch: Sketch of the draft model (`Sketch.encode`), which identifies copies of the
+            draft model.
+        hidden_size: Hidden size of the draft model.
+        vocab_size: Vocabulary size of the draft model.
+        depth: D, number of residual blocks.
+        inputs: Inputs of the last layer, one of `INPUTS`. The paper's heads use the hidden state
+            alone.
+        scale: Calibration; the acceptance probability is sigmoid(scale * logit + shift).
+        shift: Calibration; see `scale`.
+        prior: Weights for `SCALARS` and a constant in the logit of a token whose hidden state is
+            not yet known. If empty, the draft model's probability is used.
+        recipe: How the head was recorded and trained.
+        metrics: Accuracy on held-out prompts.
+        curve: Measured costs of thresholds. If empty, `threshold=auto` is not available.
+        train_prompts: Names of the training prompts, eight digits each, joined.
+        dev_prompts: Names of the calibration prompts, eight digits each, joined.
+        weights_sha256: Checksum of the weights file; "" before saving.
+    """
+
+    target: str
+    draft: str
+    draft_fingerprint: str
+    draft_sketch: str
+    hidden_size: int
+    vocab_size: int
+    depth: int
+    inputs: tuple[str, ...] = INPUTS[0]
+    scale: float = 1.0
+    shift: float = 0.0
+    prior: tuple[float, ...] = ()
+    recipe: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    curve: tuple[ThresholdPoint, ...] = ()
+    train_prompts: str = ""
+    dev_prompts: str = ""
+    weights_sha256: str = ""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All numbers used in computations."""
+        points = (number for point in self.curve for number in dataclasses.astuple(point))
+        return (self.scale, self.shift, *self.prior, *points)
+
+    @property
+    def dev_names(self) -> set[str]:
+        """Names of the calibration prompts."""
+        return _names(self.dev_prompts)
+
+    @property
+    def seen_prompts(self) -> set[str]:
+        """Names of all training and calibration prompts."""
+        return _names(self.train_prompts) | _names(self.dev_prompts)
+
+    def encode(self) -> bytes:
+        """Return the card as file content: JSON with a checksum over all entries."""
+        entries = {"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}
+        return (json.dumps({**entries, "sha256": digest_of(entries)}, indent=1) + "\n").encode()
+
+    @staticmethod
+    def decode(content: bytes, where: str) -> HeadCard:
+        """Read a card from file content.
+
+        Args:
+            content: Content of the file.
+            where: Name of the head in errors.
+        Raises:
+            ConfigError: The content is not a card, is damaged, or has a different version.
+        """
+        try:
+            entries = parse_json(content)
+        except ValueError as error:
+            raise ConfigError(
+                f"head {where!r}: got a card that cannot be read ({error}); expected JSON. {HELP}"
+            ) from error
+        if not isinstance(entries, dict) or entries.get("kind") != KIND:
+            raise ConfigError(
+                f"head {where!r}: got some other JSON; expected the card of an acceptance head."
+                f" {HELP}"
+            )
+        if entries.pop("sha256", None) != digest_of(entries):
+            raise ConfigError(
+                f"head {where!r}: got a changed card; expected content that fits its checksum."
+                f" {HELP}"
+            )
+        if entries.get("version") != VERSION:
+            raise ConfigError(
+                f"head {where!r}: got version {entries.get('version')}; expected {VERSION}, which"
+                f" this release reads. {HELP}"
+            )
+        del entries["kind"], entries["version"]
+        try:
+            if wrong := entries.keys() ^ {entry.name for entry in dataclasses.fields(HeadCard)}:
+                raise ValueError(f"{min(wrong)} is one too many, or is missing")
+            card = structured(entries, HeadCard)
+            Sketch.decode(card.draft_sketch)
+            if not all(map(math.isfinite, card.numbers)):
+                raise ValueError("a number is not finite")
+            return card
+        except ValueError as error:
+            raise ConfigError(
+                f"head {where!r}: got a card with other entries ({error}); expected those of this"
+                f" release. {HELP}"
+            ) from error
+
+    def check_draft(self, draft: PreTrainedModel, where: str) -> None:
+        """Reject a draft model that the head was not trained for.
+
+        Quantised, fine-tuned and padded copies of the head's draft model are accepted, because
+        errors in a head only cost time.
+
+        Raises:
+            ConfigError: Hidden size, vocabulary or weights differ; the message gives both values.
+        """
+        sketch = Sketch.decode(self.draft_sketch)
+        hidden_size, vocab_size = model_identity(draft)[1], _text_config(draft).vocab_size
+        padded = is_padded(max(vocab_size, self.vocab_size), min(vocab_size, self.vocab_size))
+        for quality, expected, actual, fits in (
+            ("hidden size", self.hidden_size, hidden_size, self.hidden_size == hidden_size),
+            ("vocabulary", self.vocab_size, vocab_size, padded),
+            (
+                "closeness",
+                f"at least {MIN_SKETCH_COSINE}",
+                f"{sketch.closeness(draft):.2f}",
+                sketch.resembles(draft),
+            ),
+        ):
+            if not fits:
+                raise ConfigError(
+                    f"head {where!r}: got a draft model whose {quality} is {actual}; expected"
+                    f" {expected}, as it was trained for the draft model {self.draft!r}. Use the"
+                    " head's own draft model, or train a head for this one (paceline head)."
+                )
+
+
+HELP = "Train it again, or copy it again from its source."
+
+
+def new_card(
+    target: str, draft: str, model: PreTrainedModel, depth: int, inputs: tuple[str, ...] = INPUTS[0]
+) -> HeadCard:
+    """Return the card of a new head for a draft model.
+
+    Args:
+        target: Name of the target, for people.
+        draft: Name of the draft model, for people.
+        model: The draft model.
+        depth: D, number of residual blocks.
+        inputs: Inputs of the last layer, one of `INPUTS`.
+    """
+    fingerprint, hidden_size = model_identity(model)
+    vocab_size = int(_text_config(model).vocab_size)
+    return HeadCard(
+        target,
+        draft,
+        fingerprint,
+        Sketch.from_model(model).encode(),
+        hidden_size,
+        vocab_size,
+        depth,
+        inputs,
+    )
+
+
+def _text_config(model: PreTrainedModel) -> Any:
+    return model.config.get_text_config(decoder=True)
+
+
+def _names(joined: str) -> set[str]:
+    return {joined[start : start + _NAME] for start in range(0, len(joined), _NAME)}

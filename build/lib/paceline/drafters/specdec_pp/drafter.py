@@ -1,0 +1,179 @@
+"""SpecDec++ (Huang et al. 2024): draft until a head expects a rejection.
+
+Drafting stops when the head's probability of a rejection among the draft tokens exceeds a threshold
+(algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest latency, based
+on measured times and the head's card (equation 2.3). Second choices alongside the draft tokens are
+not in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.drafters.shared.chain import Chain, DrawnToken
+from paceline.drafters.shared.chains import LOOKUP_LENGTH, ChainDrafter
+from paceline.drafters.shared.draft_step import chain_tree
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.drafters.specdec_pp.head_rule import HeadRule
+from paceline.drafters.specdec_pp.options import AUTO, SpecDecPPOptions
+from paceline.drafters.specdec_pp.settings import (
+    FIRST_MEASURED_STEPS,
+    INITIAL_TIME_RATIO,
+    MEASURED_STEPS,
+    THRESHOLD,
+)
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+
+__all__ = ["SpecDecPP", "SpecDecPPOptions"]
+
+
+class CostClock:
+    """Measure the seconds per forward pass as running medians over recent steps."""
+
+    def __init__(self) -> None:
+        self._draft: deque[float] = deque(maxlen=MEASURED_STEPS)  # seconds per forward
+        self._target: deque[float] = deque(maxlen=MEASURED_STEPS)
+        self._steps = 0
+        self._proposed: float | None = None
+
+    def drafted(self, seconds: float, forwards: int) -> None:
+        """Record the drafting time; the target's forward pass starts now."""
+        if forwards:
+            self._draft.append(seconds / forwards)
+            self._proposed = time.perf_counter()
+
+    def verified(self) -> tuple[float, float] | None:
+        """Record the end of verification; occasionally return (target, draft) seconds."""
+        if self._proposed is None:
+            return None
+        self._target.append(time.perf_counter() - self._proposed)
+        self._proposed = None
+        self._steps += 1
+        if (
+            self._steps < FIRST_MEASURED_STEPS
+            or (self._steps - FIRST_MEASURED_STEPS) % MEASURED_STEPS
+        ):
+            return None
+        return median(self._target), median(self._draft)
+
+
+class SpecDecPP(ChainDrafter):
+    """Draft chains while an acceptance head expects them to be accepted.
+
+    With `threshold="auto"`, the draft lengths depend on measured times. The distribution of the
+    text does not, and neither does greedy text or text with verification "follow". Sampled text
+    with "reject" then differs between runs. A fixed threshold makes it reproducible.
+
+    Attributes:
+        threshold: Current stopping threshold.
+    Raises:
+        ConfigError: "auto" was chosen, but the head's card has no curve.
+    """
+
+    name = "specdec_pp"
+    keeps_tokens = True
+    needs_draft_model = True
+    needs_trained = True
+    Options = SpecDecPPOptions
+
+    def __init__(self, options: SpecDecPPOptions, draft: CachedLM, head: AcceptanceHead) -> None:
+        chosen = options.threshold or (AUTO if head.card.curve else THRESHOLD)
+        self._head = head
+        self._clock = CostClock() if isinstance(chosen, str) else None
+        self.threshold = (
+            chosen if isinstance(chosen, float) else head.threshold(INITIAL_TIME_RATIO, 1.0)
+        )
+        self._head_rule = HeadRule(
+            head,
+            self.threshold,
+            options.min_draft_tokens,
+            options.max_draft_tokens,
+            options.count_undecided,
+        )
+        super().__init__(
+            draft,
+            self._head_rule,
+            options.verification,
+            options.use_prompt_lookup,
+            options.max_draft_tokens + LOOKUP_LENGTH,
+        )
+        self.budget, self._second_choices = options.budget, options.second_choices
+
+    @classmethod
+    def build(cls, options: SpecDecPPOptions, draft: CachedLM) -> SpecDecPP:
+        """Build the drafter from its options and the draft model.
+
+        Raises:
+            ConfigError: There is no head, or it does not fit the draft model.
+        """
+        if options.head is not None:
+            return cls(options, draft, AcceptanceHead.load(options.head, draft.model))
+        try:
+            head = AcceptanceHead.shipped(draft.model)
+        except ConfigError as error:
+            raise ConfigError(
+                "specdec_pp: got no head; expected one, since those that are shipped belong to the"
+                " shipped drafts. Train one for this draft model (`paceline head`) and pass"
+                f" head=DIRECTORY. [{error}]"
+            ) from error
+        return cls(options, draft, head)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Record the step's time, and update an automatic threshold."""
+        super().observe(outcomes)
+        if self._clock is not None and (times := self._clock.verified()):
+            self.threshold = self._head.threshold(*times)
+            self._head_rule.stop_below = 1.0 - self.threshold
+
+    def _draft_trees(
+        self, requests: list[Request], limits: list[int], max_nodes: list[int]
+    ) -> list[DraftTree]:
+        """Draft chains, and record how long they take."""
+        # the budget may be switched off
+        self._head_rule.keep_second_choices = self._second_choices and self.budget
+        counters = self._shadows[requests[0].id].request.counters
+        before, start = counters.target_forwards, time.perf_counter()
+        trees = super()._draft_trees(requests, limits, max_nodes)
+        if self._clock is not None:
+            self._clock.drafted(time.perf_counter() - start, counters.target_forwards - before)
+        return trees
+
+    def _as_tree(self, chain: Chain) -> DraftTree:
+        """Return the chain with the head's confidences and second choices.
+
+        The head has not judged the last token yet, so this token gets its early confidence.
+        """
+        count = len(chain.tokens)
+        confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
+        tree = chain_tree(chain, confidence)
+        if chain.draws or not self._head_rule.keep_second_choices:
+            return tree
+        probabilities = [
+            _second_probability(drawn, own)
+            for drawn, own in zip(chain.drawn, confidence, strict=False)
+        ]
+        reached = [1.0, *tree.path_chances()]
+        likeliest = sorted(range(count), key=lambda index: -reached[index] * probabilities[index])
+        chosen = likeliest[: chain.room]
+        return DraftTree(
+            [*tree.token_ids, *(chain.drawn[index].second for index in chosen)],
+            [*tree.parents, *(index - 1 for index in chosen)],
+            None,
+            [*confidence, *(probabilities[index] for index in chosen)],
+            origins=[Origin.MODEL] * (count + len(chosen)),
+        )
+
+
+def _second_probability(drawn: DrawnToken, confidence: float) -> float:
+    """Return the probability that the second choice replaces the token."""
+    others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
+    return (1.0 - confidence) * drawn.second_prob / others

@@ -1,0 +1,301 @@
+"""The acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2).
+
+The head estimates the probability that the target accepts a draft token. It has D residual blocks x
++ SiLU(Linear(x)) on the draft model's last hidden state, then a linear layer to two classes,
+rejected and accepted. Here, every block has separate weights; the published heads repeat one block.
+The last layer may also read scalars from the token's distribution (`scalars_of`), depending on the
+card's `inputs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from paceline import demo
+from paceline.drafters.specdec_pp.card import HELP, INPUTS, SCALARS, HeadCard, latency
+from paceline.drafters.specdec_pp.published import is_published, read_published
+from paceline.drafters.specdec_pp.settings import MAX_BLOCKS, MIN_OTHER_SHARE
+from paceline.errors import ConfigError
+from paceline.util.files import write_atomically
+
+WEIGHTS, CARD = "head.safetensors", "card.json"
+REJECTED, ACCEPTED = 0, 1  # classes of the last layer, in the public code's order
+
+
+class AcceptanceHead:
+    """Estimate acceptance probabilities with a trained head.
+
+    Args:
+        card: Description of the head.
+        tensors: float32 weights: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
+            "last.weight" [2, hidden + scalars], "last.bias" [2].
+        width: Hidden size of the draft model in use. It may exceed the card's hidden size for an
+            enlarged draft model, whose added dimensions are zero.
+        device: Device of the draft model's hidden states.
+    Raises:
+        ConfigError: The tensors do not fit the card.
+    """
+
+    def __init__(
+        self,
+        card: HeadCard,
+        tensors: dict[str, Tensor],
+        width: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        check_tensors(card, tensors)
+        self.card = card
+        self.tensors = tensors
+        pad = (width or card.hidden_size) - card.hidden_size
+        self._blocks = [
+            (
+                functional.pad(tensors[f"blocks.{block}.weight"], (0, pad, 0, pad)).to(device),
+                functional.pad(tensors[f"blocks.{block}.bias"], (0, pad)).to(device),
+            )
+            for block in range(card.depth)
+        ]
+        # The two-way softmax is a sigmoid of the classes' difference; calibration joins it in the
+        # same product.
+        last = card.scale * (tensors["last.weight"][ACCEPTED] - tensors["last.weight"][REJECTED])
+        self._last = functional.pad(last[: card.hidden_size], (0, pad)).to(device)
+        self._scalars = [float(weight) for weight in last[card.hidden_size :]]
+        bias = (
+            card.scale * (tensors["last.bias"][ACCEPTED] - tensors["last.bias"][REJECTED])
+            + card.shift
+        )
+        self._bias = bias.to(device)
+
+    @staticmethod
+    def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
+        """Load a head from its folder, for its draft model or an enlarged copy.
+
+        A folder in the public code's format (config.json and model.safetensors) is also accepted.
+        It does not name its draft model, so only the hidden size is checked.
+
+        Raises:
+            ConfigError: There is no head, the head is damaged, or it belongs to a different draft
+                model.
+        """
+        folder = Path(path)
+        where, width = str(path), _width(draft)
+        if is_published(folder, CARD):
+            return AcceptanceHead(*read_published(folder, draft), width, draft.device)
+        card = HeadCard.decode(_read(folder / CARD, where), where)
+        content = _read(folder / WEIGHTS, where)
+        if hashlib.sha256(content).hexdigest() != card.weights_sha256:
+            raise ConfigError(
+                f"head {where!r}: got another {WEIGHTS}; expected the file that its card was"
+                f" written for. {HELP}"
+            )
+        card.check_draft(draft, where)
+        try:
+            tensors = load(content)
+        except (safetensors.SafetensorError, ValueError, LookupError) as error:
+            raise ConfigError(
+                f"head {where!r}: got a {WEIGHTS} that cannot be read: {error}; expected"
+                f" safetensors. {HELP}"
+            ) from error
+        return AcceptanceHead(card, tensors, width, draft.device)
+
+    @staticmethod
+    def shipped(draft: PreTrainedModel) -> AcceptanceHead:
+        """Return the head that comes with the package for this draft model.
+
+        Raises:
+            ConfigError: The package has no head for this draft model.
+        """
+        refused = []
+        for folder in demo.HEADS:
+            try:
+                return AcceptanceHead.load(folder, draft)
+            except ConfigError as error:
+                refused.append(str(error))
+        raise ConfigError(refused[0])
+
+    def for_draft(self, draft: PreTrainedModel) -> AcceptanceHead:
+        """Return this head for a draft model and its device.
+
+        Raises:
+            ConfigError: The head was trained for a different draft model.
+        """
+        self.card.check_draft(draft, "in memory")
+        return AcceptanceHead(self.card, self.tensors, _width(draft), draft.device)
+
+    def save(self, directory: str | Path) -> None:
+        """Write the weights and the card to a folder.
+
+        The card holds the weights' checksum, so an interrupted save is detected.
+
+        Raises:
+            ConfigError: The files cannot be written.
+        """
+        content = save(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        )
+        self.card = dataclasses.replace(
+            self.card, weights_sha256=hashlib.sha256(content).hexdigest()
+        )
+        write_atomically(Path(directory) / WEIGHTS, content)
+        write_atomically(Path(directory) / CARD, self.card.encode())
+
+    def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        """Return acceptance probabilities given the tokens before (equation 3.1).
+
+        Args:
+            hidden: [n, hidden], the draft model's last hidden state computed FROM each token.
+            log_probs: [n], log-probability of the token in its distribution; for a greedy draft, in
+                the softmax at temperature 1.
+            entropies: [n], entropy of that distribution, in nats.
+        Returns:
+            float32 [n].
+        """
+        with torch.inference_mode():
+            logits = accept_logits(self._blocks, self._last, self._bias, hidden.float())
+            if self._scalars:
+                for scalar, weight in zip(
+                    scalars_of(log_probs, entropies), self._scalars, strict=True
+                ):
+                    logits.add_(scalar, alpha=weight)
+            return logits.sigmoid_()
+
+    def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
+        """Return acceptance probabilities for tokens whose hidden state is not yet known.
+
+        The estimate uses only the token's distribution. It is not in the paper.
+
+        Args:
+            log_probs: [n], log-probability of the token in its distribution.
+            entropies: [n], entropy of that distribution, in nats.
+        Returns:
+            float32 [n].
+        """
+        with torch.inference_mode():
+            if not self.card.prior:
+                return log_probs.exp()
+            *weights, constant = self.card.prior
+            logits = torch.full_like(log_probs, constant)
+            for scalar, weight in zip(scalars_of(log_probs, entropies), weights, strict=True):
+                logits.add_(scalar, alpha=weight)
+            return logits.sigmoid_()
+
+    def threshold(self, target_seconds: float, draft_seconds: float) -> float:
+        """Return the stopping threshold with the lowest latency per token (equation 2.3).
+
+        Args:
+            target_seconds: Duration of one target forward pass, in seconds.
+            draft_seconds: Duration of one draft-model forward pass, in seconds.
+        Raises:
+            ConfigError: A time is not positive, or the card has no curve.
+        """
+        if not (
+            target_seconds > 0
+            and draft_seconds > 0
+            and math.isfinite(target_seconds + draft_seconds)
+        ):
+            raise ConfigError(
+                f"threshold: got {target_seconds} s for a target forward and {draft_seconds} s for"
+                " a draft forward; expected two positive times. Measure them again."
+            )
+        if not self.card.curve:
+            raise ConfigError(
+                "threshold=auto: got a head whose card has no curve; expected measured costs of"
+                " thresholds. Measure them (`paceline head calibrate`), or give a number such as"
+                " threshold=0.7."
+            )
+        return min(
+            self.card.curve, key=lambda point: latency(draft_seconds, target_seconds, point)
+        ).threshold
+
+
+def accept_logits(
+    blocks: Sequence[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor
+) -> Tensor:
+    """Return the logit of "accepted" over "rejected" from the hidden state.
+
+    The caller adds the contribution of the scalars.
+
+    Args:
+        blocks: Weight [hidden, hidden] and bias [hidden] per block.
+        last: [hidden] weights of the last layer.
+        bias: [] bias of the last layer.
+        hidden: [n, hidden].
+    Returns:
+        [n].
+    """
+    for weight, offset in blocks:
+        hidden = hidden + functional.silu(functional.linear(hidden, weight, offset))
+    return torch.addmv(bias, hidden, last)
+
+
+def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scalar inputs to the last layer, [n] each.
+
+    They are the log-probability, the log of 1 - probability, and the entropy. The two logarithms
+    form log-odds, which separate 0.99 from 0.9999 better than the log-probability.
+    """
+    return log_probs, torch.expm1(log_probs).neg_().clamp_(min=MIN_OTHER_SHARE).log_(), entropies
+
+
+def check_tensors(card: HeadCard, tensors: dict[str, Tensor]) -> None:
+    """Reject tensors that do not fit the card.
+
+    Raises:
+        ConfigError: Inputs, depth, names, shapes or data types differ.
+    """
+    if card.inputs not in INPUTS:
+        raise ConfigError(
+            f"head: got inputs {', '.join(card.inputs)}; expected"
+            f" {' or '.join(map(', '.join, INPUTS))}. {HELP}"
+        )
+    if len(card.prior) not in (0, len(SCALARS) + 1):
+        raise ConfigError(
+            f"head: got a prior of {len(card.prior)} weights; expected none or {len(SCALARS) + 1}."
+            f" {HELP}"
+        )
+    if not 0 <= card.depth <= MAX_BLOCKS:
+        raise ConfigError(
+            f"head: got depth {card.depth}; expected 0 to {MAX_BLOCKS} residual blocks. {HELP}"
+        )
+    num_blocks = sum(name.startswith("blocks.") and name.endswith(".weight") for name in tensors)
+    if num_blocks != card.depth:
+        raise ConfigError(
+            f"head: got a file with {num_blocks} residual blocks; expected {card.depth}, the"
+            f" depth in its card. {HELP}"
+        )
+    hidden = card.hidden_size
+    shapes = {"last.weight": (2, hidden + len(card.inputs) - 1), "last.bias": (2,)}
+    for block in range(card.depth):
+        shapes |= {f"blocks.{block}.weight": (hidden, hidden), f"blocks.{block}.bias": (hidden,)}
+    for name in shapes.keys() | tensors.keys():
+        got = tuple(tensors[name].shape) if name in tensors else "missing"
+        if name not in shapes or got != shapes[name] or tensors[name].dtype != torch.float32:
+            dtype = tensors[name].dtype if name in tensors else ""
+            raise ConfigError(
+                f"head: got tensor {name!r} {got} {dtype}; expected {shapes.get(name, 'none')}"
+                f" torch.float32 by its card. {HELP}"
+            )
+
+
+def _width(draft: PreTrainedModel) -> int:
+    return int(draft.config.get_text_config(decoder=True).hidden_size)
+
+
+def _read(path: Path, where: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"head {where!r}: got a {path.name} that cannot be read: {error.strerror}; expected a"
+            " folder that `paceline head train` has written. Give one."
+        ) from error

@@ -1,0 +1,89 @@
+"""The SpecDec++ length rule (Huang, Guo, Wang 2024, section 3.2, algorithm 2)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.drafters.shared.chain import Chain, DrawnToken
+from paceline.drafters.shared.drawn_tokens import DrawnRows, NewTokens
+from paceline.drafters.shared.length_rules import ThresholdRule
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.util.device_copies import upload
+
+_NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the draft
+
+
+class HeadRule(ThresholdRule):
+    """Stop once the head expects a rejection in the draft (section 3.2, algorithm 2).
+
+    A token is judged one forward pass after it was sampled, when its hidden state is known.
+    `confidences` therefore refers to the token before each new token. The newest token has only its
+    early confidence.
+
+    Args:
+        head: The acceptance head.
+        threshold: The paper's h, maximum probability of a rejection.
+        min_tokens: Minimum number of tokens.
+        max_tokens: Maximum number of tokens.
+        counts_newest: Whether the newest token counts, if the head was trained to judge it.
+    Attributes:
+        keep_second_choices: Whether second choices are recorded.
+    """
+
+    reads_hidden = True
+    multiplies = True
+
+    def __init__(
+        self,
+        head: AcceptanceHead,
+        threshold: float,
+        min_tokens: int,
+        max_tokens: int,
+        counts_newest: bool,
+    ) -> None:
+        super().__init__(max_tokens, 1.0 - threshold, min_tokens)
+        self._head, self._counts_newest = head, counts_newest and bool(head.card.prior)
+        self.keep_second_choices = False
+
+    def figures(self, rows: DrawnRows) -> list[Tensor]:
+        """Return the figures of the drawn tokens, and confidences in the tokens before.
+
+        The figures are log-probability, entropy and early confidence. The two likeliest tokens and
+        their probabilities come last, if second choices are recorded.
+        """
+        assert rows.hidden is not None
+        log_probs, entropies = rows.token_probs().log(), rows.entropies()
+        known = [chain.drawn[-1] if chain.tokens else _NOT_JUDGED for chain in rows.chains]
+        newest = np.array([(token.log_prob, token.entropy) for token in known], dtype=np.float32)
+        (first,) = upload(rows.scores.device, newest)
+        before = (
+            torch.cat((first[:, which, None], figures[:, :-1]), dim=1).flatten()
+            for which, figures in enumerate((log_probs, entropies))
+        )
+        confidences = self._head.confidences(rows.hidden.flatten(0, 1), *before)
+        early = self._head.early_confidences(log_probs, entropies)
+        seconds = rows.two_likeliest() if self.keep_second_choices else ()
+        return [log_probs, entropies, early, confidences.view_as(early), *seconds]
+
+    def confidences(self, new: NewTokens) -> list[float]:
+        """Return the confidence in the token before each new token.
+
+        The token before a draft's first token is not drafted, so its confidence is 1.
+        """
+        *figures, before = (figure.tolist() for figure in new.figures[:4])
+        seconds = new.seconds(*new.figures[4:]) if self.keep_second_choices else ()
+        drawn = [DrawnToken(*token) for token in zip(*figures, *seconds, strict=True)]
+        confidences: list[float] = before
+        first = 0
+        for chain, run in zip(new.chains, new.runs, strict=True):
+            if not chain.tokens:
+                confidences[first] = 1.0
+            chain.drawn += drawn[first : first + len(run)]
+            first += len(run)
+        return confidences
+
+    def early_confidence(self, chain: Chain, index: int) -> float:
+        """Return the confidence in the newest token; 1 if the token does not count."""
+        return chain.drawn[index].early_confidence if self._counts_newest else 1.0

@@ -1,0 +1,63 @@
+"""Options of the `specdec_pp` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.drafters.shared.verification import require_verification
+from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import require_range
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDecPPOptions:
+    """Options of `specdec_pp`.
+
+    Attributes:
+        head: Folder of the acceptance head. By default the head for the built-in draft model.
+        threshold: Probability of a rejection above which drafting stops; above 0 and below 1.
+            "auto" picks the fastest threshold, based on the head's card and measured times. Default
+            "auto" if the card has a curve, otherwise 0.7.
+        min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
+        max_draft_tokens: Maximum number of tokens drafted per step; default 20.
+        count_undecided: Count the newest token even before its hidden state is known. Default true.
+        use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
+        budget: The engine verifies only the nodes that are expected to save time. It uses the
+            head's confidences to estimate this. Sampled drafts are never shortened, because they
+            affect the text. Default true.
+        second_choices: Add the draft model's second choice alongside each draft token. The second
+            choice helps if the token is rejected. It is used only with the budget. Default true.
+        verification: Verification method for sampled requests: "reject" (rejection sampling, as in
+            the paper) or "follow" (the draft model uses the same noise as the target). Default
+            "reject".
+    """
+
+    head: str | None = None
+    threshold: float | str | None = None
+    min_draft_tokens: int = 2
+    max_draft_tokens: int = 20
+    count_undecided: bool = True
+    use_prompt_lookup: bool = False
+    budget: bool = True
+    second_choices: bool = True
+    verification: str = "reject"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threshold, str) and self.threshold != AUTO:
+            hint = did_you_mean(self.threshold, [AUTO])
+            raise ConfigError(
+                f"specdec_pp: got threshold={self.threshold!r}; expected a number between 0 and"
+                f" 1.{hint}"
+            )
+        if isinstance(self.threshold, float) and not 0.0 < self.threshold < 1.0:
+            raise ConfigError(
+                f"specdec_pp: got threshold={self.threshold}; expected a number above 0 and below"
+                f" 1, or {AUTO!r}. A higher threshold makes longer drafts."
+            )
+        require_range("specdec_pp", "min_draft_tokens", self.min_draft_tokens, 1)
+        require_range(
+            "specdec_pp", "max_draft_tokens", self.max_draft_tokens, self.min_draft_tokens
+        )
+        require_verification("specdec_pp", self.verification)

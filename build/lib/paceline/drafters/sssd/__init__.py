@@ -1,0 +1,1 @@
+"""Implement SSSD (Marzollo et al. 2024)."""

@@ -1,0 +1,93 @@
+"""Draft for a batch with several threads; each takes the next open request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.rows import ShardRow
+from paceline.drafters.sssd.history import note_step
+from paceline.drafters.sssd.paper import merge_sources, new_merge
+from paceline.drafters.sssd.pool import Sources
+from paceline.drafters.sssd.request_index import extend, request_at
+from paceline.drafters.sssd.search import grow, new_workspace
+from paceline.drafters.sssd.tree import write_tree
+from paceline.util.compiled import Records, compiled, record_dtype, take_number
+
+
+class DraftJob:
+    """Describe one request of a batch.
+
+    Attributes:
+        address: Address of its `RequestState`, which has room for the new tokens.
+        begin: First new token in new_tokens.
+        end: End of its new tokens.
+        nodes: Maximum number of nodes in the tree.
+        levels: Maximum number of levels in the tree.
+        size: Number of nodes that were drafted, filled.
+    """
+
+    address: int
+    begin: int
+    end: int
+    nodes: int
+    levels: int
+    size: int
+
+
+JOB = record_dtype(DraftJob)
+
+
+@compiled
+def draft_batch(
+    weights: NDArray[np.float32] | None,
+    merging: bool | None,
+    jobs: Records[DraftJob],
+    new_tokens: NDArray[np.int64],
+    table: Records[ShardRow],
+    drafted: Any,
+    taken: NDArray[np.int64],
+) -> int:
+    """Append the new tokens to each request of a batch, and draft a tree for it.
+
+    An argument of None removes the code that needs it at compile time.
+
+    Args:
+        weights: [WEIGHTS] of the calibration; None with `fusion=paper`.
+        merging: True with `fusion=paper`, else None.
+        jobs: [batch] requests.
+        new_tokens: New tokens of all requests.
+        table: [shards] of a snapshot; empty without a datastore.
+        drafted: [batch, max_nodes] of DRAFT_NODE, filled.
+        taken: [1] number of requests that threads have taken; 0 at first.
+    Returns:
+        -1, or the index of a damaged shard.
+    """
+    max_nodes = drafted.shape[1]
+    if merging is not None:
+        merge = new_merge(max_nodes, len(table))
+    if weights is not None:
+        workspace = new_workspace(max_nodes, len(table))
+    while True:
+        index = take_number(taken.ctypes.data)
+        if index >= len(jobs):
+            return -1
+        job = jobs[index]
+        request = request_at(job.address)
+        job.size = 0
+        if weights is not None:
+            note_step(request, new_tokens[job.begin : job.end])
+        sources = Sources(extend(request, new_tokens[job.begin : job.end]), table)
+        if job.nodes <= 0 or job.levels <= 0:
+            continue
+        if merging is not None:
+            size = merge_sources(sources, merge, job.nodes, job.levels)
+            write_tree(merge.tree, size, drafted[index])
+        if weights is not None:
+            size = grow(sources, workspace, job.nodes, job.levels, weights, request)
+            write_tree(workspace.tree, size, drafted[index])
+        if size < 0:
+            return -1 - size
+        job.size = size

@@ -1,0 +1,282 @@
+"""Count the pointers of a node by the token that follows and by source.
+
+Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens);
+weak matches (`weak_matches`) are counted apart. A node with the pointers
+
+    position == shard     match   token                           source
+           3    REQUEST       2       7    position < prompt      prompt
+           9    REQUEST       2       8                           output
+          40    0             5       8                           store
+
+has two tokens:
+
+    tokens[0] == token 7   by_band[prompt, band of 2]: 1    longest (2, 0, 0)   nearest 3
+    tokens[1] == token 8   by_band[output, band of 2]: 1    longest (0, 2, 5)   nearest 9
+                           by_band[store, band of 5]: 1
+    node      == the sums of both                           longest (2, 2, 5)   tokens (1, 1, 1)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.origin import Origin
+from paceline.datastore.rows import ShardRow
+from paceline.drafters.sssd.pointers import REQUEST, SKIPPED, Pointer
+from paceline.drafters.sssd.pool import PointerRange, Pool
+from paceline.drafters.sssd.settings import (
+    BAND_STARTS,
+    LONGEST,
+    MANY_TOKENS,
+    MAX_DISTANCE,
+    MAX_TOKENS,
+)
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
+
+COUNTED_TEXTS = ("prompt", "output", "store")  # sources, as in calibration files
+PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
+ORIGINS = np.array([Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE], dtype=np.int8)  # by source
+_CACHED = np.int8(Origin.POOL)
+BANDS = len(BAND_STARTS)
+# Band by length of match; a match of no tokens counts in the first band.
+_BAND_OF = np.searchsorted(BAND_STARTS, np.arange(LONGEST + 1), side="right") - 1
+_BAND_OF = np.maximum(_BAND_OF, 0).astype(np.int64)
+_SLOTS = 512  # of the hash table over tokens; a power of two above MAX_TOKENS
+
+Int32 = Annotated[int, np.int32]
+BySource = Annotated[NDArray[np.int32], np.int32, len(COUNTED_TEXTS)]
+BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BANDS)]
+
+
+class TokenCounts:
+    """Count the pointers of a node to one token.
+
+    Attributes:
+        token: The token.
+        by_band: Pointers that match, by source and band.
+        longest: Length of the longest match by source; 0 if the source does not offer the token.
+        cached: Length of the longest match in a shard without a file, which holds recent answers.
+        pointers: Pointers of all kinds.
+        skips: Pointers that skip the newest token.
+        votes: Votes of positions in the same relation.
+        hinted: Source of the latest weak match.
+        nearest: Latest position in the request after a match, or -1.
+        off: Tokens between the copied text and the closest position in the request; at most
+            MAX_DISTANCE.
+    """
+
+    token: int
+    by_band: BySourceAndBand
+    longest: BySource
+    cached: Int32
+    pointers: Int32
+    skips: Int32
+    votes: Int32
+    hinted: Int32
+    nearest: int
+    off: int
+
+
+class NodeCounts:
+    """Count all pointers of a node.
+
+    Attributes:
+        by_band: Pointers that match, by source and band.
+        longest: Length of the longest match by source.
+        tokens: Number of different tokens by source.
+        skips: Pointers that skip the newest token.
+        matches: Pointers that match.
+    """
+
+    by_band: BySourceAndBand
+    longest: BySource
+    tokens: BySource
+    skips: Int32
+    matches: Int32
+
+
+TOKEN_COUNTS, NODE_COUNTS = record_dtype(TokenCounts), record_dtype(NodeCounts)
+
+
+class SuccessorCounts(NamedTuple):
+    """Hold the counts of the tokens that may follow a node.
+
+    Attributes:
+        tokens: [MAX_TOKENS] in the order of their first pointers.
+        node: [1] all of them together.
+        slots: [_SLOTS] hash table of indices of `tokens`; -1 is empty.
+    """
+
+    tokens: Records[TokenCounts]
+    node: Records[NodeCounts]
+    slots: NDArray[np.int16]
+
+
+@compiled
+def new_counts() -> SuccessorCounts:
+    """Return scratch arrays for one node at a time."""
+    tokens, node = np.empty(MAX_TOKENS, dtype=TOKEN_COUNTS), np.empty(1, dtype=NODE_COUNTS)
+    return SuccessorCounts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
+
+
+@kernel
+def count_tokens(
+    table: Records[ShardRow],
+    pool: Pool,
+    pointers: PointerRange,
+    prompt_length: int,
+    copy_position: int,
+    counts: SuccessorCounts,
+) -> int:
+    """Count the pointers of a node by the token that follows.
+
+    Args:
+        table: Shards of the datastore.
+        pool: Pointers of the tree.
+        pointers: Pointers of the node.
+        prompt_length: Length of the prompt.
+        copy_position: Request position where the text that is being copied continues.
+        counts: Counts to fill.
+    Returns:
+        The number of different tokens.
+    """
+    node = counts.node[0]
+    counts.slots[:], node.by_band[:], node.longest[:], node.tokens[:] = -1, 0, 0, 0
+    node.skips, node.matches = 0, 0
+    num_tokens = 0
+    for index in range(pointers.begin, pointers.end):
+        pointer = pool.pointers[index]
+        if pointer.token < 0:
+            continue
+        which, num_tokens = _find(counts, pointer.token, num_tokens)
+        if which < 0:
+            continue
+        source = (
+            STORE
+            if pointer.shard != REQUEST
+            else OUTPUT
+            if pointer.position >= prompt_length
+            else PROMPT
+        )
+        _count(table, pointer, source, copy_position, counts, which)
+    return num_tokens
+
+
+@kernel
+def _count(
+    table: Records[ShardRow],
+    pointer: Pointer,
+    source: int,
+    copy_position: int,
+    counts: SuccessorCounts,
+    which: int,
+) -> None:
+    """Count one pointer for its token and for the node."""
+    token, node, match = counts.tokens[which], counts.node[0], pointer.match
+    token.pointers += 1
+    if match < 0:
+        token.hinted = source
+    if match == SKIPPED:
+        token.skips += 1
+        node.skips += 1
+    elif match < 0:
+        token.votes -= match
+    else:
+        band = _BAND_OF[match]
+        node.matches += 1
+        token.by_band[source, band] += 1
+        node.by_band[source, band] += 1
+        node.tokens[source] += token.longest[source] == 0
+        token.longest[source] = max(token.longest[source], match)
+        node.longest[source] = max(node.longest[source], match)
+        if source != STORE:
+            token.nearest = max(token.nearest, pointer.position)
+            token.off = min(token.off, abs(pointer.position - copy_position))
+        elif table[pointer.shard].pages == 0:
+            token.cached = max(token.cached, match)
+
+
+@kernel
+def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, int]:
+    """Return the index of a token and the number of tokens; -1 if the table is full."""
+    slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
+    while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
+        slot = (slot + 1) & (_SLOTS - 1)
+    which = int(counts.slots[slot])
+    if which >= 0 or num_tokens == MAX_TOKENS:
+        return which, num_tokens
+    counts.slots[slot] = num_tokens
+    new = counts.tokens[num_tokens]
+    new.token, new.nearest, new.off = token, -1, MAX_DISTANCE
+    new.pointers, new.skips, new.votes = 0, 0, 0
+    new.by_band[:], new.longest[:], new.cached = 0, 0, 0
+    return num_tokens, num_tokens + 1
+
+
+@kernel
+def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
+    """Return whether a token can be skipped without scoring.
+
+    It is one of many tokens, was seen once, and its match is shorter than the longest by two
+    tokens or more.
+    """
+    token, node = counts.tokens[which], counts.node[0]
+    if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:
+        return False
+    longest = max(node.longest[PROMPT], node.longest[OUTPUT], node.longest[STORE])
+    return bool(
+        max(token.longest[PROMPT], token.longest[OUTPUT], token.longest[STORE]) + 1 < longest
+    )
+
+
+@kernel
+def origin_of(counts: SuccessorCounts, which: int) -> Any:
+    """Return the origin of a token: the source with the longest match.
+
+    Among several sources with this length, the source with the most matches wins.
+    """
+    token = counts.tokens[which]
+    best, longest, max_matches = token.hinted, 0, 0
+    for source in range(len(COUNTED_TEXTS)):
+        match = token.longest[source]
+        if match > 0 and match >= longest:
+            matches = token.by_band[source, _BAND_OF[match]]
+            if match > longest or matches > max_matches:
+                best, longest, max_matches = source, match, matches
+    if best == STORE and token.cached == longest > 0:
+        return _CACHED
+    return ORIGINS[best]
+
+
+@kernel
+def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
+    """Return the token with the longest, latest match in the request as index, or -1."""
+    best, longest = -1, 0
+    for which in range(num_tokens):
+        token = counts.tokens[which]
+        match = max(token.longest[PROMPT], token.longest[OUTPUT])
+        if match > longest or (
+            match == longest > 0 and token.nearest > counts.tokens[best].nearest
+        ):
+            best, longest = which, match
+    return best
+
+
+@kernel
+def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
+    """Return the token with the longest match in the datastore as index, or -1.
+
+    Ties go to the most frequent token.
+    """
+    best, longest, max_matches = -1, 0, 0
+    for which in range(num_tokens):
+        token = counts.tokens[which]
+        match, matches = token.longest[STORE], 0
+        for band in range(BANDS):
+            matches += token.by_band[STORE, band]
+        if match > longest or (match == longest > 0 and matches > max_matches):
+            best, longest, max_matches = which, match, matches
+    return best

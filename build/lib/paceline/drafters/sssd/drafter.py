@@ -1,0 +1,219 @@
+"""SSSD: draft from the request and a datastore, as one tree by probability.
+
+Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` uses its sources
+and fixed weights. `fusion=calibrated` predicts the probability of each token from the match
+statistics of both sources (`features`), and searches recent answers of the engine too.
+
+- `request_index`: earlier positions of the newest tokens in the request.
+- `request_matches`, `store_matches`, `weak_matches`: match pointers of a node, in a `pool`.
+- `counting`: match statistics by token.
+- `features`, `network`: inputs of a small network, and its probability.
+- `search`: the tree, best first. `paper`: the tree of `fusion=paper`.
+- `batch`: all requests of a step. `answer_memory`: recent answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.drafter import Drafter
+from paceline.core.node_rule import NodeRule
+from paceline.core.request import Request
+from paceline.core.settings import WITH_BUDGET
+from paceline.core.tree import DraftTree, IntArray
+from paceline.datastore.store import Snapshot
+from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees
+from paceline.drafters.sssd.answer_memory import AnswerMemory
+from paceline.drafters.sssd.batch import JOB, draft_batch
+from paceline.drafters.sssd.calibration import load_weights
+from paceline.drafters.sssd.options import SssdOptions
+from paceline.drafters.sssd.request_index import RequestIndex
+from paceline.drafters.sssd.settings import (
+    BATCH_NODES,
+    JOINT,
+    MAX_NODES,
+    REQUESTS_PER_THREAD,
+    TREE_NODES,
+)
+from paceline.util.machine import usable_cores
+from paceline.util.threads import Threads
+
+
+class Sssd(Drafter):
+    """Draft from the request, recent answers and a datastore; lossless.
+
+    All cores search a batch in one compiled call.
+    """
+
+    name = "sssd"
+    keeps_tokens = True
+    Options = SssdOptions
+
+    def __init__(self, options: SssdOptions) -> None:
+        from paceline import datastore
+
+        self._options = options
+        self.budget = options.budget
+        if options.max_nodes is None:
+            # Section 3.2 of the paper: the size of the batch sets the size of the trees.
+            self.node_rule = (
+                WITH_BUDGET if options.budget else NodeRule(TREE_NODES, batch_nodes=BATCH_NODES)
+            )
+        self._weights = load_weights()
+        self._store = None if options.datastore is None else datastore.open(options.datastore)
+        if self._store is not None:
+            self.ids_below = self._store.vocab_size
+        self._limit = 0  # vocabulary size of the target, if the store's is larger
+        self._memory = AnswerMemory(options.memory_tokens) if options.memory_tokens else None
+        self._learning = self._store if options.update_datastore else self._memory
+        self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
+        self._index: dict[int, RequestIndex] = {}
+        # Append once, so that the code is compiled before a request waits for it.
+        RequestIndex().append([])
+        self._workers = usable_cores()
+        self._threads = Threads(max(1, self._workers - 1), "paceline sssd")
+
+    @classmethod
+    def build(cls, options: SssdOptions) -> Sssd:
+        """Build the drafter from its options.
+
+        Raises:
+            DatastoreError: The datastore cannot be read.
+        """
+        return cls(options)
+
+    def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
+        """Restrict proposals to ids of the target."""
+        if vocab_size < self.ids_below:
+            self._limit = min(vocab_size, self._limit or vocab_size)
+            self._snapshot = Snapshot(self._snapshot.path, ())
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Reject a datastore that was made with a different tokenizer."""
+        if self._store is not None:
+            self._store.check_tokenizer(tokenizer)
+
+    def start(self, request: Request) -> None:
+        """Open an empty index; the first proposal indexes the prompt."""
+        self._index[request.id] = RequestIndex(request.prompt_length)
+        if self._store is not None:
+            self._store.refresh()
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft one tree per request.
+
+        Raises:
+            DatastoreError: A shard of the datastore is damaged; the shard is named.
+        """
+        return self.retrieve(requests, max_nodes).draft_trees() if requests else []
+
+    def retrieve(self, requests: Sequence[Request], max_nodes: list[int]) -> ArrayTrees:
+        """Run `propose` for at least one request, and return the trees as arrays."""
+        batch = _SearchBatch(self._options.max_nodes or MAX_NODES)
+        for request, limit in zip(requests, max_nodes, strict=True):
+            batch.add(request, self._index[request.id], limit)
+        if self._learning is not None:
+            outputs = batch.outputs
+            if self._learning is self._store:
+                outputs = {
+                    output: stored
+                    for output, new in outputs.items()
+                    if (stored := self._storable(new))
+                }
+            self._learning.follow(outputs)
+        snapshot = self._searchable()  # kept alive until its shards have been checked
+        fusion = (None, True) if self._options.fusion == "paper" else (self._weights, None)
+        for result in self._searched(len(requests), *fusion, *batch.arguments(snapshot.table)):
+            snapshot.check(result)
+        return batch.trees()
+
+    def stop(self, request: Request) -> None:
+        """Drop the index; store the answer, joined to the end of the prompt."""
+        if (
+            self._index.pop(request.id, None) is not None
+            and self._learning is not None
+            and request.output_ids
+        ):
+            self._learning.unfollow(request.id)
+            self._learning.append(
+                self._storable(request.token_ids[max(0, request.prompt_length - JOINT) :])
+            )
+
+    def _storable(self, token_ids: list[int]) -> list[int]:
+        """Return tokens up to the first id that the datastore does not have."""
+        if (
+            self._store is None
+            or self._learning is not self._store
+            or max(token_ids, default=0) < self._store.vocab_size
+        ):
+            return token_ids
+        end = next(index for index, token in enumerate(token_ids) if token >= self.ids_below)
+        return token_ids[:end]
+
+    def _searchable(self) -> Snapshot:
+        """Return the datastore and the cached answers as they are now."""
+        stored = () if self._store is None else self._store.snapshot.shards
+        shards = stored + (() if self._memory is None else self._memory.shards)
+        if shards != self._snapshot.shards:
+            self._snapshot = Snapshot(self._snapshot.path, shards, self._limit)
+        return self._snapshot
+
+    def _searched(self, count: int, *arguments: Any) -> list[int]:
+        """Search a batch with this thread and further ones, by the size of the batch."""
+        helpers = min(self._workers, count // REQUESTS_PER_THREAD) - 1
+        others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
+        return [draft_batch(*arguments), *(other.result() for other in others)]
+
+
+class _SearchBatch:
+    """Gather the arrays of one compiled call.
+
+    Args:
+        max_tree: Maximum number of nodes in a tree.
+    Attributes:
+        outputs: New output tokens by request id; the first ones follow the prompt's end.
+    """
+
+    def __init__(self, max_tree: int) -> None:
+        self._max_tree = max_tree
+        self._new_tokens: list[int] = []
+        self._jobs: list[tuple[int, ...]] = []
+        self._sizes: IntArray = np.zeros(0, dtype=np.int64)
+        self._drafted: NDArray[np.void] = np.empty((0, 1), dtype=DRAFT_NODE)
+        self.outputs: dict[int, list[int]] = {}
+
+    def add(self, request: Request, index: RequestIndex, limit: int) -> None:
+        """Add a request whose tree may have `limit` nodes."""
+        token_ids, known, begin = request.token_ids, len(index), len(self._new_tokens)
+        length, prompt_length = len(token_ids), request.prompt_length
+        new = token_ids[known:]
+        if length > prompt_length:
+            joint = max(0, prompt_length - JOINT)
+            output = new if known > prompt_length else token_ids[joint:]
+            if output:
+                self.outputs[request.id] = output
+        index.reserve(length)
+        self._new_tokens += new
+        nodes, levels = min(limit, self._max_tree), request.max_length - length - 1
+        self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
+
+    def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
+        """Return the arguments of `draft_batch` after those of the fusion."""
+        jobs: NDArray[np.void] = np.array(self._jobs, dtype=JOB)
+        max_nodes = max(1, *(nodes for _, _, _, nodes, _, _ in self._jobs))
+        self._drafted = np.empty((len(jobs), max_nodes), dtype=DRAFT_NODE)
+        self._sizes = jobs["size"]
+        new_tokens = np.array(self._new_tokens, dtype=np.int64)
+        return jobs, new_tokens, table, self._drafted, np.zeros(1, dtype=np.int64)
+
+    def trees(self) -> ArrayTrees:
+        """Return the drafted trees."""
+        rows, width = self._drafted.shape
+        begins = range(0, rows * width, width)
+        ends = [begin + size for begin, size in zip(begins, self._sizes.tolist(), strict=True)]
+        return ArrayTrees(self._drafted.reshape(-1), begins, ends)

@@ -1,0 +1,194 @@
+"""Describe each candidate token by the 36 inputs of a small network.
+
+The fields up to `skips` belong to the token; the others belong to its node and are shared by all
+its tokens. Counts and lengths enter as log(1 + n), shares as log odds. In the example of
+`counting`, 7 was found once in the prompt. 8 was found once in the output and once, after 5 tokens,
+in the datastore.
+
+    token 8          == prompt   output   store        node     == prompt   output   store
+    longest_of_token == 0        log 3    log 6        longest  == log 3    log 3    log 6
+    top_share        == 0        4.6      4.6          tokens   == log 2    log 2    log 2
+    count            == 0        log 2    log 2        pointers == log 2    log 2    log 2
+
+4.6 is the log odds of a share of 1, computed from 1.01 and 0.01.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.drafters.sssd.counting import BANDS, COUNTED_TEXTS, SuccessorCounts
+from paceline.drafters.sssd.request_index import RequestState
+from paceline.drafters.sssd.settings import ESCAPE, HIDDEN, NEVER, SHARE_FLOOR
+from paceline.util.compiled import kernel, record_dtype
+
+Number = Annotated[Any, np.float32]
+# of the prompt, the own output, the datastore
+OfSources = Annotated[NDArray[np.float32], np.float32, len(COUNTED_TEXTS)]
+
+
+class Inputs:
+    """List the inputs of the network in the order of its weights.
+
+    The names are part of calibration.json. Vectors have one value per source.
+
+    Attributes:
+        blend: Share of the token, blended over match lengths as in PPM; log odds, 0 if the source
+            does not offer it.
+        top_share: Share of the token among the longest matches of the node; log odds, 0 if the
+            source does not offer it.
+        longest_of_token: Longest match that the token follows; log(1 + tokens).
+        count: Matching pointers to the token; log(1 + n).
+        latest_of_longest: 1 for the guess of the request, which follows its longest match.
+        age: Tokens since the latest position after a match in the request; log(1 + n), or NEVER.
+        seen: Tokens since its latest position anywhere in the request; log(1 + n), or NEVER.
+        off_line: Tokens between the copied text and the token's position; log(1 + n).
+        vote_share: Votes of positions in the same relation over the matching pointers of the node.
+        skip_share: Share of the pointers that skip the newest token; log odds.
+        skips: Pointers to the token that skip the newest token; log(1 + n).
+        top_pointers: Pointers of the node in the band of its longest matches; log(1 + n).
+        pointers: Matching pointers of the node; log(1 + n).
+        longest: Longest match of the node; log(1 + tokens).
+        tokens: Different tokens that follow the node; log(1 + n).
+        depth: Depth of the node; log(1 + n).
+        recently_accepted: Running mean of the accepted draft tokens per step; log(1 + n).
+        request_hits: Running mean of the acceptance rate of the request's best token.
+        store_hits: Running mean of the acceptance rate of the datastore's best token.
+        chance_of_parent: Log of the confidence of the node.
+    """
+
+    blend: OfSources
+    top_share: OfSources
+    longest_of_token: OfSources
+    count: OfSources
+    latest_of_longest: Number
+    age: Number
+    seen: Number
+    off_line: Number
+    vote_share: Number
+    skip_share: Number
+    skips: Number
+    top_pointers: OfSources
+    pointers: OfSources
+    longest: OfSources
+    tokens: OfSources
+    depth: Number
+    recently_accepted: Number
+    request_hits: Number
+    store_hits: Number
+    chance_of_parent: Number
+
+
+INPUTS = record_dtype(Inputs)
+TOKEN_INPUTS: int = INPUTS.fields["top_pointers"][1] // 4  # inputs from here on belong to the node
+
+
+def _names() -> Iterator[str]:
+    """Yield the names of the inputs as in calibration files."""
+    for name, (kind, _) in INPUTS.fields.items():
+        words = name.replace("_", " ")
+        yield from (f"{source} {words}" for source in COUNTED_TEXTS) if kind.shape else (words,)
+
+
+FEATURES = tuple(_names())
+WEIGHTS = (len(FEATURES) + 2) * HIDDEN + 1  # both layers with their biases
+_MAX_LOG = 1023  # larger counts enter as this one
+_LOGS = np.log1p(np.arange(_MAX_LOG + 1)).astype(np.float32)
+_ESCAPE, _FLOOR = np.float32(ESCAPE), np.float32(SHARE_FLOOR)
+_NOTHING = math.log(SHARE_FLOOR / (1 + SHARE_FLOOR))  # log odds of no share
+
+
+@kernel
+def describe_node(
+    inputs: Inputs,
+    counts: SuccessorCounts,
+    depth: int,
+    parent_confidence: float,
+    request: RequestState,
+) -> None:
+    """Fill the inputs that all tokens of a node share."""
+    node = counts.node[0]
+    for source in range(len(COUNTED_TEXTS)):
+        total, top = 0, 0
+        for band in range(BANDS):
+            total += node.by_band[source, band]
+            top = node.by_band[source, band] if node.by_band[source, band] > 0 else top
+        inputs.pointers[source], inputs.top_pointers[source] = (
+            _LOGS[min(total, _MAX_LOG)],
+            _LOGS[min(top, _MAX_LOG)],
+        )
+        inputs.longest[source], inputs.tokens[source] = (
+            _LOGS[node.longest[source]],
+            _LOGS[node.tokens[source]],
+        )
+    inputs.depth = _LOGS[min(depth, _MAX_LOG)]
+    inputs.recently_accepted = math.log1p(request.accepted)
+    inputs.request_hits, inputs.store_hits = request.request_hits, request.store_hits
+    inputs.chance_of_parent = math.log(parent_confidence)
+
+
+@kernel
+def describe_token(
+    inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int
+) -> None:
+    """Fill the inputs that belong to a token.
+
+    Args:
+        inputs: Inputs to fill.
+        counts: Counts of the node.
+        which: Index of the token.
+        best: Index of the request's best candidate.
+        end: Text position after the node.
+        seen: Latest position of the token in the request, or -1.
+    """
+    token, node = counts.tokens[which], counts.node[0]
+    for source in range(len(COUNTED_TEXTS)):
+        longest = token.longest[source]
+        inputs.longest_of_token[source] = _LOGS[longest]
+        if longest == 0:
+            inputs.blend[source], inputs.top_share[source], inputs.count[source] = 0.0, 0.0, 0.0
+            continue
+        blend, share, count = _blend(node.by_band[source], token.by_band[source])
+        inputs.blend[source] = math.log((blend + _FLOOR) / (1 - blend + _FLOOR))
+        inputs.top_share[source] = (
+            math.log((share + _FLOOR) / (1 - share + _FLOOR)) if share > 0 else _NOTHING
+        )
+        inputs.count[source] = _LOGS[min(count, _MAX_LOG)]
+    inputs.latest_of_longest = 1.0 if which == best else 0.0
+    inputs.age = NEVER if token.nearest < 0 else math.log1p(float(max(0, end - token.nearest)))
+    inputs.seen = NEVER if seen < 0 else math.log1p(float(max(0, end - seen)))
+    inputs.off_line = _LOGS[token.off]
+    inputs.vote_share = token.votes / np.float32(max(1, node.matches))
+    skipped = token.skips / np.float32(max(1, node.skips))
+    inputs.skip_share = (
+        math.log((skipped + _FLOOR) / (1 - skipped + _FLOOR)) if skipped > 0 else _NOTHING
+    )
+    inputs.skips = _LOGS[min(token.skips, _MAX_LOG)]
+
+
+@kernel
+def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
+    """Estimate the probability of a token from one source by blending (as in PPM).
+
+    Shares of nested match lengths are each blended with the share below.
+
+    Returns:
+        The blend, the share among the longest matches, and the number of pointers to the token.
+    """
+    all_above, token_above = 0, 0
+    for band in range(BANDS):
+        all_above += node[band]
+        token_above += token[band]
+    seen, blend, all_top, token_top = token_above, np.float32(0.0), 1, 0
+    for band in range(BANDS):
+        if node[band] > 0:
+            blend = (token_above + _ESCAPE * blend) / (np.float32(all_above) + _ESCAPE)
+            all_top, token_top = all_above, token_above
+            all_above -= node[band]
+            token_above -= token[band]
+    return float(blend), float(np.float32(token_top) / np.float32(all_top)), int(seen)

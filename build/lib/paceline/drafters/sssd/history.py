@@ -1,0 +1,31 @@
+"""Track acceptance and source accuracy of one request."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.drafters.sssd.request_index import RequestState
+from paceline.drafters.sssd.settings import INITIAL_ACCEPTED, INITIAL_HITS, MEAN_RATE
+from paceline.util.compiled import kernel
+
+_NO_COPY = -(1 << 30)  # as copy_position: below 0 whatever the length of the output
+
+
+@kernel
+def note_step(request: RequestState, new_tokens: NDArray[np.int64]) -> None:
+    """Record the result of the last step: accepted tokens, and which source was right."""
+    if not request.started:
+        request.accepted = INITIAL_ACCEPTED
+        request.request_hits = request.store_hits = INITIAL_HITS
+        request.started, request.copy_position = 1, _NO_COPY
+    elif new_tokens.size > 0:
+        request.accepted += MEAN_RATE * (new_tokens.size - 1 - request.accepted)
+        if request.request_guess >= 0:
+            hit = 1.0 if request.request_guess == new_tokens[0] else 0.0
+            request.request_hits += MEAN_RATE * (hit - request.request_hits)
+        if request.store_guess >= 0:
+            hit = 1.0 if request.store_guess == new_tokens[0] else 0.0
+            request.store_hits += MEAN_RATE * (hit - request.store_hits)
+    request.copy_position += new_tokens.size
+    request.request_guess, request.store_guess = -1, -1

@@ -1,0 +1,123 @@
+"""Score a token with the small network of `fusion=calibrated`.
+
+    inputs of the token [19] and of the node [17] -> first layer -> 16 ReLU units -> second layer
+    -> logistic unit
+
+The node's part of the first layer is computed once for all its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.drafters.sssd.counting import STORE, SuccessorCounts
+from paceline.drafters.sssd.features import (
+    FEATURES,
+    INPUTS,
+    TOKEN_INPUTS,
+    Inputs,
+    describe_token,
+)
+from paceline.drafters.sssd.settings import HIDDEN, LONGEST
+from paceline.util.compiled import Records, compiled, kernel
+
+
+class Network(NamedTuple):
+    """Hold the values in the network for one token.
+
+    Attributes:
+        inputs: [1] inputs by name.
+        columns: [len(FEATURES)] the same memory as numbers.
+        node_units: [HIDDEN] first layer with the inputs of the node only.
+        units: [HIDDEN] first layer with all inputs.
+        alike: [LONGEST + 1] confidence of tokens that the datastore has once, by match length (0
+            after a skipped token); -1 is not computed yet.
+    """
+
+    inputs: Records[Inputs]
+    columns: NDArray[np.float32]
+    node_units: NDArray[np.float32]
+    units: NDArray[np.float32]
+    alike: NDArray[np.float64]
+
+
+@compiled
+def new_network() -> Network:
+    """Return scratch arrays for one node at a time."""
+    columns = np.empty(len(FEATURES), dtype=np.float32)
+    units = np.empty(HIDDEN, dtype=np.float32)
+    return Network(
+        columns.view(INPUTS),
+        columns,
+        np.empty(HIDDEN, dtype=np.float32),
+        units,
+        np.empty(LONGEST + 1),
+    )
+
+
+@kernel
+def begin_node(network: Network, weights: NDArray[np.float32]) -> None:
+    """Compute the part of the first layer that the tokens of a node share.
+
+    `describe_node` must have been called before.
+
+    Args:
+        network: Values of the network.
+        weights: [WEIGHTS], the first layer input by input.
+    """
+    columns, node_units = network.columns, network.node_units
+    network.alike[:] = -1.0
+    for unit in range(HIDDEN):
+        node_units[unit] = weights[columns.size * HIDDEN + unit]
+    for index in range(TOKEN_INPUTS, columns.size):
+        value = columns[index]
+        for unit in range(HIDDEN):
+            node_units[unit] += value * weights[index * HIDDEN + unit]
+
+
+@kernel
+def confidence_of(
+    network: Network,
+    counts: SuccessorCounts,
+    which: int,
+    best: int,
+    end: int,
+    seen: int,
+    weights: NDArray[np.float32],
+) -> float:
+    """Return the confidence of one token; `begin_node` must have been called before.
+
+    Tokens that are not in the request and that the datastore has once have the same inputs if their
+    match length is the same, so their confidence is computed once.
+    """
+    token = counts.tokens[which]
+    match = token.longest[STORE]
+    single = token.pointers == 1 and seen < 0 and token.nearest < 0 and token.votes == 0
+    if single and network.alike[match] >= 0:
+        return float(network.alike[match])
+    describe_token(network.inputs[0], counts, which, best, end, seen)
+    confidence = _run(network, weights)
+    if single:
+        network.alike[match] = confidence
+    return confidence
+
+
+@kernel
+def _run(network: Network, weights: NDArray[np.float32]) -> float:
+    """Run the network: one layer of ReLU units, then a logistic unit."""
+    columns, units = network.columns, network.units
+    for unit in range(HIDDEN):
+        units[unit] = network.node_units[unit]
+    for index in range(TOKEN_INPUTS):
+        value = columns[index]
+        for unit in range(HIDDEN):
+            units[unit] += value * weights[index * HIDDEN + unit]
+    second = (columns.size + 1) * HIDDEN
+    total = weights[second + HIDDEN]
+    for unit in range(HIDDEN):
+        total += max(units[unit], np.float32(0.0)) * weights[second + unit]
+    return 1.0 / (1.0 + math.exp(-total))

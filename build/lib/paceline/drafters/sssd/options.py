@@ -1,0 +1,70 @@
+"""Options of the `sssd` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline import demo
+from paceline.drafters.sssd.settings import CACHE_TOKENS, MAX_CACHE_TOKENS, MAX_NODES
+from paceline.errors import ConfigError
+from paceline.util.config import require_range
+
+FUSIONS = ("calibrated", "paper")
+
+
+@dataclass(frozen=True, slots=True)
+class SssdOptions:
+    """Options of `sssd`.
+
+    Attributes:
+        datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
+            default the drafter searches only the request and earlier answers.
+        fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, "paper" uses
+            the paper's fixed weights. Default "calibrated".
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. By default 48 with the
+            budget. Without the budget, it is 7, or 24 for the whole batch in larger batches.
+        budget: The engine verifies only the nodes that are expected to save time; default true.
+        answer_cache_tokens: Number of tokens from recent and unfinished answers to search in
+            memory. From 0 (disabled) to 1048576. Default 262144; 0 with `fusion=paper` or
+            `update_datastore`.
+        update_datastore: Append finished answers to the datastore; default false.
+    """
+
+    datastore: str | None = None
+    fusion: str = "calibrated"
+    max_nodes: int | None = None
+    budget: bool = True
+    answer_cache_tokens: int | None = None
+    update_datastore: bool = False
+
+    def __post_init__(self) -> None:
+        tokens = self.answer_cache_tokens
+        if self.max_nodes is not None:
+            require_range("sssd", "max_nodes", self.max_nodes, 1, MAX_NODES)
+        if tokens is not None:
+            require_range("sssd", "answer_cache_tokens", tokens, 0, MAX_CACHE_TOKENS)
+        if self.fusion not in FUSIONS:
+            raise ConfigError(
+                f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}."
+            )
+        if self.update_datastore and tokens is not None:
+            raise ConfigError(
+                f"sssd: got update_datastore=true and answer_cache_tokens={tokens}. The datastore"
+                " caches answers under its own limits. Leave one of the two out."
+            )
+        if self.update_datastore and self.datastore is None:
+            raise ConfigError(
+                "sssd: got update_datastore=true without a datastore. Add datastore=PATH."
+            )
+        if self.update_datastore and self.datastore == demo.NAME:
+            raise ConfigError(
+                f"sssd: got update_datastore=true, but datastore={demo.NAME} is part of the package"
+                " and only read. Build your own (paceline datastore build) and pass its folder."
+            )
+
+    @property
+    def memory_tokens(self) -> int:
+        """Maximum number of answer tokens that are cached in memory; 0 disables the cache."""
+        if self.answer_cache_tokens is not None:
+            return self.answer_cache_tokens
+        return 0 if self.update_datastore or self.fusion == "paper" else CACHE_TOKENS

@@ -1,0 +1,276 @@
+"""Merge sources with fixed weights (Marzollo et al. 2024, algorithm 1).
+
+The weights are those of the public code. One tree of counts comes from the datastore: suffixes of
+up to 4 tokens, at most 100 entries each, no shorter suffix once 50 continuations are known. One
+tree per match length m of 1 to 4 comes from the request. A child of the request has 0.6 times its
+share at first, and 0.6 + 0.1 m times share and parent below. A child of the datastore has its share
+times its parent. One heap merges them; a token of two sources keeps the larger value. As in the
+public code, output is searched once a whole window of 8 tokens is known.
+
+After 1 2, with "1 2 3" twice and "1 2 4" once in the request, and "1 2 4" in 9 of 10 matches in the
+datastore:
+
+    waiting == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
+    taken   == 4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share), then 3 again: known
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.drafters.sssd.counting import ORIGINS, OUTPUT, PROMPT, STORE
+from paceline.drafters.sssd.paper_settings import (
+    BORDER,
+    BRANCH_LENGTHS,
+    CHAIN_OF_MATCH,
+    DAMPENING,
+    DAMPENING_PER_MATCH,
+    DEPTH_BONUS,
+    ENOUGH_CONTINUATIONS,
+    MAX_BRANCH,
+    MAX_LINKS,
+    PREFIX,
+    REQUEST_SCALE,
+    SHORT_TREE,
+    STORE_ENTRIES,
+    WINDOW,
+)
+from paceline.drafters.sssd.pointers import REQUEST
+from paceline.drafters.sssd.pool import (
+    PointerRange,
+    Pool,
+    Sources,
+    copy_newest,
+    new_pool,
+    put,
+    query_of,
+)
+from paceline.drafters.sssd.request_index import RequestText, occurrences
+from paceline.drafters.sssd.request_matches import advance
+from paceline.drafters.sssd.settings import LONGEST
+from paceline.drafters.sssd.store_matches import SuffixMatches, look_up, sample
+from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
+
+
+class Candidate:
+    """Describe a token of one source that waits to enter the tree.
+
+    Attributes:
+        token: The token.
+        parent: Node of the tree; 0 for the root.
+        depth: Depth of the token.
+        begin: First pointer after which it was counted.
+        end: End of these pointers.
+        source: 0 for the datastore, m for matches of m tokens in the request.
+        path_confidence: Probability of the whole path.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    begin: int
+    end: int
+    source: int
+    path_confidence: float
+
+
+CANDIDATE = record_dtype(Candidate)
+
+
+class Merge(NamedTuple):
+    """Hold the scratch arrays for one tree after the other.
+
+    Attributes:
+        pool: Pointers of the tree.
+        waiting: [room] the heap, as a list.
+        tree: [1 + max_nodes].
+    """
+
+    pool: Pool
+    waiting: Records[Candidate]
+    tree: Records[TreeNode]
+
+
+@compiled
+def new_merge(max_nodes: int, shards: int) -> Merge:
+    """Return scratch arrays for trees of up to `max_nodes` nodes, one at a time."""
+    room = 4 * MAX_LINKS + PREFIX * STORE_ENTRIES
+    pool = new_pool(4 * room, MAX_LINKS, max_nodes + 1, shards)
+    return Merge(pool, np.empty(room, dtype=CANDIDATE), np.empty(1 + max_nodes, dtype=TREE_NODE))
+
+
+@kernel
+def branch_length(nodes: int) -> int:
+    """Return the maximum branch length from the datastore, by the size of the tree."""
+    if nodes <= SHORT_TREE:
+        return max(1, nodes - 1)
+    for max_nodes, length in BRANCH_LENGTHS:
+        if nodes <= max_nodes:
+            return length
+    return MAX_BRANCH
+
+
+@kernel
+def merge_sources(sources: Sources, merge: Merge, nodes: int, levels: int) -> int:
+    """Merge the sources into one tree.
+
+    Args:
+        sources: Request and datastore.
+        merge: Scratch arrays.
+        nodes: Maximum number of nodes.
+        levels: Maximum number of levels.
+    Returns:
+        The size of the tree, or -1 - the index of a damaged shard.
+    """
+    pool, tree, waiting = merge.pool, merge.tree, merge.waiting
+    used, count = _first_candidates(sources, merge)
+    if used < 0:
+        return used
+    size = 0
+    while size < nodes and count > 0:
+        best = highest(waiting, count)
+        taken = waiting[best]
+        token, source, depth = taken.token, taken.source, taken.depth
+        pointers = PointerRange(taken.begin, taken.end)
+        path = taken.path_confidence - DEPTH_BONUS * depth
+        before = size
+        node, size = _insert(tree, size, taken, path)
+        if size > before:
+            tree[node].origin = _origin(sources.text, pool, source, pointers, token)
+        count -= 1
+        waiting[best] = waiting[count]
+        longest = branch_length(nodes) if source == 0 else WINDOW - source
+        if depth >= min(longest, levels):
+            continue
+        above = node
+        for level in range(depth - 1, -1, -1):
+            pool.tail[LONGEST + level], above = tree[above].token, tree[above].parent
+        begin = used
+        used, shard = advance(
+            sources, pool, pointers, token, used, pointers.end - pointers.begin, depth
+        )
+        if used < 0:
+            return -1 - shard
+        factor = path if source == 0 else path * (DAMPENING + DAMPENING_PER_MATCH * source)
+        count = _push(merge, count, PointerRange(begin, used), source, node, factor)
+    return size
+
+
+@kernel
+def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
+    """Add the tokens that follow the newest tokens in each source.
+
+    Returns:
+        The number of pointers and of candidates; or (-1 - damaged shard, 0).
+    """
+    pool = merge.pool
+    context = copy_newest(sources.text, pool)
+    merge.tree[0].depth, merge.tree[0].path_confidence = 0, 1.0
+    used, count = 0, 0
+    for source in range(PREFIX + 1):
+        begin = used
+        used = (
+            _from_store(sources, pool, used, context)
+            if source == 0
+            else _from_request(sources.text, pool, used, context, source)
+        )
+        if used < 0:
+            return used, 0
+        factor = 1.0 if source == 0 else REQUEST_SCALE
+        count = _push(merge, count, PointerRange(begin, used), source, 0, factor)
+    return used, count
+
+
+@kernel
+def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
+    """Add pointers of all suffixes; return their number or -1 - damaged shard."""
+    table, begin, ranges = sources.table, used, pool.ranges[0]
+    for size in range(min(PREFIX, context), 0, -1):
+        query = query_of(pool, size, 0)
+        total, shard = look_up(table, pool.tail, query.begin, query.end, ranges)
+        if total > 0:  # the query is the suffix, so nothing before it is read
+            used, shard = sample(
+                table,
+                pool,
+                used,
+                query,
+                SuffixMatches(size, ranges, total),
+                LONGEST + 1,
+                STORE_ENTRIES,
+            )
+        if total < 0 or used < 0:
+            return -1 - shard
+        if used - begin >= ENOUGH_CONTINUATIONS:
+            break
+    return used
+
+
+@kernel
+def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: int) -> int:
+    """Add pointers after all earlier occurrences of the last `size` tokens."""
+    query, chain = query_of(pool, context, 0), CHAIN_OF_MATCH[size - 1]
+    matches = occurrences(text, chain, query, LONGEST + 1, pool.scratch, 0, MAX_LINKS)
+    for index in range(matches):
+        position = pool.scratch[index].position
+        first = position - size
+        if pool.scratch[index].match >= size and (
+            first + WINDOW <= text.length or first < text.prompt_length - BORDER
+        ):
+            used = put(pool, used, position, REQUEST, size, text.ids[position])
+    return used
+
+
+@kernel
+def _push(
+    merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
+) -> int:
+    """Add the tokens after some pointers to the heap; return its size."""
+    begin, end = pointers
+    waiting, first, total = merge.waiting, count, end - begin
+    depth = merge.tree[parent].depth + 1
+    for index in range(begin, end):
+        token = merge.pool.pointers[index].token
+        if token < 0:
+            continue
+        entry = first
+        while entry < count and waiting[entry].token != token:
+            entry += 1
+        if entry == count:
+            if count == len(waiting):
+                continue
+            new = waiting[entry]
+            new.token, new.parent, new.depth = token, parent, depth
+            new.begin, new.end, new.source = begin, end, source
+            new.path_confidence = DEPTH_BONUS * depth
+            count += 1
+        waiting[entry].path_confidence += factor / total
+    return count
+
+
+@kernel
+def _origin(text: RequestText, pool: Pool, source: int, pointers: PointerRange, token: int) -> Any:
+    """Return the origin of a candidate: the source of most of its positions."""
+    if source == 0:
+        return ORIGINS[STORE]
+    balance = 0
+    for index in range(pointers.begin, pointers.end):
+        if pool.pointers[index].token == token:
+            balance += 1 if pool.pointers[index].position >= text.prompt_length else -1
+    return ORIGINS[OUTPUT if balance > 0 else PROMPT]
+
+
+@kernel
+def _insert(tree: Records[TreeNode], size: int, taken: Candidate, path: float) -> tuple[int, int]:
+    """Return the tree node of a candidate, created if missing, and the size."""
+    for node in range(1, size + 1):
+        if tree[node].parent == taken.parent and tree[node].token == taken.token:
+            return node, size
+    size += 1
+    new = tree[size]
+    new.token, new.parent, new.depth = taken.token, taken.parent, taken.depth
+    new.path_confidence = path
+    new.confidence = min(1.0, path / tree[taken.parent].path_confidence)
+    return size, size

@@ -1,0 +1,55 @@
+"""Define match pointers: earlier occurrences of the newest tokens.
+
+The request is 5 1 2 7 4 1 2, so its newest tokens are "1 2". Shard 0 of the datastore has the text
+... 9 1 2 8 ... from position 37 on.
+
+    request == position:  0  1  2  3  4  5  6      shard 0 == position:  ...  37  38  39  40  ...
+               token:     5  1  2  7  4  1  2                 token:     ...   9   1   2   8  ...
+                                   ^ follows "1 2"                                         ^ follows
+
+    pointers of the root == position   shard     match   token
+                                   3   REQUEST       2       7
+                                  40   0             2       8
+
+A node 7 below the root has the first pointer, one token further (`request_matches.advance`):
+
+    pointers of the node 7 == position   shard     match   token
+                                     4   REQUEST       3       4
+"""
+
+from __future__ import annotations
+
+from paceline.util.compiled import record_dtype
+
+REQUEST = -1  # as shard: the request itself
+SKIPPED = -(1 << 20)  # as match: agrees up to the token before the newest one
+ENDS = -1  # as token: the text ends there
+UNREADABLE = -2  # as token: the page is damaged
+
+
+class Pointer:
+    """Describe one earlier occurrence and the token that follows there.
+
+    Attributes:
+        position: Position of the token that follows, in the request or in the text of the shard.
+        shard: Index of the shard in the datastore, or REQUEST.
+        match: Number of tokens before the position that agree with those up to the node. Below 0
+            for a weak match (`weak_matches`).
+        token: The token that follows, or ENDS.
+    """
+
+    position: int
+    shard: int
+    match: int
+    token: int
+
+
+class RankRange:
+    """Hold the ranks [low, high) of matching suffixes in a shard's suffix array."""
+
+    low: int
+    high: int
+
+
+POINTER = record_dtype(Pointer)
+RANK_RANGE = record_dtype(RankRange)

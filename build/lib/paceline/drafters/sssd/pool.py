@@ -1,0 +1,103 @@
+"""Hold the match pointers of all nodes of a tree, and the text to match.
+
+The pool has the pointers of one node after the other. Its tail holds the text to match: the newest
+tokens of the request, then the path to the node. With LONGEST = 32 and the request 5 1 2 7 4 1 2,
+at a node 7 4:
+
+    index == 0 ... 24   25  26  27  28  29  30  31   32  33
+    tail  == unused      5   1   2   7   4   1   2    7   4
+                       <------- context: 7 -------> < depth: 2 >
+
+The query of this node is tail[25:34], so its begin is 25 and its end is 34. The root looks up
+suffixes of its query, from long to short, in the request (`request_matches`) and in the datastore
+(`store_matches`). Any other node takes over the pointers of its parent that offer its token. If
+none are left, it looks up shorter suffixes of its query.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.rows import Query, ShardRow
+from paceline.drafters.sssd.pointers import POINTER, RANK_RANGE, Pointer
+from paceline.drafters.sssd.request_index import RequestText
+from paceline.drafters.sssd.settings import LONGEST, STORE_SIZES
+from paceline.util.compiled import Records, compiled, kernel
+
+
+class Sources(NamedTuple):
+    """Hold the texts that are searched.
+
+    Attributes:
+        text: The request.
+        table: [shards] shards of the datastore and of the recent answers.
+    """
+
+    text: RequestText
+    table: Records[ShardRow]
+
+
+class PointerRange(NamedTuple):
+    """Select the pointers [begin, end) of a pool."""
+
+    begin: int
+    end: int
+
+
+class Pool(NamedTuple):
+    """Hold the pointers of all nodes of one tree, with scratch arrays for the search.
+
+    Attributes:
+        pointers: [room].
+        scratch: [max_matches] pointers of one look-up.
+        ranges: [len(STORE_SIZES), shards] of RANK_RANGE, for the suffixes of one node.
+        totals: [len(STORE_SIZES)] matches per suffix in all shards.
+        tail: [LONGEST + depth] last LONGEST tokens of the request, then the path to a node.
+        votes: [LONGEST] scratch.
+    """
+
+    pointers: Records[Pointer]
+    scratch: Records[Pointer]
+    ranges: Any
+    totals: NDArray[np.int64]
+    tail: NDArray[np.int64]
+    votes: NDArray[np.int64]
+
+
+@compiled
+def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
+    """Return a pool for trees of up to `room` pointers and `depth` levels."""
+    return Pool(
+        np.empty(room, dtype=POINTER),
+        np.empty(max_matches, dtype=POINTER),
+        np.empty((len(STORE_SIZES), shards), dtype=RANK_RANGE),
+        np.empty(len(STORE_SIZES), dtype=np.int64),
+        np.empty(LONGEST + depth, dtype=np.int64),
+        np.empty(LONGEST, dtype=np.int64),
+    )
+
+
+@kernel
+def put(pool: Pool, count: int, position: int, shard: int, match: int, token: int) -> int:
+    """Append a pointer, for which there must be room; return the new count."""
+    pointer = pool.pointers[count]
+    pointer.position, pointer.shard, pointer.match, pointer.token = position, shard, match, token
+    return count + 1
+
+
+@kernel
+def copy_newest(text: RequestText, pool: Pool) -> int:
+    """Copy the newest tokens of the request into the tail; return their number."""
+    context = min(text.length, LONGEST)
+    for index in range(context):
+        pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
+    return context
+
+
+@kernel
+def query_of(pool: Pool, context: int, depth: int) -> Query:
+    """Return the query of a node, with `depth` tokens of its path."""
+    return Query(pool.tail, LONGEST - context, LONGEST + depth)

@@ -1,0 +1,298 @@
+"""Grow the tree of `fusion=calibrated` best first, by path probability.
+
+1. tree == [root]                                 frontier == []
+2. Gather the pointers of the root, and offer     frontier == [7: 0.6, 8: 0.3, 5: 0.02]
+3. Take 7, gather its pointers, and offer         frontier == [7-4: 0.54, 8: 0.3, ...]
+4. Take 7-4, and so on, until the tree is full or the frontier is empty.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.datastore.rows import Query
+from paceline.drafters.sssd.counting import (
+    SuccessorCounts,
+    count_tokens,
+    guess_of_request,
+    guess_of_store,
+    is_hopeless,
+    new_counts,
+    origin_of,
+)
+from paceline.drafters.sssd.features import describe_node
+from paceline.drafters.sssd.network import Network, begin_node, confidence_of, new_network
+from paceline.drafters.sssd.pool import (
+    PointerRange,
+    Pool,
+    Sources,
+    copy_newest,
+    new_pool,
+    query_of,
+)
+from paceline.drafters.sssd.request_index import RequestState, last_position
+from paceline.drafters.sssd.request_matches import advance, point_into_request
+from paceline.drafters.sssd.settings import (
+    CHILDREN_PER_NODE,
+    ENOUGH_STORE,
+    LONGEST,
+    MAX_ADVANCED,
+    MAX_NODE_LOOK_UPS,
+    MIN_PATH_CONFIDENCE,
+    MIN_REQUEST,
+    MIN_STORE,
+    NODE_SAMPLES,
+    POINTERS_PER_NODE,
+    ROOT_SAMPLES,
+    SPARE_CHILDREN,
+    SPARE_POINTERS,
+)
+from paceline.drafters.sssd.store_matches import StoreLimits, point_into_store
+from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
+from paceline.drafters.sssd.weak_matches import add_weak_matches, follow_copy
+from paceline.util.compiled import Records, compiled, kernel, record_dtype
+
+
+class Child:
+    """Describe a token on the frontier.
+
+    Attributes:
+        parent: Node of the tree; 0 for the root.
+        origin: Value of `Origin`.
+        token: The token.
+        confidence: Probability given the parent.
+        path_confidence: Probability of the whole path.
+    """
+
+    parent: Annotated[int, np.int32]
+    origin: Annotated[int, np.int32]
+    token: int
+    confidence: float
+    path_confidence: float
+
+
+CHILD = record_dtype(Child)
+
+
+class Workspace(NamedTuple):
+    """Hold the scratch arrays for one tree after the other.
+
+    Attributes:
+        pool: Pointers of the tree.
+        counts: Counts of one node.
+        network: Values of the network.
+        tree: [1 + max_nodes].
+        frontier: [room].
+    """
+
+    pool: Pool
+    counts: SuccessorCounts
+    network: Network
+    tree: Records[TreeNode]
+    frontier: Records[Child]
+
+
+@compiled
+def new_workspace(max_nodes: int, shards: int) -> Workspace:
+    """Return scratch arrays for trees of up to `max_nodes` nodes, one at a time."""
+    room = SPARE_POINTERS + POINTERS_PER_NODE * max_nodes
+    pool = new_pool(room, ROOT_SAMPLES, max_nodes + 1, shards)
+    tree = np.empty(1 + max_nodes, dtype=TREE_NODE)
+    frontier = np.empty(SPARE_CHILDREN + CHILDREN_PER_NODE * max_nodes, dtype=CHILD)
+    return Workspace(pool, new_counts(), new_network(), tree, frontier)
+
+
+@kernel
+def grow(
+    sources: Sources,
+    workspace: Workspace,
+    nodes: int,
+    levels: int,
+    weights: NDArray[np.float32],
+    request: RequestState,
+) -> int:
+    """Grow one tree.
+
+    Args:
+        sources: Request and datastore.
+        workspace: Scratch arrays.
+        nodes: Maximum number of nodes.
+        levels: Maximum number of levels.
+        weights: [WEIGHTS] of the network.
+        request: State of the request, updated.
+    Returns:
+        The size of the tree, or -1 - the index of a damaged shard.
+    """
+    tree, frontier = workspace.tree, workspace.frontier
+    context = copy_newest(sources.text, workspace.pool)
+    root = tree[0]
+    root.token = root.parent = root.depth = root.begin = root.end = root.request_size = (
+        root.store_size
+    ) = 0
+    root.confidence = root.path_confidence = 1.0
+    size, used, waiting, look_ups, node = 0, 0, 0, 0, 0
+    while True:
+        if tree[node].depth < levels:
+            used, look_ups = _gather(sources, workspace, node, context, used, look_ups, request)
+            if used < 0:
+                return used
+            waiting = _offer(sources, workspace, node, waiting, weights, request)
+        if size == nodes or waiting == 0:
+            return size
+        size += 1
+        node = size
+        waiting = _take(tree, frontier, node, waiting)
+        if size == nodes:
+            return size
+
+
+@kernel
+def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting: int) -> int:
+    """Move the best child from the frontier to the tree; return the frontier's size."""
+    best = highest(frontier, waiting)
+    child, new = frontier[best], tree[node]
+    new.parent, new.token, new.origin = child.parent, child.token, child.origin
+    new.depth = tree[child.parent].depth + 1
+    new.confidence, new.path_confidence = child.confidence, child.path_confidence
+    frontier[best] = frontier[waiting - 1]
+    return waiting - 1
+
+
+@kernel
+def _gather(
+    sources: Sources,
+    workspace: Workspace,
+    node: int,
+    context: int,
+    used: int,
+    look_ups: int,
+    request: RequestState,
+) -> tuple[int, int]:
+    """Find the pointers of a node.
+
+    `context` tokens of the request are in the tail, `used` pointers are in use, and the nodes below
+    the root made `look_ups` searches of the datastore so far.
+
+    Returns:
+        Pointers in use and searches; or (-1 - index of a damaged shard, 0).
+    """
+    pool, tree = workspace.pool, workspace.tree
+    this = tree[node]
+    this.begin = used
+    above = node
+    for level in range(this.depth - 1, -1, -1):
+        pool.tail[LONGEST + level] = tree[above].token
+        above = tree[above].parent
+    query = query_of(pool, context, this.depth)
+    if node == 0:
+        used, damaged = _point_from_root(sources, pool, this, query, used)
+        if used >= 0:
+            request.copy_position = follow_copy(pool, this.begin, used, request.copy_position)
+    else:
+        parent = tree[this.parent]
+        used, damaged, look_ups = _point_from_parent(
+            sources, pool, this, parent, query, used, look_ups
+        )
+    if used >= 0:
+        used, damaged = add_weak_matches(sources, pool, this.begin, used, query)
+    if used < 0:
+        return -1 - damaged, 0
+    this.end = used
+    return used, look_ups
+
+
+@kernel
+def _point_from_root(
+    sources: Sources, pool: Pool, root: TreeNode, query: Query, used: int
+) -> tuple[int, int]:
+    """Point from the root into request and datastore.
+
+    Returns:
+        The number of pointers and -1; or (DAMAGED, shard).
+    """
+    used, root.request_size = point_into_request(sources.text, pool, used, query, LONGEST + 1)
+    limits = StoreLimits(LONGEST + 1, ENOUGH_STORE, ROOT_SAMPLES)
+    used, last = point_into_store(sources.table, pool, used, query, limits)
+    root.store_size = last
+    return used, last if used < 0 else -1
+
+
+@kernel
+def _point_from_parent(
+    sources: Sources,
+    pool: Pool,
+    this: TreeNode,
+    parent: TreeNode,
+    query: Query,
+    used: int,
+    look_ups: int,
+) -> tuple[int, int, int]:
+    """Take over the parent's pointers, and look for shorter matches if there are none.
+
+    Returns:
+        The number of pointers, -1, and the number of searches; or (DAMAGED, shard, 0).
+    """
+    pointers = PointerRange(parent.begin, parent.end)
+    used, last = advance(sources, pool, pointers, this.token, used, MAX_ADVANCED, this.depth)
+    if used < 0:
+        return used, last, 0
+    this.request_size, this.store_size = parent.request_size + 1, parent.store_size + 1
+    stored = used - this.begin - last
+    if last < MIN_REQUEST:
+        used, this.request_size = point_into_request(
+            sources.text, pool, used, query, this.request_size
+        )
+    if stored < MIN_STORE and look_ups < MAX_NODE_LOOK_UPS and len(sources.table) > 0:
+        look_ups += 1
+        limits = StoreLimits(this.store_size, MIN_STORE, NODE_SAMPLES)
+        used, last = point_into_store(sources.table, pool, used, query, limits)
+        if used < 0:
+            return used, last, 0
+        this.store_size = last
+    return used, -1, look_ups
+
+
+@kernel
+def _offer(
+    sources: Sources,
+    workspace: Workspace,
+    node: int,
+    waiting: int,
+    weights: NDArray[np.float32],
+    request: RequestState,
+) -> int:
+    """Add the children of a node to the frontier; return its size."""
+    counts, network, frontier = workspace.counts, workspace.network, workspace.frontier
+    text, this = sources.text, workspace.tree[node]
+    depth = this.depth
+    num_tokens = count_tokens(
+        sources.table,
+        workspace.pool,
+        PointerRange(this.begin, this.end),
+        text.prompt_length,
+        request.copy_position + depth,
+        counts,
+    )
+    describe_node(network.inputs[0], counts, depth, this.confidence, request)
+    begin_node(network, weights)
+    best = guess_of_request(counts, num_tokens)
+    if node == 0:
+        store = guess_of_store(counts, num_tokens)
+        request.request_guess = counts.tokens[best].token if best >= 0 else -1
+        request.store_guess = counts.tokens[store].token if store >= 0 else -1
+    for which in range(num_tokens):
+        if is_hopeless(counts, which, num_tokens):
+            continue
+        token = counts.tokens[which].token
+        seen = last_position(text, token)
+        confidence = confidence_of(network, counts, which, best, text.length + depth, seen, weights)
+        path = confidence * this.path_confidence
+        if path > MIN_PATH_CONFIDENCE and waiting < len(frontier):
+            child = frontier[waiting]
+            child.parent, child.token, child.origin = node, token, origin_of(counts, which)
+            child.confidence, child.path_confidence = confidence, path
+            waiting += 1
+    return waiting

@@ -1,0 +1,74 @@
+"""Store a growing draft tree as an array of nodes, parents before children.
+
+After the newest tokens "1 2", with 7 and 8 as candidates and 4 after 7:
+
+    node            == 0 (root)    1     2     3
+    token           == -           7     4     8
+    parent          == -           0     1     0
+    depth           == 0           1     2     1
+    confidence      == 1           0.6   0.9   0.3      given the parent
+    path_confidence == 1           0.6   0.54  0.3      of the whole path
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.drafters.shared.array_trees import DraftNode
+from paceline.util.compiled import Records, kernel, record_dtype
+
+
+class TreeNode:
+    """Describe a tree node.
+
+    The fields from `begin` on belong to `fusion=calibrated`.
+
+    Attributes:
+        token: The token.
+        parent: Index of the parent; 0 for the root.
+        depth: Depth of the node; 0 for the root.
+        confidence: Probability given the parent.
+        path_confidence: Probability of the whole path.
+        origin: Value of `Origin`.
+        begin: First pointer in the pool.
+        end: End of its pointers.
+        request_size: Length down to which matches in the request were looked for.
+        store_size: Length down to which matches in the datastore were looked for.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    confidence: float
+    path_confidence: float
+    origin: int
+    begin: int
+    end: int
+    request_size: int
+    store_size: int
+
+
+TREE_NODE = record_dtype(TreeNode)
+
+
+@kernel
+def highest(waiting: Any, count: int) -> int:
+    """Return the index of the highest `path_confidence` of `count` records."""
+    best = 0
+    for index in range(1, count):
+        if waiting[index].path_confidence > waiting[best].path_confidence:
+            best = index
+    return best
+
+
+@kernel
+def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) -> None:
+    """Write the `size` nodes below the root to the result."""
+    for index in range(size):
+        node, out = tree[index + 1], drafted[index]
+        out.token, out.parent, out.origin, out.confidence = (
+            node.token,
+            node.parent - 1,
+            node.origin,
+            node.confidence,
+        )

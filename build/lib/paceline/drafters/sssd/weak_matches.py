@@ -1,0 +1,184 @@
+"""Add weak matches: copied text, a skipped token, tokens in relation.
+
+A skipped token: the request is 1 2 3 4 ... 1 2 9. Nothing followed "9" before, but after "1 2" came
+some token and then 4. So 4 may follow now, whatever the newest token is. Its pointer has match
+SKIPPED.
+
+The same relation: the request is 20 7 21 7 ... 20 9 21, and the newest token 21 was followed by 7.
+
+    before == 20  7 21  7     the offered token 7 also occurred 2 positions earlier, after 20
+    now    == 20  9 21  ?     2 positions before the node, after 20, is 9: a vote for 9
+
+Its pointer has match -1 for one vote, -2 for two, and so on. If a draft node takes a token that
+only weak matches offer, their pointers continue as matches of one token.
+"""
+
+from __future__ import annotations
+
+from paceline.datastore.rows import DAMAGED, Query, text_sound, token_at
+from paceline.drafters.sssd.pointers import REQUEST, SKIPPED, UNREADABLE, Pointer
+from paceline.drafters.sssd.pool import PointerRange, Pool, Sources, put
+from paceline.drafters.sssd.request_index import occurrences
+from paceline.drafters.sssd.settings import (
+    COPY_MATCH,
+    LONGEST,
+    MAX_RELATED,
+    NEAR_COPY,
+    RELATION_REACH,
+    SKIP_LINKS,
+    SKIP_SAMPLES,
+    STRONG_MATCH,
+)
+from paceline.drafters.sssd.store_matches import SuffixMatches, look_up, sample, stored_token
+from paceline.util.compiled import kernel
+
+_PAIR = 1  # index of 2 in NGRAM_SIZES
+_ANYWHERE = 1 << 30  # a distance without limit
+
+
+@kernel
+def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
+    """Return the request position where the copied text continues; below 0 for none.
+
+    Args:
+        pool: Pointers of the tree.
+        begin: First pointer of the root.
+        end: End of the pointers of the root.
+        expected: Position if nothing was inserted or left out.
+    """
+    longest = 0
+    for index in range(begin, end):
+        if pool.pointers[index].shard == REQUEST:
+            longest = max(longest, pool.pointers[index].match)
+    anchored = longest >= COPY_MATCH
+    if expected < 0 and not anchored:
+        return expected
+    best = expected
+    min_match, distance = (longest, _ANYWHERE) if anchored else (1, NEAR_COPY)
+    for index in range(begin, end):
+        pointer = pool.pointers[index]
+        # Going back costs twice as much as skipping text.
+        off = pointer.position - expected
+        off = off if off >= 0 else -2 * off
+        if pointer.shard == REQUEST and pointer.match >= min_match and off < distance:
+            best, distance = pointer.position, off
+    return best
+
+
+@kernel
+def add_weak_matches(
+    sources: Sources, pool: Pool, begin: int, count: int, query: Query
+) -> tuple[int, int]:
+    """Add weak matches to a node, unless one of its pointers has a long match.
+
+    Args:
+        sources: Texts that are searched.
+        pool: Pointers of the tree.
+        begin: First pointer of the node.
+        count: Number of pointers so far, which is the end of the node's pointers.
+        query: Text to match.
+    Returns:
+        The number of pointers and -1; or (DAMAGED, shard).
+    """
+    for index in range(begin, count):
+        if pool.pointers[index].match >= STRONG_MATCH:
+            return count, -1
+    end, shard = count, -1
+    if query.end == LONGEST and query.end - query.begin >= 3:
+        end, shard = _skip_last(sources, pool, count, query)
+    if end >= 0:
+        end = _relate(sources, pool, PointerRange(begin, count), end, query)
+    return end, shard
+
+
+@kernel
+def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[int, int]:
+    """Add the positions one token after matches of the two tokens before the newest.
+
+    Returns:
+        The number of pointers and -1; or (DAMAGED, shard).
+    """
+    text, table = sources
+    before = Query(query.ids, query.begin, LONGEST - 1)
+    matches = occurrences(text, _PAIR, before, LONGEST + 1, pool.scratch, 0, SKIP_LINKS)
+    for index in range(matches):
+        position = pool.scratch[index].position + 1
+        if position < text.length and count < len(pool.pointers):
+            count = put(pool, count, position, REQUEST, SKIPPED, text.ids[position])
+    begin, ranges = count, pool.ranges[0]
+    pair = Query(query.ids, LONGEST - 3, LONGEST - 1)
+    total, shard = look_up(table, pair.ids, pair.begin, pair.end, ranges)
+    if total > 0:
+        count, shard = sample(
+            table, pool, count, pair, SuffixMatches(2, ranges, total), 3, SKIP_SAMPLES
+        )
+    if shard >= 0:
+        return DAMAGED, shard
+    for index in range(begin, count):
+        pointer = pool.pointers[index]
+        shard, position, following = pointer.shard, pointer.position + 1, pointer.token
+        if following >= 0:  # the document continues
+            following = stored_token(table[shard], position)
+        if following == UNREADABLE:
+            return DAMAGED, shard
+        pointer.position, pointer.match, pointer.token = position, SKIPPED, following
+    return count, -1
+
+
+@kernel
+def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
+    """Add tokens in the same relation to the node as offered tokens.
+
+    An example: "9" is offered after "=9>>", as "7" followed "=7>>". Each of the offered pointers
+    votes for the distance at which its own token occurred before.
+
+    Returns:
+        The number of pointers.
+    """
+    votes, reach = pool.votes, min(RELATION_REACH, query.end - query.begin - 1)
+    votes[:] = 0
+    voted = False
+    for index in range(offered.begin, offered.end):
+        pointer = pool.pointers[index]
+        if pointer.token >= 0 and 1 <= pointer.match < pointer.position - 1:
+            back = _relation(sources, query, pointer, min(reach, pointer.position - 1))
+            votes[back] += back > 0
+            voted = voted or back > 0
+    depth = query.end - LONGEST
+    for _ in range(MAX_RELATED if voted else 0):
+        best = 0
+        for back in range(1, reach + 1):
+            best = back if votes[back] > votes[best] else best
+        if best == 0 or count == len(pool.pointers):
+            break
+        position, token = sources.text.length + depth - best, query.ids[query.end - best]
+        count = put(pool, count, position, REQUEST, -votes[best], token)
+        votes[best] = 0
+    return count
+
+
+@kernel
+def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
+    """Return the distance of the same relation for a pointer's token, or 0."""
+    text, table = sources
+    token, position, first = pointer.token, pointer.position, pointer.match + 1
+    tail, end = query.ids, query.end
+    if pointer.shard == REQUEST:
+        if position <= text.length:
+            for back in range(first, reach + 1):
+                same = (
+                    text.ids[position - back] == token
+                    and text.ids[position - back - 1] == tail[end - back - 1]
+                )
+                if same and token != tail[end - back]:
+                    return back
+    elif text_sound(table[pointer.shard], position - reach - 1, reach + 1):
+        row = table[pointer.shard]
+        for back in range(first, reach + 1):
+            same = (
+                token_at(row, position - back) == token
+                and token_at(row, position - back - 1) == tail[end - back - 1]
+            )
+            if same and token != tail[end - back]:
+                return back
+    return 0

@@ -1,0 +1,1 @@
+"""Implement Token Recycling (Luo et al. 2024)."""

@@ -1,0 +1,55 @@
+"""Options of the `token_recycling` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
+from paceline.drafters.token_recycling.settings import MAX_DISTRIBUTIONS, MAX_NODES
+from paceline.errors import ConfigError
+from paceline.util.config import require_range
+
+TREES = ("best", "paper")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecyclingOptions:
+    """Options of `token_recycling`.
+
+    Attributes:
+        max_context_ngram: Maximum context length, in tokens, for cached next-token distributions.
+            At least 1; default 3. The paper uses 1.
+        tree: Shape of the draft tree: "best" uses the most likely nodes, "paper" uses the paper's
+            fixed tree. Default "best".
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
+            budget. Without the budget, it is 16, or 48 for the whole batch in larger batches. With
+            tree=paper, it is 80.
+        budget: The engine verifies only the nodes that are expected to save time. The paper's tree
+            is always verified as a whole. Default true.
+        min_path_probability: Path probability below which a node is not proposed, for tree=best.
+            From 0 to 1; default 0.001.
+        max_distributions: Maximum number of cached distributions, shared by all requests. Each
+            distribution takes about 110 bytes.
+        pool_file: File in which the cached distributions are saved between runs. An existing file
+            is loaded. By default they are not saved.
+    """
+
+    max_context_ngram: int = 3
+    tree: str = "best"
+    max_nodes: int | None = None
+    budget: bool = True
+    min_path_probability: float = 0.001
+    max_distributions: int = ROWS
+    pool_file: str | None = None
+
+    def __post_init__(self) -> None:
+        owner = "token_recycling"
+        require_range(owner, "max_context_ngram", self.max_context_ngram, 1, LONGEST_KEY)
+        require_range(owner, "min_path_probability", self.min_path_probability, 0, 1)
+        require_range(owner, "max_distributions", self.max_distributions, 1, MAX_DISTRIBUTIONS)
+        if self.max_nodes is not None:
+            require_range(owner, "max_nodes", self.max_nodes, 1, MAX_NODES)
+        if self.tree not in TREES:
+            raise ConfigError(
+                f"{owner}: got tree={self.tree!r}; expected one of {', '.join(TREES)}."
+            )

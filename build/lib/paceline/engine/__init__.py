@@ -1,0 +1,1 @@
+"""Run decode steps for requests from many callers."""

@@ -1,0 +1,160 @@
+"""Advance requests from coroutines while a thread runs the steps."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+from paceline.core.drafter import Outcome
+from paceline.core.request import Request
+from paceline.engine.engine import Engine
+from paceline.engine.request_handle import RequestHandle, raise_errors
+from paceline.util.threads import Threads
+
+_Collected = deque[tuple[list[Outcome], bool]]
+
+
+class _LoopState:
+    """State shared by the callers in one event loop.
+
+    Attributes:
+        steps: Task that runs steps while a caller waits.
+        waiting: One future per request, set when the request has new outcomes or has ended.
+            Thousands of callers may wait, so only the callers of that request wake up.
+        streams: Collected outcomes of streamed requests that the callers have not taken yet.
+    """
+
+    def __init__(self) -> None:
+        self.steps: asyncio.Task[None] | None = None
+        self.waiting: dict[RequestHandle, asyncio.Future[None]] = {}
+        self.streams: dict[RequestHandle, _Collected] = {}
+
+    def wake(self) -> None:
+        """Wake the callers whose requests have ended or have outcomes to collect."""
+        for handle in [
+            handle for handle in self.waiting if handle.done or self.streams.get(handle)
+        ]:
+            news = self.waiting.pop(handle)
+            if not news.done():
+                news.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Raise the error that ended the steps in all waiting callers."""
+        for news in {*self.waiting.values()}:
+            if isinstance(error, asyncio.CancelledError):
+                news.cancel()
+            elif not news.done():
+                news.set_exception(error)
+        self.waiting.clear()
+
+
+class AsyncEngine:
+    """Serves coroutines without blocking the event loop during a step.
+
+    Args:
+        engine: The engine that runs all requests.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # Two threads: callers that wait for a slow drafter to be built do not delay steps.
+        self._stepping = Threads(1, "paceline-steps")
+        self._making = Threads(1, "paceline-drafters")
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def submit(
+        self, requests: Sequence[Request], keep_outcomes: bool = False
+    ) -> list[RequestHandle]:
+        """Queue requests like `Engine.submit`; a thread builds the drafters they name."""
+        if self._engine.has_drafters(requests):
+            return self._engine.submit(requests, keep_outcomes=keep_outcomes)
+        loop = asyncio.get_running_loop()
+        submitted = loop.run_in_executor(
+            self._making.executor,
+            partial(self._engine.submit, requests, keep_outcomes=keep_outcomes),
+        )
+        try:
+            return await asyncio.shield(submitted)
+        except asyncio.CancelledError:
+            submitted.add_done_callback(partial(self._withdraw, loop))
+            raise
+
+    def _withdraw(
+        self, loop: asyncio.AbstractEventLoop, submitted: asyncio.Future[list[RequestHandle]]
+    ) -> None:
+        """Withdraw requests whose caller was cancelled during submission."""
+        if submitted.exception() is None:
+            loop.run_in_executor(None, self._engine.withdraw, submitted.result())
+
+    @asynccontextmanager
+    async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
+        """Withdraw the requests at the end of the context, even after an error."""
+        loop = asyncio.get_running_loop()
+        state = self._loops.setdefault(loop, _LoopState())
+        state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})
+        try:
+            yield
+        finally:
+            for handle in handles:
+                state.streams.pop(handle, None)
+            # Withdrawing may wait for a step; the shield protects it from a second cancellation.
+            await asyncio.shield(loop.run_in_executor(None, self._engine.withdraw, handles))
+
+    async def finish(self, handles: Sequence[RequestHandle]) -> None:
+        """Wait until all requests are done.
+
+        Raises:
+            Exception: the error that ended one of them.
+        """
+        while unfinished := [handle for handle in handles if not handle.done]:
+            await self._wait_for_news(unfinished)
+            raise_errors(handles)
+
+    async def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
+        """Wait for outcomes of a streamed request; returns the same as `Engine.collect`."""
+        collected = self._loops[asyncio.get_running_loop()].streams[handle]
+        while not collected:
+            if not handle.outcomes:
+                raise_errors([handle])
+            await self._wait_for_news([handle])
+        return collected.popleft()
+
+    async def _wait_for_news(self, handles: Sequence[RequestHandle]) -> None:
+        """Wait until a request is done or has outcomes; start the steps if necessary."""
+        loop = asyncio.get_running_loop()
+        state = self._loops[loop]
+        news = loop.create_future()
+        state.waiting.update(dict.fromkeys(handles, news))
+        if state.steps is None:
+            state.steps = loop.create_task(self._run_steps(state))
+        try:
+            await news
+        finally:
+            for handle in handles:
+                state.waiting.pop(handle, None)
+
+    async def _run_steps(self, state: _LoopState) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while state.waiting:
+                await loop.run_in_executor(self._stepping.executor, self._advance, state)
+                state.wake()
+        except BaseException as error:
+            state.fail(error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            state.steps = None
+
+    def _advance(self, state: _LoopState) -> None:
+        """Run a step and collect its outcomes before the next step can start."""
+        self._engine.step()
+        for handle, collected in state.streams.copy().items():
+            if handle.outcomes:
+                collected.append(self._engine.collect(handle))

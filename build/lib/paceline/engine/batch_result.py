@@ -1,0 +1,94 @@
+"""Define a step's result per drafter, and distribute outcomes to drafters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from paceline.core.drafter import Outcome
+from paceline.core.node_logits import NodeLogits
+from paceline.core.tree import DraftTree
+from paceline.draft_budget.drafts import DrafterBatch, Drafts
+from paceline.util.device_copies import finish
+from paceline.verification.logprobs import score_outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """The outcomes of a step for one drafter's requests.
+
+    Attributes:
+        batch: The drafter batch.
+        outcomes: Outcomes of the batch's ready requests.
+        draft_seconds: Seconds spent in the draft model and in the hidden-state draft head.
+        error: Error raised by the drafter; it affects only the requests in this batch.
+    """
+
+    batch: DrafterBatch
+    outcomes: list[Outcome]
+    draft_seconds: float = 0.0
+    error: Exception | None = None
+
+
+def distribute_outcomes(
+    outcomes: Sequence[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
+) -> list[BatchResult]:
+    """Return the outcomes by drafter, with what only some requests or drafters need.
+
+    These are log-probabilities, top tokens and the trees of draft heads. One copy brings them from
+    the device.
+
+    Args:
+        outcomes: Outcomes in a step.
+        drafts: Drafts of each drafter.
+        logits: Logits with rows in the order of `outcomes`.
+    """
+    rows = {outcome.request: row for row, outcome in enumerate(outcomes)}
+    pending = [score_outcomes(outcomes, logits)]
+    parts, seconds = [], []
+    for each in drafts:
+        parts.append([outcomes[rows[request]] for request in each.ready])
+        start, head = time.perf_counter(), each.batch.draft_head
+        if head is not None:
+            own = logits.select([rows[request] for request in each.ready])
+            pending.append(head.predict_after(parts[-1], own, each.batch.num_head_tokens))
+        seconds.append(each.draft_seconds + time.perf_counter() - start)
+    start = time.perf_counter()
+    logprobs, *trees = finish(pending)
+    waited, predicted = time.perf_counter() - start, iter(trees)
+    results = []
+    for each, own_outcomes, taken in zip(drafts, parts, seconds, strict=True):
+        top_k, head_drafts = each.state.drafter.top_k, repeat(None)
+        if each.batch.draft_head is not None:
+            head_drafts, taken = next(predicted), taken + waited / len(trees)
+        completed = [
+            _completed(outcome, top_k, logprobs[rows[outcome.request]], head_draft)
+            for outcome, head_draft in zip(own_outcomes, head_drafts, strict=False)
+        ]
+        results.append(BatchResult(each.batch, completed, taken))
+    return results
+
+
+def _completed(
+    outcome: Outcome,
+    top_k: int,
+    logprobs: list[dict[int, float]] | None,
+    head_draft: DraftTree | None,
+) -> Outcome:
+    """Return an outcome with the results that the drafter and the request want."""
+    top = outcome.target_top
+    if top is not None and top.token_ids.shape[1] != top_k:
+        top = top.first(top_k) if top_k else None
+    return Outcome(
+        outcome.request,
+        outcome.tree,
+        outcome.accepted,
+        outcome.new_token_ids,
+        outcome.target_argmax,
+        top,
+        outcome.logprobs if logprobs is None else logprobs,
+        head_draft,
+        outcome.unclean,
+    )

@@ -1,0 +1,114 @@
+"""Define answers and the chunks of streamed answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.drafter import Outcome
+from paceline.core.metrics import Stats
+from paceline.core.origin import Origin
+from paceline.sampling.stream_writer import TokenMark, token_origins
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer to one prompt.
+
+    Attributes:
+        text: Text of the answer, cut before a stop string; "" without a tokenizer. It continues the
+            prompt's text, so the two strings joined are the text of all tokens. An incomplete
+            character at the end becomes U+FFFD.
+        token_ids: Tokens of the answer, including an end-of-sequence token.
+        finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
+        stats: Counts for the request.
+        logprobs: For each token, with `SamplingParams.logprobs`: token id -> log-probability,
+            computed from the model's own logits before any option changes them. The entries are the
+            most likely tokens, in descending order, and the chosen token.
+        prompt_logprobs: For each token of the prompt, with `SamplingParams.prompt_logprobs`, as in
+            `logprobs`. None for the first token, because no token precedes it.
+        others: The additional answers, with `SamplingParams.n`.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: Stats
+    logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    others: tuple[Completion, ...] = ()
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """Return all answers to the prompt, starting with this one."""
+        return [self, *self.others]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens and the text that one step added to a streamed answer.
+
+    Attributes:
+        text: Text that became final. The texts of all chunks joined are the completion's text.
+        token_ids: Tokens from this step.
+        accepted: For each token, whether it came from the draft tree.
+        pieces: (text, accepted) for each token with text, for display; their texts joined are
+            `text`.
+        completion: The finished answer, in the last chunk.
+        logprobs: As in `Completion`, for the tokens from this step.
+        origins: Source of each token, as a lower-case name from `paceline.core.origin.Origin`:
+            "target" (the bonus token or a plainly decoded token), "prompt", "output", "datastore",
+            ...
+        marks: Token that each entry of `pieces` belongs to. Text that may become a stop string is
+            held back, possibly for several steps.
+        outcome: Outcome of this step, with the verified draft tree; None outside an engine.
+        step: Number of steps for the answer so far, including prefill.
+        forwards: Number of target forward passes so far, including prefill. Forward passes repeated
+            after a preemption do not count.
+        prompt_logprobs: As in `Completion`, in the first chunk.
+    """
+
+    text: str
+    token_ids: list[int]
+    accepted: list[bool]
+    pieces: list[tuple[str, bool]]
+    completion: Completion | None = None
+    logprobs: list[dict[int, float]] | None = None
+    origins: list[str] = field(default_factory=list)
+    marks: list[TokenMark] = field(default_factory=list)
+    outcome: Outcome | None = None
+    step: int = 0
+    forwards: int = 0
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+
+    @staticmethod
+    def of(
+        outcome: Outcome,
+        written: list[tuple[str, TokenMark]],
+        step: int,
+        forwards: int,
+        completion: Completion | None = None,
+    ) -> Chunk:
+        """Return the chunk for a step.
+
+        Args:
+            outcome: Outcome of the step.
+            written: Parts of the text that became final in this step.
+            step: As in `Chunk`.
+            forwards: As in `Chunk`.
+            completion: As in `Chunk`.
+        """
+        origins = token_origins(outcome)
+        return Chunk(
+            "".join(piece for piece, _ in written),
+            outcome.new_token_ids,
+            [origin != Origin.TARGET for origin in origins],
+            [(piece, mark.origin != Origin.TARGET) for piece, mark in written],
+            completion,
+            outcome.logprobs,
+            [origin.word for origin in origins],
+            [mark for _, mark in written],
+            outcome,
+            step,
+            forwards,
+            outcome.request.prompt_logprobs if step == 1 else None,
+        )

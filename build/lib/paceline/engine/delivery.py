@@ -1,0 +1,104 @@
+"""Make completions and stream chunks from requests and outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.engine.completion import Chunk, Completion
+from paceline.engine.request_handle import RequestHandle
+from paceline.sampling.stream_writer import StreamWriter, token_origins
+
+if TYPE_CHECKING:
+    from paceline.engine.engine import Engine
+
+
+class Chunks:
+    """Makes the chunks of one stream.
+
+    Args:
+        handle: Handle of the streamed request.
+        tokenizer: The model's tokenizer; None leaves the texts empty.
+    """
+
+    def __init__(self, handle: RequestHandle, tokenizer: Any) -> None:
+        self._handle = handle
+        self._writer = writer_of(handle.request, tokenizer)
+
+    def of(self, outcomes: Sequence[Outcome], done: bool) -> Iterator[Chunk]:
+        """Yield one chunk per step.
+
+        Args:
+            outcomes: Outcomes since the last call.
+            done: Whether the last outcome ended the request.
+        """
+        writer = self._writer
+        for outcome in outcomes:
+            last = done and outcome is outcomes[-1]
+            written = writer.write(outcome.new_token_ids, token_origins(outcome), last)
+            forwards = self._handle.request.counters.prefill_forwards + writer.step - 1
+            completion = _completion(self._handle, writer.text) if last else None
+            yield Chunk.of(outcome, written, writer.step, forwards, completion)
+
+
+def stream_chunks(engine: Engine, request: Request, tokenizer: Any) -> Generator[Chunk, None, None]:
+    """Run steps until a request ends, and yield one chunk per step.
+
+    Args:
+        engine: The engine that runs the request.
+        request: The request, not yet submitted.
+        tokenizer: Tokenizer of the model, or None.
+    """
+    (handle,) = engine.submit([request], keep_outcomes=True)
+    chunks, done = Chunks(handle, tokenizer), False
+    try:
+        while not done:
+            outcomes, done = engine.collect(handle)
+            yield from chunks.of(outcomes, done)
+    finally:
+        engine.withdraw([handle])
+
+
+def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
+    """Return the writer that turns an answer's tokens into text."""
+    return StreamWriter(
+        tokenizer,
+        request.token_ids[: request.prompt_length],
+        request.stop,
+        request.params.skip_special_tokens,
+    )
+
+
+def completion_of(handle: RequestHandle, tokenizer: Any) -> Completion:
+    """Return the completion for a request, whether or not it has ended."""
+    ids, writer = handle.request.output_ids, writer_of(handle.request, tokenizer)
+    writer.write(ids, [Origin.TARGET] * len(ids), last=True)
+    return _completion(handle, writer.text)
+
+
+def _completion(handle: RequestHandle, text: str) -> Completion:
+    request = handle.request
+    logprobs = None if request.params.logprobs is None else request.logprobs
+    reason = request.finish_reason or "length"
+    return Completion(
+        text, request.output_ids, reason, handle.stats(), logprobs, request.prompt_logprobs
+    )
+
+
+def completions_of(
+    groups: Sequence[list[Request]], handles: Sequence[RequestHandle], tokenizer: Any
+) -> list[Completion]:
+    """Return one completion per prompt; with `SamplingParams.n`, it holds the others.
+
+    Args:
+        groups: Requests for each prompt.
+        handles: Handles of all requests, in the same order.
+        tokenizer: Tokenizer of the model, or None.
+    """
+    completions = iter([completion_of(handle, tokenizer) for handle in handles])
+    each = [[next(completions) for _ in group] for group in groups]
+    return [replace(first, others=tuple(others)) if others else first for first, *others in each]

@@ -1,0 +1,315 @@
+"""Run one continuous batch for all callers (continuous batching).
+
+The engine has no thread. A caller that waits for an answer runs the steps for all callers
+(`advance`), taking turns with other threads. Several threads therefore share forward passes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.delegating_drafter import turn_of
+from paceline.core.drafter import Drafter, Outcome, require_drafter
+from paceline.core.metrics import EngineLoad, Timing
+from paceline.core.request import Request
+from paceline.core.settings import (
+    BATCH_INVARIANT,
+    BatchInvariant,
+    FixedShapes,
+    OnDrafterError,
+)
+from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
+from paceline.engine.keyboard_interrupts import interrupts_held
+from paceline.engine.kv_cache_manager import KVCacheManager, max_cache_bytes
+from paceline.engine.lifecycle import Lifecycle
+from paceline.engine.request_handle import RequestHandle, raise_errors
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.turn import Turn
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+    from paceline.draft_budget.cost_curve import CostCurve
+    from paceline.draft_budget.settings import DraftBudgetSettings
+    from paceline.engine.parallel.ranks import Ranks
+    from paceline.engine.step import Verifier
+
+
+class Engine:
+    """Runs steps for up to `max_batch` requests from any number of callers.
+
+    Arguments that are not listed here are described in `paceline.llm.LLM`.
+
+    Args:
+        model: Decoder-only transformers model, in eval mode, on its device.
+        drafter: Drafter for all requests that name no other drafter.
+        spec: Spec from which `drafter` was created, if known.
+        make: Function that creates the drafters that requests name, from their specs.
+        tokenizer: Tokenizer of the prompts, for drafters that depend on a particular tokenizer.
+        max_batch: Maximum number of requests per forward pass; None = no limit.
+        max_nodes: Maximum number of draft nodes verified per request and step.
+        prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
+            may lower this limit. None = the default for the model's device.
+        ranks: Processes that share the work on every draft tree (`engine/parallel`).
+        verify: Verification rule that chooses the tokens; None = `paceline.verification.verify`.
+    Attributes:
+        invariance: State of batch invariance: on or off, and the reason.
+        costs: Measured cost of forward passes; None with ranks.
+        draft_budget: Draft budget that cuts draft trees; None with ranks.
+    Raises:
+        ConfigError, DatastoreError: the drafter does not fit, or batch invariance is required but
+            impossible.
+        UnsupportedModelError: the model cannot be verified losslessly.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        drafter: Drafter,
+        *,
+        spec: str | None = None,
+        make: Maker = no_maker,
+        tokenizer: Any = None,
+        max_batch: int | None = 8,
+        max_nodes: int = 256,
+        prefill_chunk: int | None = None,
+        ranks: Ranks | None = None,
+        batch_invariant: BatchInvariant = BATCH_INVARIANT,
+        fixed_shapes: FixedShapes = "auto",
+        cache_gib: float | None = None,
+        keep_prefixes: int = 0,
+        on_drafter_error: OnDrafterError = "raise",
+        cost_curve: CostCurve | None = None,
+        draft_budget: DraftBudgetSettings | None = None,
+        verify: Verifier | None = None,
+    ) -> None:
+        # These import model code, which takes seconds and is not needed to read or test the engine.
+        from paceline.engine.step_runner import StepRunner
+        from paceline.engine.target_setup import TargetOptions, set_up_target
+
+        options = TargetOptions(
+            max_batch,
+            max_nodes,
+            prefill_chunk,
+            batch_invariant,
+            fixed_shapes,
+            ranks,
+            cost_curve,
+            draft_budget,
+        )
+        target = set_up_target(model, drafter, options)
+        self.model, self.invariance = target.model, target.invariance
+        self.costs, self.draft_budget = target.costs, target.draft_budget
+        self._parallel, self._max_batch = target.parallel, max_batch
+        new_stats = None if self.draft_budget is None else self.draft_budget.new_stats
+        self._drafters = DrafterPool(
+            make if ranks is None else refuse_others,
+            lambda drafter: target.check_drafter(drafter, tokenizer),
+            new_stats,
+        )
+        self._use(drafter, spec)
+        max_bytes = max_cache_bytes(model, cache_gib)
+        self._kv_cache = KVCacheManager(self.model, max_batch, keep_prefixes, max_bytes)
+        self._schedule = Scheduler(
+            self.model, self._kv_cache, max_batch, self.invariance.max_rows, target.chunking
+        )
+        self._lifecycle = Lifecycle(self._schedule, self._kv_cache, on_drafter_error == "plain")
+        self._runner = StepRunner(target, self._schedule, self._lifecycle, max_nodes, verify)
+        self._turn = Turn(
+            lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._drafters.locks]
+        )
+        self._stepping = False
+        self._withdrawn: deque[RequestHandle] = deque()  # during a step
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter for requests that name none."""
+        return self._drafters.own.drafter
+
+    def change_drafter(self, drafter: Drafter) -> None:
+        """Change the drafter for requests that name none; only while no request is open.
+
+        Raises:
+            ConfigError: requests are open, `drafter` is not a drafter, or it does not fit the
+                model.
+        """
+        require_drafter("change_drafter", drafter)
+        with self._turn:
+            if self.unfinished:
+                raise ConfigError(
+                    f"change_drafter: got {drafter.name!r} while {self._open} requests are open;"
+                    " expected none. Let them end, or withdraw them."
+                )
+            if self._parallel is not None:
+                self._parallel.check_drafter(drafter)
+            self._use(drafter, None)
+
+    @property
+    def acceptance_calibration(self) -> AcceptanceCalibration | None:
+        """Observed acceptance rates, binned by confidence; None without a budget."""
+        stats = self._drafters.own.stats
+        return None if stats is None else stats.acceptance_calibration
+
+    @property
+    def unfinished(self) -> bool:
+        """True while requests wait or run."""
+        return self._open > 0
+
+    @property
+    def _open(self) -> int:
+        return len(self._schedule.waiting) + len(self._schedule.active)
+
+    @property
+    def load(self) -> EngineLoad:
+        """Counts for completed work and currently open requests."""
+        return self._lifecycle.load
+
+    @property
+    def timing(self) -> Timing:
+        """Time spent in all steps, by kind of work."""
+        return self._runner.timing
+
+    def submit(
+        self, requests: Sequence[Request], *, keep_outcomes: bool = False, keep_slots: bool = False
+    ) -> list[RequestHandle]:
+        """Queue requests and return their handles; never waits for a step.
+
+        The engine admits them in order as slots become free.
+
+        Args:
+            requests: The requests to queue.
+            keep_outcomes: Collect the outcome of every step in `RequestHandle.outcomes`.
+            keep_slots: Keep the requests' slots in the cache after they end, until `withdraw`.
+        Raises:
+            CapacityError: the cache could not hold a request even on its own. Nothing is queued in
+                this case.
+            ConfigError: a drafter that a request names cannot be used; nothing is queued in this
+                case. Or the number of torch threads is not the one that batch invariance was
+                checked with. Or this process was forked while another thread ran a step.
+        """
+        self._turn.check()
+        self.invariance.check_threads()
+        if self._turn.inherited:
+            with self._turn, self._drafters_turn:
+                self._turn.inherited = False
+                self._lifecycle.disown()
+        if self._parallel is not None:
+            self._parallel.check_requests(requests, self._max_batch)
+        for request in requests:
+            self._kv_cache.check(request)
+        states = self._drafters.find_all(requests, self._schedule.drafters_in_use)
+        handles = [
+            RequestHandle(
+                request, state, deque() if keep_outcomes else None, keep_slots, self.invariance.on
+            )
+            for request, state in zip(requests, states, strict=True)
+        ]
+        self._schedule.waiting.join(handles)
+        return handles
+
+    def has_drafters(self, requests: Sequence[Request]) -> bool:
+        """Return whether the drafters that the requests name already exist."""
+        return all(self._drafters.knows(request.params.speculation) for request in requests)
+
+    def advance(self, handles: Sequence[RequestHandle]) -> None:
+        """Run one step for all requests, unless another thread has just run it.
+
+        Args:
+            handles: The requests that the caller waits for.
+        Raises:
+            Exception: the error that ended one of `handles`.
+            KeyboardInterrupt: raised between two steps if other callers share the steps.
+        """
+        before = self._runner.steps
+        with self._turn:
+            if before == self._runner.steps and not all(handle.done for handle in handles):
+                shared = not set(handles).issuperset(self._schedule.active)
+                with interrupts_held(shared and self._parallel is None):
+                    self.step()
+        raise_errors(handles)
+
+    def finish(
+        self,
+        handles: Sequence[RequestHandle],
+        stepped: Callable[[int], object] = lambda ended: None,
+    ) -> None:
+        """Run steps, taking turns with other threads, until all `handles` are done.
+
+        Args:
+            handles: The requests to finish.
+            stepped: Callback invoked after each step with the number of requests that ended in the
+                step.
+        Raises:
+            Exception: the error that ended one of `handles`.
+        """
+        while unfinished := [handle for handle in handles if not handle.done]:
+            self.advance(unfinished)
+            stepped(sum(handle.done for handle in unfinished))
+        raise_errors(handles)  # another thread's step may have ended a request
+
+    def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
+        """Take a request's outcomes; runs a step first if there are none.
+
+        Args:
+            handle: A request submitted with `keep_outcomes`.
+        Returns:
+            The outcomes, and whether they are the last.
+        Raises:
+            Exception: the error that ended the request early, after its last outcomes.
+        """
+        assert handle.outcomes is not None, "submit with keep_outcomes=True"
+        with self._turn:  # never read the outcomes of an unfinished step
+            if not handle.outcomes:
+                self.advance([handle])
+            taken = list(handle.outcomes)
+            handle.outcomes.clear()
+            return taken, handle.done and handle.error is None
+
+    def step(self) -> list[Outcome]:
+        """Run one decode step for one group of requests; ended requests free their slots.
+
+        An error ends the requests in the group; an error in a drafter ends only that drafter's
+        requests.
+
+        Raises:
+            ConfigError: a drafter called its own engine from inside a step.
+        """
+        with self._turn, self._drafters_turn:
+            if self._stepping:
+                raise ConfigError(
+                    "got a call from inside a step of the same engine; expected none there. Use"
+                    " another LLM."
+                )
+            self._stepping = True
+            try:
+                return self._runner.run()
+            finally:
+                self._stepping = False
+                if self._withdrawn:
+                    self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
+
+    def admit(self) -> None:
+        """Give waiting requests a slot in the cache and start their drafters."""
+        if len(self._schedule.waiting):
+            with self._turn, self._drafters_turn:
+                self._lifecycle.admit()
+
+    def withdraw(self, handles: Iterable[RequestHandle]) -> None:
+        """Drop requests, whether waiting, running or ended, and free everything they hold."""
+        if self._turn.torn:
+            return
+        with self._turn, self._drafters_turn:
+            # The garbage collector may close an abandoned stream inside a step of its thread.
+            if self._stepping:
+                self._withdrawn.extend(handles)
+                return
+            for handle in handles:
+                self._lifecycle.drop(handle)
+
+    def _use(self, drafter: Drafter, spec: str | None) -> None:
+        self._drafters.use(drafter, spec)
+        self._drafters_turn = turn_of(drafter)  # other engines may share the drafter

@@ -1,0 +1,97 @@
+"""Give access to the state and metrics of an `LLM`'s engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.core.drafter import Drafter
+    from paceline.core.metrics import EngineLoad, Timing
+    from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
+    from paceline.draft_budget.cost_curve import CostCurve
+    from paceline.draft_budget.costs import Costs
+    from paceline.draft_budget.decisions import StepDecision
+    from paceline.engine.engine import Engine
+    from paceline.invariance.invariance import Invariance
+    from paceline.model.cached_lm import CachedLM
+
+
+class EngineFacade:
+    """Forwards queries for state and metrics to an engine; subclasses set `_engine`."""
+
+    _engine: Engine
+
+    @property
+    def model(self) -> CachedLM:
+        """The target model with its KV cache."""
+        return self._engine.model
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter for requests that name none."""
+        return self._engine.drafter
+
+    def change_drafter(self, drafter: Drafter) -> None:
+        """Change the drafter from now on; only while no request is open.
+
+        Args:
+            drafter: The new drafter.
+        Raises:
+            ConfigError: requests are open, or the drafter does not fit the model.
+        """
+        self._engine.change_drafter(drafter)
+
+    @property
+    def invariance(self) -> Invariance:
+        """State of batch invariance: on or off, and the reason."""
+        return self._engine.invariance
+
+    @property
+    def acceptance_calibration(self) -> AcceptanceCalibration | None:
+        """Observed acceptance rates, binned by confidence; None without a budget."""
+        return self._engine.acceptance_calibration
+
+    @property
+    def cost_curve(self) -> CostCurve | None:
+        """Seconds per forward pass by number of rows, as used by the draft budget.
+
+        None before the budget first needs the curve, or without a budget.
+        """
+        draft_budget = self._engine.draft_budget
+        return None if draft_budget is None else draft_budget.curve
+
+    @property
+    def costs(self) -> Costs | None:
+        """The cost-curve measurement: its conditions, and a way to repeat it.
+
+        None without a draft budget.
+        """
+        return self._engine.costs
+
+    @property
+    def draft_decisions(self) -> list[StepDecision]:
+        """The draft budget's decisions in the most recent steps, oldest first.
+
+        Empty unless `DraftBudgetSettings.recorded_steps` is set.
+        """
+        draft_budget = self._engine.draft_budget
+        return [] if draft_budget is None else list(draft_budget.decisions)
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds per step for one request without drafts; None like the cost curve.
+
+        The value comes from the cost curve, corrected with measurements of such steps.
+        """
+        draft_budget = self._engine.draft_budget
+        return None if draft_budget is None else draft_budget.plain_seconds
+
+    @property
+    def timing(self) -> Timing:
+        """Time spent in all steps since this object was built, by kind of work."""
+        return self._engine.timing
+
+    @property
+    def load(self) -> EngineLoad:
+        """Counts for completed work and currently open requests, over all callers."""
+        return self._engine.load

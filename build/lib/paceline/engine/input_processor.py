@@ -1,0 +1,207 @@
+"""Check prompts and sampling parameters, and turn them into requests."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import CapacityError, ConfigError
+from paceline.text.stop_strings import StopStrings
+from paceline.text.tokens import text_ids, word_ids
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor
+Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
+
+_BYTES = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class InputProcessor:
+    """Turns prompts into requests.
+
+    Attributes:
+        tokenizer: The model's tokenizer, or None.
+        source: The caller's model argument, where the tokenizer was searched for.
+        vocab_size: Number of token ids that the model has.
+        eos_token_ids: Tokens that end an answer.
+        max_length: Maximum number of tokens in the prompt and answer together.
+    """
+
+    tokenizer: Any
+    source: Any
+    vocab_size: int
+    eos_token_ids: list[int]
+    max_length: int
+
+    def requests(self, prompts: Any, params: Any) -> list[Request]:
+        """Return one request per prompt.
+
+        Args:
+            prompts: One string or several strings; or lists, tuples or one-dimensional arrays of
+                token ids; or a two-dimensional array. Arrays may be tensors.
+            params: One `SamplingParams` for all prompts, or one for each prompt; None = the
+                default.
+        Raises:
+            ConfigError, CapacityError: a prompt or parameter cannot be used.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        prompts = _plain(prompts)
+        if not isinstance(prompts, Sequence) or isinstance(prompts, _BYTES):
+            raise ConfigError(
+                f"prompts: got a {type(prompts).__name__}; expected a text, texts, or lists of"
+                " token ids."
+            )
+        if prompts and _is_id(prompts[0]):
+            raise ConfigError(
+                "prompts: got one list of token ids; expected a list of such lists, as [[1, 2, 3]]."
+            )
+        each = [self._checked(entry) for entry in _params_per_prompt(params, len(prompts))]
+        return [
+            self._request(index, prompt, entry)
+            for index, (prompt, entry) in enumerate(zip(prompts, each, strict=True))
+        ]
+
+    def single(self, prompt: Any, params: Any) -> Request:
+        """Return the request for a prompt with a single answer.
+
+        Raises:
+            ConfigError, CapacityError: as in `requests`, or the parameters request several answers.
+        """
+        (request,) = self.requests([prompt], params)
+        if request.params.n > 1:
+            raise ConfigError(
+                f"n: got {request.params.n} for a stream; expected 1. Open a stream for each seed,"
+                " or use generate."
+            )
+        return request
+
+    def request_groups(self, prompts: Any, params: Any) -> list[list[Request]]:
+        """Return the requests for each prompt: one per answer, with seed, seed + 1, ...
+
+        Arguments and errors are the same as for `requests`.
+        """
+        return [
+            [first, *(self._sibling(first, number) for number in range(1, first.params.n))]
+            for first in self.requests(prompts, params)
+        ]
+
+    def _sibling(self, first: Request, number: int) -> Request:
+        params = replace(first.params, seed=first.params.seed + number, prompt_logprobs=None)
+        return self._new_request(first.token_ids, params)
+
+    def _new_request(self, ids: list[int], params: SamplingParams) -> Request:
+        stop = (
+            StopStrings(params.stop, self.tokenizer, ids, params.skip_special_tokens)
+            if params.stop
+            else None
+        )
+        return Request(
+            ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop
+        )
+
+    def _checked(self, params: SamplingParams) -> SamplingParams:
+        """Check the token ids in the parameters, and encode bad words."""
+        words = [entry for entry in params.bad_words if isinstance(entry, str)]
+        if words:
+            if self.tokenizer is None:
+                raise ConfigError(
+                    "bad_words: got words and no tokenizer; expected both, or token ids. Pass"
+                    " tokenizer=... to LLM."
+                )
+            spelled = {ids for word in words for ids in word_ids(self.tokenizer, word, "bad_words")}
+            given = [entry for entry in params.bad_words if not isinstance(entry, str)]
+            params = replace(params, bad_words=[*given, *sorted(spelled)])
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": params.logit_bias or (),
+            "bad_words": [token for word in params.bad_words for token in word],
+        }
+        for name, ids in named.items():
+            highest = max(map(int, ids), default=0)
+            if highest >= self.vocab_size:
+                raise ConfigError(
+                    f"{name}: got token id {highest}; expected 0 to {self.vocab_size - 1}. Leave"
+                    " it out."
+                )
+        return params
+
+    def _request(self, index: int, prompt: Any, params: SamplingParams) -> Request:
+        ids = self._token_ids(index, prompt)
+        if not ids:
+            raise ConfigError(
+                f"prompt {index}: got no token; expected at least one. Leave empty prompts out."
+            )
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise ConfigError(
+                f"prompt {index}: got token ids from {min(ids)} to {max(ids)}; expected 0 to"
+                f" {self.vocab_size - 1}."
+            )
+        if len(ids) + min(1, params.max_new_tokens) > self.max_length:
+            raise CapacityError(
+                f"prompt {index}: got {len(ids)} tokens, which leave no room for an answer;"
+                f" expected less than {self.max_length}. Shorten it, or raise max_length if the"
+                " model's context allows."
+            )
+        if params.stop and self.tokenizer is None:
+            raise ConfigError(
+                "stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM."
+            )
+        request = self._new_request(ids, params)
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+        return request
+
+    def _token_ids(self, index: int, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                from paceline.model.tokenizer_loading import tokenizer_error
+
+                raise ConfigError(
+                    f"prompt {index}: got text and no tokenizer; expected token ids, or"
+                    f" tokenizer=... to LLM.{tokenizer_error(self.source)}"
+                )
+            return text_ids(self.tokenizer, prompt, f"prompt {index}")
+        ids = _plain(prompt)
+        if not isinstance(ids, Sequence) or isinstance(ids, _BYTES) or not all(map(_is_id, ids)):
+            raise ConfigError(
+                f"prompt {index}: got {str(ids)[:60]!r}; expected a text or a list of integer"
+                " token ids."
+            )
+        return [operator.index(i) for i in ids]
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays and tensors as lists, and other values unchanged."""
+    return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _params_per_prompt(params: Any, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not isinstance(params, list | tuple) or not all(
+        isinstance(entry, SamplingParams) for entry in params
+    ):
+        hint = " Write SamplingParams(**params)." if isinstance(params, Mapping) else ""
+        raise ConfigError(
+            f"params: got {str(params)[:60]!r}; expected SamplingParams, or a list with one per"
+            f" prompt.{hint}"
+        )
+    if len(params) != count:
+        raise ConfigError(
+            f"got {len(params)} SamplingParams for {count} prompts; expected one for all, or one"
+            " each."
+        )
+    return list(params)

@@ -1,0 +1,270 @@
+"""Assign cache slots, and reuse those of finished requests (prefix caching)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from paceline.core.argument_checks import is_number
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import IntArray
+from paceline.engine.settings import (
+    ADMISSION_HEADROOM,
+    CACHE_GROWTH_POSITIONS,
+    CACHE_MEMORY_SHARE,
+    INHERITED_SHARE,
+    MIN_PREFIX_TOKENS,
+    SPARE_NODE_POSITIONS,
+    UNLIMITED_POSITIONS,
+)
+from paceline.errors import CapacityError, ConfigError
+from paceline.util.machine import available_memory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.core.target import Target
+
+
+class KVCacheManager:
+    """Assigns KV-cache slots, and keeps finished requests for later prompts.
+
+    Args:
+        model: The target.
+        max_batch: Maximum number of requests that have a slot at the same time; None = no limit.
+        max_kept: Maximum number of finished requests that stay cached; the least recently used is
+            evicted first.
+        max_bytes: Maximum size of the cache in bytes; None = no limit.
+    Attributes:
+        reused: Number of prompt tokens found in the cache so far.
+    """
+
+    def __init__(
+        self, model: Target, max_batch: int | None, max_kept: int, max_bytes: int | None
+    ) -> None:
+        self._model, self._max_batch = model, max_batch
+        self._max_kept, self._max_bytes = max_kept, max_bytes
+        self._kept: OrderedDict[Request, IntArray] = OrderedDict()  # tokens; last used at the end
+        self.reused = 0
+
+    @property
+    def num_kept(self) -> int:
+        """Return the number of finished requests in the cache."""
+        return len(self._kept)
+
+    def usage(self) -> float:
+        """Return the share of the cache's memory limit that holds tokens.
+
+        Without a limit, this is the share of the allocated memory.
+        """
+        each = self._model.position_bytes
+        limit = self._max_bytes or len(self._model.slots) * self._model.capacity * each
+        return min(1.0, self._model.slots.tokens * each / limit) if limit else 0.0
+
+    def check(self, request: Request) -> None:
+        """Check that a request would fit on its own.
+
+        Raises:
+            CapacityError: the request needs more memory than the cache may take.
+        """
+        limit = self._max_positions(1)
+        if request.max_length + SPARE_NODE_POSITIONS > limit:
+            raise CapacityError(
+                f"got a request of up to {request.max_length} tokens; expected at most"
+                f" {max(0, limit - SPARE_NODE_POSITIONS)}, for which the cache has memory. Shorten"
+                " it, or raise cache_gib."
+            )
+
+    def open(self, request: Request, active: Sequence[Request]) -> bool:
+        """Give a request a slot, filled with the longest known prefix of its prompt.
+
+        Args:
+            request: The request to admit.
+            active: Requests that have a slot.
+        Returns:
+            False if the cache currently has no room.
+        Raises:
+            CapacityError: the request is longer than the model's context.
+        """
+        self._model.check_length(request)
+        if self._model.stale:
+            self.forget_all()
+        members = (*active, request)
+        longest = SPARE_NODE_POSITIONS + max(
+            min(member.max_length, len(member) + ADMISSION_HEADROOM) for member in members
+        )
+        source, length = self._longest_prefix(request, active)
+        inherited = None  # tokens of a finished request whose slot the new request takes over
+        if source is not None and source in self._kept:
+            self._kept.move_to_end(source)
+            if length >= INHERITED_SHARE * len(self._kept[source]):
+                inherited = self._kept.pop(source)
+        final, fits = max(member.max_length for member in members) + SPARE_NODE_POSITIONS, False
+        try:
+            fits = self._ensure(len(members), longest, min(longest + CACHE_GROWTH_POSITIONS, final))
+        finally:
+            if source is not None and inherited is not None and not fits:
+                self._kept[source] = inherited
+        if not fits:
+            return False
+        self._model.open(request, None if inherited is None else source, length)
+        # The source has no slot if `request` took it over, or if it was dropped to make room.
+        if source is not None and source.slot >= 0:
+            self._model.slots.copy(request, source, length)
+        request.counters.cached_tokens += request.cached
+        self.reused += request.cached
+        return True
+
+    def grow(self, active: Sequence[Request]) -> bool:
+        """Make room for the next tokens of all requests; return False if there is none."""
+        longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
+        if longest <= self._model.capacity:
+            return True
+        final = max(request.max_length for request in active) + SPARE_NODE_POSITIONS
+        ideal = max(longest + CACHE_GROWTH_POSITIONS, 2 * self._model.capacity)
+        return self._ensure(len(active), longest, min(ideal, final))
+
+    def close(self, request: Request, reusable: bool = True) -> None:
+        """Free the slot of a request; keep its contents for later prompts if `reusable`."""
+        if request.pending > 1:  # no logits have shown yet whether its keys and values are finite
+            request.tainted, reusable = True, False
+        if reusable and self._max_kept and request.cached >= MIN_PREFIX_TOKENS:
+            self._keep(request)
+        self.free(request)
+
+    def free(self, request: Request) -> None:
+        """Free the slot of a request, if it has one."""
+        self._model.close(request)
+
+    def forget_all(self) -> None:
+        """Free the slots of all finished requests."""
+        while self._forget_oldest():
+            pass
+
+    def _keep(self, request: Request) -> None:
+        """Keep a finished request's cached tokens; drop kept requests that they cover."""
+        prefix = Request(request.token_ids[: request.cached], SamplingParams())
+        prefix.rotary_length = request.rotary_length
+        self._model.slots.inherit(prefix, request, request.cached)
+        tokens = np.array(prefix.token_ids, dtype=np.int64)
+        covered = [
+            other
+            for other, known in self._kept.items()
+            if _common_prefix(known, tokens) == len(known)
+        ]
+        for other in covered:
+            self._forget(other)
+        self._kept[prefix] = tokens
+        if len(self._kept) > self._max_kept:
+            self._forget_oldest()
+
+    def _longest_prefix(
+        self, request: Request, active: Sequence[Request]
+    ) -> tuple[Request | None, int]:
+        """Return the cached request with the longest common prefix, and its length."""
+        if not self._max_kept or request.scoring:  # scoring needs logits, which are not cached
+            return None, 0
+        # The last token is always computed, because its logits choose the next token.
+        prompt = np.array(request.token_ids[:-1], dtype=np.int64)
+        best, best_length = None, MIN_PREFIX_TOKENS - 1
+        running = (
+            (member, np.array(member.token_ids[: member.cached], dtype=np.int64))
+            for member in active
+        )
+        for source, tokens in (*self._kept.items(), *running):
+            length = _common_prefix(tokens, prompt)
+            if length > best_length and self._model.shares_prefix(source, request):
+                best, best_length = source, length
+        return best, best_length
+
+    def _ensure(self, num_slots: int, positions: int, ideal: int) -> bool:
+        """Provide slots of a given size; drop kept requests if memory is short.
+
+        Args:
+            num_slots: Slots for active requests.
+            positions: Number of cache positions that each slot must have.
+            ideal: Number of cache positions that each slot should have if the cache has to grow.
+        """
+        while True:
+            slots = num_slots + len(self._kept)
+            required = max([positions, *map(len, self._kept)])
+            enough = self._model.capacity >= required
+            step = self._model.growth_step
+            size = self._model.capacity if enough else -(-max(ideal, required) // step) * step
+            for count in (self._preferred_slots(slots), slots):
+                limit = self._max_positions(count)
+                if limit >= required and self._resized(count, min(size, limit), num_slots):
+                    return True
+            if not self._forget_oldest():
+                return False
+
+    def _resized(self, slots: int, positions: int, num_active: int) -> bool:
+        try:
+            self._model.slots.resize(slots, positions)
+        except (MemoryError, RuntimeError) as error:
+            short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in str(error)
+            if not short or (num_active == 1 and not self._kept):
+                raise
+            return False
+        return True
+
+    def _preferred_slots(self, slots: int) -> int:
+        """Return the number of slots to allocate; growing copies the whole cache."""
+        current = len(self._model.slots)
+        if slots <= current or self._max_batch is None:
+            return max(slots, current)
+        return max(slots, min(2 * current, self._max_batch + self._max_kept))
+
+    def _max_positions(self, slots: int) -> int:
+        """Return the maximum number of cache positions per slot for this number of slots."""
+        each = slots * self._model.position_bytes
+        return (
+            UNLIMITED_POSITIONS if self._max_bytes is None or not each else self._max_bytes // each
+        )
+
+    def _forget(self, prefix: Request) -> None:
+        del self._kept[prefix]
+        self._model.close(prefix)
+
+    def _forget_oldest(self) -> bool:
+        if not self._kept:
+            return False
+        self._forget(next(iter(self._kept)))
+        return True
+
+
+def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
+    """Return the maximum size of a loaded model's KV cache, in bytes.
+
+    Args:
+        model: The loaded model.
+        cache_gib: Limit in GiB; None = most of the available memory.
+    Returns:
+        Number of bytes, or None if the available memory is unknown.
+    Raises:
+        ConfigError: `cache_gib` is not a positive number.
+    """
+    if cache_gib is not None:
+        if not is_number(cache_gib) or cache_gib <= 0:
+            raise ConfigError(
+                f"cache_gib: got {cache_gib!r}; expected a positive number of GiB, or None."
+            )
+        return int(cache_gib * (1 << 30))
+    available = (
+        torch.cuda.mem_get_info(model.device)[0]
+        if model.device.type == "cuda"
+        else available_memory()
+    )
+    return int(CACHE_MEMORY_SHARE * available) or None
+
+
+def _common_prefix(first: IntArray, second: IntArray) -> int:
+    """Return the length of the common prefix, in tokens."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length

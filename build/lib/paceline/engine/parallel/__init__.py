@@ -1,0 +1,1 @@
+"""Compute a step's draft tree in several processes (lookahead parallelism)."""

@@ -1,0 +1,271 @@
+"""Share a step's draft tree among processes with copies of the model.
+
+After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
+section 3.4 (lookahead parallelism). Every rank runs the same loop, proposes the same trees and
+computes its share of the nodes. A single exchange of integers then gives all ranks the target's
+token and arg-max after every node. Random numbers are keyed by seed and position, so they are the
+same on every rank. If a rank has not computed an accepted node, it computes that node's token in
+the next step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.backend.plain_tensors import is_plain
+from paceline.backend.products import Products
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.node_logits import NodeLogits
+from paceline.core.request import Request
+from paceline.core.settings import PREFILL_CHUNK, FixedShapes
+from paceline.core.tree import DraftTree, IntArray
+from paceline.engine.parallel.ranks import Ranks, check_columns
+from paceline.engine.parallel.split import Share, share
+from paceline.engine.settings import CHECKSUM_BLOCK
+from paceline.errors import ConfigError, DrafterError
+from paceline.model.cached_lm import CachedLM
+from paceline.verification.outcomes import make_outcome, token_chooser
+from paceline.verification.rules import follow
+from paceline.verification.verify import TargetTokens, target_tokens
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
+
+
+class ParallelLM(CachedLM):
+    """A model whose draft trees are computed jointly by all ranks.
+
+    `forward_nodes` returns the logits for this rank's share, which `verify` merges with the others.
+    `Request.cached` and `Stats.query_tokens` count what this rank has computed.
+
+    Args:
+        model: This rank's copy, on its own device.
+        ranks: The processes in the run.
+        drafter: Drafter whose trees will be verified.
+        max_nodes: Maximum number of nodes in a tree.
+        prefill_chunk: As in `CachedLM`.
+        batch_invariant: As in `CachedLM`.
+        min_rows: As in `CachedLM`.
+        products: As in `CachedLM`.
+        chains: As in `CachedLM`.
+        fixed_shapes: As in `CachedLM`.
+    Raises:
+        ConfigError: the trees have fewer branches than there are ranks, or the ranks have different
+            options or weights.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ranks: Ranks,
+        drafter: Drafter,
+        max_nodes: int,
+        prefill_chunk: int = PREFILL_CHUNK,
+        batch_invariant: bool = False,
+        min_rows: int = 1,
+        products: Products | None = None,
+        chains: bool = False,
+        fixed_shapes: FixedShapes = "auto",
+    ) -> None:
+        check_columns(drafter, ranks.size)
+        # Recomputed tokens must fit in one forward pass, or the ranks would get out of step.
+        chunk = max(prefill_chunk, 1 + max_nodes)
+        super().__init__(
+            model,
+            chunk,
+            batch_invariant,
+            min_rows,
+            products,
+            chains=chains,
+            fixed_shapes=fixed_shapes,
+        )
+        self.ranks = ranks
+        self._max_nodes = max_nodes
+        self._parts: dict[int, tuple[Share, DraftTree]] = {}  # from the last pass, by request id
+        ranks.agree(
+            "drafters",
+            (drafter.name, drafter.columns, max_nodes),
+            "Start every process with the same options.",
+        )
+        ranks.agree(
+            "model weights",
+            weight_sums(model),
+            "Start every process with the same model and --dtype.",
+        )
+
+    def forward_nodes(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
+    ) -> NodeLogits:
+        """Run `CachedLM.forward_nodes` over this rank's share of every tree.
+
+        Raises:
+            DrafterError: a tree has sampled nodes, which can only be verified with their
+                distributions.
+        """
+        if any(tree.probs is not None for tree in trees):
+            raise DrafterError(
+                "a draft tree carries the distributions its nodes were drawn from; lookahead"
+                " parallelism verifies guesses only. Choose a drafter of guesses, or run it in one"
+                " process."
+            )
+        size, rank = self.ranks.size, self.ranks.rank
+        # The shares rotate, so that the largest does not always go to the same rank.
+        turns = [(rank + request.counters.target_forwards) % size for request in requests]
+        shares = [
+            share(tuple(tree.parents), size, turn) for tree, turn in zip(trees, turns, strict=True)
+        ]
+        parts = [own.part(tree) for own, tree in zip(shares, trees, strict=True)]
+        self._parts = {
+            request.id: both
+            for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)
+        }
+        return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits)
+
+    def commit(self, accepted: Sequence[Sequence[int]]) -> None:
+        """Keep the accepted nodes that this rank has computed.
+
+        Args:
+            accepted: Accepted nodes in the whole trees, for each request.
+        """
+        own_shares = (own for own, _ in self._parts.values())
+        super().commit(
+            [own.path_indices(path) for own, path in zip(own_shares, accepted, strict=True)]
+        )
+
+    def verify(
+        self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+    ) -> list[Outcome]:
+        """Choose each request's new tokens, identical on all ranks (a `Verifier`).
+
+        Args:
+            requests: Requests from the last `forward_nodes` that are ready to decode.
+            trees: Their draft trees.
+            logits: Their rows in the result of `forward_nodes`.
+        Raises:
+            DrafterError: the ranks have different trees.
+            ParallelError: a process was lost.
+        """
+        if not requests:
+            return []
+        parts = [self._parts[request.id][1] for request in requests]
+        target = target_tokens(requests, parts, logits)
+        table = self._table(requests, trees, target)
+        merged = self.ranks.merge(torch.from_numpy(table)).tolist()
+        outcomes = []
+        for request, tree, (token_row, argmax_row) in zip(requests, trees, merged, strict=True):
+            if token_row[0] != -argmax_row[0]:
+                raise DrafterError(
+                    "the processes of this parallel run drafted different trees for request"
+                    f" {request.id}; a drafter must guess alike in all of them. Run this drafter in"
+                    " one process."
+                )
+            tokens = token_row[1 : 2 + len(tree)]
+            tree_argmax = argmax_row[1 : 2 + len(tree)]
+            accepted, run = follow(
+                tree,
+                token_chooser(request, tree, tokens, tree_argmax, logits.flat.dtype),
+                request.end_reason,
+            )
+            outcomes.append(make_outcome(request, tree, accepted, run, tree_argmax))
+        return outcomes
+
+    def _table(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        target: TargetTokens,
+    ) -> IntArray:
+        """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 = unknown.
+
+        Column 0 contains a checksum of the tree. The other columns contain the tokens (row 0) and
+        the arg-maxes (row 1) after the root and the nodes. The shape does not depend on the trees,
+        so differences between trees can be reported.
+        """
+        table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
+        for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+            # shifted, so that the negated value fits as well
+            check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
+            table[row, :, 0] = check, -check  # the maxima cancel out only if all values are equal
+            own = self._parts[request.id][0]
+            known = np.array([target.tokens[row], target.argmax[row]])
+            table[row][:, 2 + own.nodes[own.owned]] = known[:, 1 + own.owned]
+            if self.ranks.rank == 0:
+                table[row, :, 1] = known[:, 0]
+        return table
+
+    def check_drafter(self, drafter: Drafter) -> None:
+        """Reject a drafter whose trees cannot be split among the ranks.
+
+        Raises:
+            ConfigError: as in `check_columns`.
+        """
+        check_columns(drafter, self.ranks.size)
+
+    def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
+        """Check that all ranks have the same requests. Called once per engine call.
+
+        Args:
+            requests: Requests on this rank.
+            max_batch: Maximum number of requests per forward pass; None = no limit.
+        Raises:
+            ConfigError: the requests differ, or have options that need all logits in one process.
+        """
+        for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
+            if any(getattr(request.params, name) not in ((), None) for request in requests):
+                raise ConfigError(
+                    f"{name}: got some in a parallel run; expected none there. Leave it out, or"
+                    " use one process."
+                )
+        arguments = [
+            (request.token_ids, request.params, request.max_length, sorted(request.eos_token_ids))
+            for request in requests
+        ]
+        self.ranks.agree(
+            "prompts or sampling parameters",
+            (arguments, max_batch),
+            "Make the same call in every process.",
+        )
+
+
+@torch.no_grad()
+def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """Return name, dtype, shape and checksum of every parameter and buffer.
+
+    Equal models have equal checksums on all devices. A checksum is the sum, modulo 2**64, of the
+    bit patterns as integers, each multiplied by an odd number that depends on its index. The order
+    of summation therefore does not matter. Changing one element or swapping two elements changes
+    the checksum. Quantised weights without plain tensors have the checksum 0.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [
+        (
+            name,
+            f"{tensor.dtype} {type(tensor).__name__}",
+            tuple(tensor.shape),
+            _weighted_sum(tensor) if is_plain(tensor) else 0,
+        )
+        for name, tensor in tensors
+    ]
+
+
+def _weighted_sum(tensor: Tensor) -> int:
+    flat = tensor.detach().reshape(-1)
+    width = math.gcd(flat.nbytes, 8) or 8  # read as the widest integers that fit, for speed
+    if flat.storage_offset() * flat.element_size() % width:
+        flat = flat.clone()
+    bits = flat.view(_INTEGERS[width])
+    odd = torch.arange(1, 2 * min(CHECKSUM_BLOCK, bits.numel()), 2, device=bits.device)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, bits.numel(), CHECKSUM_BLOCK):
+        block = bits[start : start + CHECKSUM_BLOCK]
+        total += ((odd[: block.numel()] + 2 * start) * block).sum()
+    return int(total)

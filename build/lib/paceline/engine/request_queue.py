@@ -1,0 +1,48 @@
+"""Hold the requests waiting for a cache slot, ordered by priority, then age."""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+from paceline.engine.request_handle import RequestHandle
+
+
+class RequestQueue:
+    """Waiting requests; any thread may add to them during a step.
+
+    Attributes:
+        lock: Held while the queue changes.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RequestHandle] = []
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __iter__(self) -> Iterator[RequestHandle]:
+        """Iterate over a copy of the queue."""
+        return iter(self._handles.copy())
+
+    def join(self, handles: Iterable[RequestHandle]) -> None:
+        """Queue requests; preempted requests keep their age."""
+        with self.lock:
+            for handle in handles:
+                insort(self._handles, handle, key=attrgetter("rank"))
+
+    def first(self) -> RequestHandle | None:
+        """Return the request to be admitted next, or None."""
+        handles = self._handles
+        return handles[0] if handles else None
+
+    def leave(self, handle: RequestHandle) -> bool:
+        """Remove a request; return False if it was not in the queue."""
+        with self.lock:
+            if handle not in self._handles:
+                return False
+            self._handles.remove(handle)
+            return True

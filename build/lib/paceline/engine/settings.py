@@ -1,0 +1,44 @@
+"""Constants of the engine. They affect time and memory, never the answers."""
+
+from __future__ import annotations
+
+# Maximum number of rows with logits for `prompt_logprobs` in a forward pass. Each row takes memory
+# for the whole vocabulary: 512 rows of 150,000 float32 logits are 0.3 GB.
+MAX_SCORED_ROWS = 512
+
+# Prompts with different lengths share a forward pass if it has at most this many rows per token.
+MAX_PADDING_RATIO = 1.25
+
+# Maximum number of drafters that requests name (`SamplingParams.speculation`), in addition to the
+# engine's default. Each may hold a draft model in memory.
+MAX_NAMED_DRAFTERS = 16
+
+# Number of cache positions allocated before answers need them; doubled each time. Growing copies
+# the cache.
+CACHE_GROWTH_POSITIONS = 512
+
+# Number of cache positions reserved per request for draft nodes. Larger trees make the cache grow
+# once.
+SPARE_NODE_POSITIONS = 32
+
+# Number of positions by which an answer may grow right after admission, so that the engine does not
+# soon preempt the request again.
+ADMISSION_HEADROOM = 128
+
+# Number of cache positions per slot without a memory limit: more than any text needs.
+UNLIMITED_POSITIONS = 1 << 40
+
+# Shortest common prefix worth copying, in tokens. Computing fewer tokens is as fast as looking them
+# up.
+MIN_PREFIX_TOKENS = 16
+
+# Share of the available memory that the KV cache may take, if `cache_gib` is not given.
+CACHE_MEMORY_SHARE = 0.8
+
+# Share of a kept prefix that a prompt must match to take over its slot. Other prompts copy the
+# common part.
+INHERITED_SHARE = 0.9
+
+# Number of integers summed at once when ranks in a lookahead-parallel run compare their weights. It
+# limits the memory for this check.
+CHECKSUM_BLOCK = 1 << 18

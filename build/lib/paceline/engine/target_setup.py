@@ -1,0 +1,139 @@
+"""Set up a transformers model as the target of an engine.
+
+The engine imports this module when it is built, and imports no model code before that. From then
+on, the engine works with the protocol `paceline.core.target.Target`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.settings import (
+    PREFILL_CHUNK,
+    PREFILL_CHUNK_ON_CUDA,
+    BatchInvariant,
+    FixedShapes,
+)
+from paceline.core.vocabulary_check import check_vocabulary
+from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.cost_curve import CostCurve
+from paceline.draft_budget.costs import Costs
+from paceline.draft_budget.prefill_chunking import PrefillChunkController
+from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.draft_head.find import DraftHeads
+from paceline.engine.parallel.model import ParallelLM
+from paceline.invariance.invariance import Invariance, resolve_batch_invariance
+from paceline.model.cached_lm import CachedLM
+from paceline.model.self_check import checked_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from paceline.core.drafter import Drafter
+    from paceline.engine.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """An engine's options for its target; see `paceline.engine.engine.Engine`.
+
+    Attributes:
+        max_batch: Maximum number of requests per forward pass; None = no limit.
+        max_nodes: Maximum number of draft nodes verified per request and step.
+        prefill_chunk: Maximum number of a request's pending tokens per step; None = the default for
+            the model's device.
+        batch_invariant: True, False or "auto".
+        fixed_shapes: True, False or "auto".
+        ranks: Processes that share the work on every draft tree; None = this process alone.
+        cost_curve: Cost of forward passes; None = measure.
+        draft_budget: Settings of the draft budget; None = the defaults.
+    """
+
+    max_batch: int | None
+    max_nodes: int
+    prefill_chunk: int | None
+    batch_invariant: BatchInvariant
+    fixed_shapes: FixedShapes
+    ranks: Ranks | None
+    cost_curve: CostCurve | None
+    draft_budget: DraftBudgetSettings | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSetup:
+    """A target that is ready for requests.
+
+    Attributes:
+        model: The model with its KV cache.
+        invariance: State of batch invariance.
+        costs: Measured cost of the model's forward passes; None with ranks, because their measured
+            times differ.
+        draft_budget: Draft budget that cuts draft trees; None with ranks.
+        chunking: Limits prefill chunks while streams are open; None with ranks.
+        draft_heads: Hidden-state draft heads of the model; None with ranks.
+    """
+
+    model: CachedLM
+    invariance: Invariance
+    costs: Costs | None = None
+    draft_budget: DraftBudget | None = None
+    chunking: PrefillChunkController | None = None
+    draft_heads: DraftHeads | None = None
+
+    @property
+    def parallel(self) -> ParallelLM | None:
+        """Return the model if processes share its work, otherwise None."""
+        return self.model if isinstance(self.model, ParallelLM) else None
+
+    def check_drafter(self, drafter: Drafter, tokenizer: Any) -> None:
+        """Check that a drafter fits the target, and attach the drafter.
+
+        Args:
+            drafter: The drafter.
+            tokenizer: Tokenizer of the prompts; None = unknown.
+        Raises:
+            ConfigError, DatastoreError, UnsupportedModelError: the drafter does not fit.
+        """
+        check_vocabulary(drafter, self.model.vocab_size, tokenizer)
+        drafter.attach(self.model.model, tokenizer)
+        if tokenizer is not None:
+            drafter.check_tokenizer(tokenizer)
+        if self.draft_heads is not None:
+            self.draft_heads.check(drafter)
+
+
+def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
+    """Check a loaded model and give it a KV cache.
+
+    Args:
+        model: Decoder-only transformers model, in eval mode, on its device.
+        drafter: Drafter of the engine; its trees must be divisible among ranks.
+        options: The engine's options for the model.
+    Raises:
+        UnsupportedModelError: the model cannot be verified losslessly.
+        ConfigError: batch invariance is required but impossible, or the ranks do not fit.
+    """
+    ranks, batch_invariant = options.ranks, options.batch_invariant
+    if ranks is not None and batch_invariant == "auto":
+        batch_invariant = False  # measured times differ between ranks, but all ranks must agree
+    invariance = resolve_batch_invariance(model, batch_invariant, options.max_batch or 1)
+    on_cuda = model.device.type == "cuda"
+    default_chunk = PREFILL_CHUNK_ON_CUDA if on_cuda else PREFILL_CHUNK
+    model_options = invariance.model_options(options.prefill_chunk or default_chunk)
+    model_options["fixed_shapes"] = options.fixed_shapes
+    checked = checked_model(model, model_options)
+    if ranks is not None:
+        model_options["chains"] = checked.chains
+        parallel = ParallelLM(model, ranks, drafter, options.max_nodes, **model_options)
+        return TargetSetup(parallel, invariance)
+    settings = options.draft_budget or DEFAULTS
+    costs = Costs(checked, invariance.max_rows, options.cost_curve, settings)
+    return TargetSetup(
+        checked,
+        invariance,
+        costs,
+        DraftBudget(costs.curve, None if costs.given else costs.renew, settings),
+        PrefillChunkController(checked.prefill_chunk, settings),
+        DraftHeads(checked),
+    )

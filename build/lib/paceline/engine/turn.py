@@ -1,0 +1,81 @@
+"""Lock an engine while its state changes, even across forks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from paceline.errors import ConfigError
+from paceline.util.threads import follow_forks
+
+
+class Lock(Protocol):
+    """Methods that the two lock types of `threading` share."""
+
+    def acquire(self, blocking: bool = ...) -> bool:
+        """Acquire the lock; return False if it is not free."""
+
+    def release(self) -> None:
+        """Release the lock."""
+
+
+class Turn:
+    """A re-entrant lock: one thread at a time changes the engine.
+
+    If a process forks while one of its threads holds the lock, the child gets a half-changed engine
+    without that thread. Every call in such a child raises an error.
+
+    Args:
+        others: Returns additional locks that protect the engine's state.
+    Attributes:
+        torn: Whether this process is such a child.
+        inherited: Whether the engine still holds requests that were open at the fork; the parent
+            answers them.
+    """
+
+    def __init__(self, others: Callable[[], list[Lock]]) -> None:
+        self._others = others
+        self._lock = threading.RLock()
+        self.torn = self.inherited = False
+        follow_forks(self)
+
+    def __enter__(self) -> None:
+        self.check()
+        self._lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """Raise an error in a child process whose engine cannot be used.
+
+        Raises:
+            ConfigError: a thread of the parent was changing the engine when this process was
+                forked.
+        """
+        if self.torn:
+            raise ConfigError(
+                "got a call in a process that was forked while another thread used this model;"
+                " expected none, as the fork copied a half-made step. Fork while no request is"
+                " open, or load the model in the child."
+            )
+
+    def become_child(self) -> None:
+        """Check whether the engine can be used in this child process."""
+        self.torn = self.torn or not all(map(_is_free, (self._lock, *self._others())))
+        self.inherited = True
+
+
+def _is_free(lock: Lock) -> bool:
+    """Return True if this thread can acquire a lock."""
+    if not lock.acquire(blocking=False):
+        return False
+    lock.release()
+    return True

@@ -1,0 +1,259 @@
+"""Constrain answers to JSON, a regular expression or a context-free grammar.
+
+params = SamplingParams(logits_processors=[json_schema(llm.tokenizer, schema, llm.eos_token_ids)])
+
+llguidance computes the token masks. A grammar is a logits processor, so it sees only emitted tokens
+and never draft tokens. It is therefore exact with drafts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from paceline.errors import ConfigError
+from paceline.util.text_files import MARK
+from paceline.util.threads import ForkableLock
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# between the parts of JSON; with more allowed, small models say nothing else until they are cut off
+WHITESPACE = " "
+# compiled grammars per tokenizer; each keeps the lexer states its answers have seen
+_MAX_GRAMMARS = 32
+_EACH_BIT = torch.where(
+    torch.from_numpy(
+        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    ).bool(),
+    0.0,
+    -torch.inf,
+    # [256, 8]: what a byte of a mask adds to eight scores; a look-up is a fifth of the time of
+    # filling under a mask
+)
+
+
+def json_schema(
+    tokenizer: Any,
+    schema: Mapping[str, Any] | bool | str,
+    eos_token_ids: Iterable[int] | None = None,
+) -> Grammar:
+    r"""Return a grammar of JSON that is valid under a schema.
+
+    Properties come in the schema's order. One space is allowed where JSON allows white space;
+    `{"x-guidance": {"whitespace_pattern": "[ \\n]{1,9}"}}` in the schema allows more, and sets
+    llguidance's other options.
+
+    Args:
+        tokenizer: Fast tokenizer of transformers.
+        schema: Schema as a mapping or as JSON text; True allows any JSON.
+        eos_token_ids: Tokens that may end the answer, such as `LLM.eos_token_ids`. Default: the
+            tokenizer's.
+    Raises:
+        ConfigError: The schema cannot be compiled, the tokenizer is not fast or has no
+            end-of-sequence token, or llguidance is not installed.
+    """
+    matcher = _llguidance().LLMatcher
+    try:
+        parsed = json.loads(schema.removeprefix(MARK)) if isinstance(schema, str) else schema
+        text = json.dumps({} if parsed is True else parsed, allow_nan=False)
+        grammar = matcher.grammar_from_json_schema(
+            text, defaults={"whitespace_pattern": WHITESPACE}
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused("json_schema", schema, str(error)) from error
+    return _grammar("json_schema", tokenizer, grammar, schema, eos_token_ids)
+
+
+def json_object(tokenizer: Any, eos_token_ids: Iterable[int] | None = None) -> Grammar:
+    """Return a grammar of any JSON object; arguments and errors as `json_schema`."""
+    return json_schema(tokenizer, {"type": "object"}, eos_token_ids)
+
+
+def regex(tokenizer: Any, pattern: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
+    """Return a grammar of a regular expression that the whole answer matches.
+
+    The syntax is Rust's, without look-around. Arguments and errors are those of `json_schema`.
+    """
+    grammar = _llguidance().LLMatcher.grammar_from_regex(_text("regex", pattern))
+    return _grammar("regex", tokenizer, grammar, pattern, eos_token_ids)
+
+
+def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
+    """Return a grammar in llguidance's variant of Lark.
+
+    Arguments and errors are those of `json_schema`.
+    """
+    compiled = _llguidance().LLMatcher.grammar_from_lark(_text("lark", grammar).removeprefix(MARK))
+    return _grammar("lark", tokenizer, compiled, grammar, eos_token_ids)
+
+
+class Grammar:
+    """Allows only the tokens that keep an answer within its grammar.
+
+    The logits processor serves one answer, whose prompt is the text of the first call. A shallow
+    copy starts again. `LLM` copies the object for each request; transformers' `generate` does not,
+    so pass it a copy per call, and one prompt.
+    """
+
+    def __init__(self, template: LLMatcher, vocab_size: int) -> None:
+        self._template, self._vocab_size = template, vocab_size
+        self._matcher: LLMatcher | None = None  # of the current answer
+        self._ids: Tensor | None = None  # ids of the last call; [1, n]
+
+    def __copy__(self) -> Grammar:
+        return Grammar(self._template, self._vocab_size)
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores with -inf for every token that the grammar forbids.
+
+        Args:
+            ids: Prompt, or the ids of the last call followed by new tokens; [1, n].
+            scores: Scores; [1, vocab], which may be wider than the tokenizer.
+        Raises:
+            ConfigError: The ids belong to another answer or to several, a token is forbidden, or
+                the grammar is too complex.
+        """
+        if self._matcher is None:
+            self._matcher = self._template.deep_copy()
+        self._consume(self._matcher, ids)
+        return scores + self._bias(self._matcher, scores)
+
+    def _consume(self, matcher: LLMatcher, ids: Tensor) -> None:
+        num_consumed = ids.shape[1] if self._ids is None else self._ids.shape[1]
+        if ids.shape[0] != 1 or (
+            self._ids is not None and not torch.equal(ids[:, :num_consumed], self._ids)
+        ):
+            raise ConfigError(
+                f"grammar: got ids of shape {tuple(ids.shape)}, which do not go on from those"
+                " before; expected one answer, token by token. Give every answer a copy of it:"
+                " copy.copy(grammar)."
+            )
+        new = ids[0, num_consumed:].tolist()
+        self._ids = ids
+        for token in new:
+            if not matcher.consume_token(token):
+                reason = matcher.get_error() or f"token {token} is forbidden there"
+                raise ConfigError(
+                    f"grammar: got an answer it cannot follow [{reason}]; expected one of allowed"
+                    " tokens."
+                )
+
+    def _bias(self, matcher: LLMatcher, scores: Tensor) -> Tensor:
+        """Return 0 for allowed tokens, else -inf; [1, vocab]."""
+        words = torch.empty((self._vocab_size + 31) // 32, dtype=torch.int32)
+        matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
+        if matcher.is_error():
+            raise ConfigError(
+                f"grammar: got [{matcher.get_error()}] from llguidance; expected a mask. Make the"
+                " grammar simpler."
+            )
+        packed = words.view(torch.uint8).to(scores.device).int()
+        bias = torch.embedding(_EACH_BIT.to(scores.device), packed).view(1, -1)[
+            :, : self._vocab_size
+        ]
+        beyond = scores.shape[-1] - bias.shape[-1]  # rows that pad a vocabulary are no tokens
+        return torch.nn.functional.pad(bias, (0, beyond), value=-torch.inf)
+
+
+class _Compiled:
+    """Holds a tokenizer in llguidance's format and its most recently used grammars."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """Return a matcher before its first token, to be copied; it may hold an error."""
+        matcher = self._grammars.pop(grammar, None)
+        if matcher is None:
+            matcher = _llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            self._grammars[grammar] = matcher
+        if len(self._grammars) > _MAX_GRAMMARS:
+            self._grammars.popitem(last=False)
+        return matcher
+
+
+_lock = ForkableLock()
+_known: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], _Compiled]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _grammar(
+    name: str, tokenizer: Any, grammar: str, source: object, eos_token_ids: Iterable[int] | None
+) -> Grammar:
+    with _lock:
+        compiled = _compiled(tokenizer, eos_token_ids)
+        matcher = compiled.matcher(grammar)
+    if matcher.is_error():
+        raise _refused(name, source, matcher.get_error())
+    return Grammar(matcher, compiled.tokenizer.vocab_size)
+
+
+def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ConfigError(
+            f"grammar: got a tokenizer of type {type(tokenizer).__name__}; expected a fast one of"
+            " transformers, whose tokens can be read. Load it by AutoTokenizer.from_pretrained."
+        )
+    own = tokenizer.eos_token_id
+    given = (
+        tuple(map(int, eos_token_ids))
+        if eos_token_ids is not None
+        else ()
+        if own is None
+        else (int(own),)
+    )
+    ends = tuple(token for token in given if 0 <= token < len(tokenizer))
+    if not ends:
+        raise ConfigError(
+            f"eos_token_ids: got {list(given)}; expected one of the tokenizer's tokens at least."
+            " Pass LLM.eos_token_ids."
+        )
+    by_ends = _known.setdefault(tokenizer, {})
+    key = (len(tokenizer), *ends)  # tokens may have been added since
+    if key not in by_ends:
+        from_tokenizer = importlib.import_module("llguidance.hf").from_tokenizer
+        try:
+            by_ends[key] = _Compiled(from_tokenizer(tokenizer, eos_token=list(ends)))
+        except ValueError as error:
+            raise ConfigError(
+                f"grammar: got a tokenizer that llguidance cannot read [{error}]; expected one of"
+                " bytes. Use another model."
+            ) from error
+    return by_ends[key]
+
+
+def _llguidance() -> Any:
+    try:
+        return importlib.import_module("llguidance")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "grammar: got no llguidance; expected it installed. Run: pip install"
+            " 'paceline[grammar]'."
+        ) from error
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: got a {type(value).__name__}; expected a text.")
+    return value
+
+
+def _refused(name: str, source: object, reason: str) -> ConfigError:
+    shown = source if isinstance(source, str) else repr(source)
+    return ConfigError(
+        f"{name}: got {shown[:60]!r}, which cannot be compiled [{' '.join(reason.split())[:200]}];"
+        " expected one that llguidance takes. Correct or simplify it."
+    )

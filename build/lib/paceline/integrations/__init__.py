@@ -1,0 +1,1 @@
+"""Run paceline's drafters inside other libraries."""

@@ -1,0 +1,232 @@
+"""Check the arguments of a transformers `generate` call before decoding starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers import cache_utils as hf_caches
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+
+from paceline.errors import CapacityError, ConfigError
+from paceline.integrations.transformers.refusals import (
+    refuse_batch,
+    refuse_ids,
+    refuse_inputs,
+    refuse_modes,
+    refuse_positions,
+    refuse_virtual_tokens,
+)
+from paceline.model.forward_arguments import GENERATE_CACHE
+
+_REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLayer)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """Hold the checked arguments of a call.
+
+    Attributes:
+        input_ids: Token ids with padding; [batch, width].
+        padding: Number of leading padding tokens per row.
+        processors: Logits processors.
+        eos_token_ids: Ids of the tokens that end a row.
+        criteria: Stopping criteria other than lengths and end-of-sequence tokens.
+        max_length: Length at which a row ends, including padding.
+        pad_token_id: Token that fills finished rows; None if all rows end together.
+        sampled: Whether tokens are sampled; otherwise the most likely token is chosen.
+        keep_scores: Whether to collect the processed scores.
+        keep_logits: Whether to collect the raw logits.
+        as_dict: Whether to return a `GenerateDecoderOnlyOutput`.
+        past: Number of `input_ids` columns that `cache` already holds.
+        cache: Cache to extend at the end; None if the caller does not receive a cache.
+    """
+
+    input_ids: Tensor
+    padding: list[int]
+    processors: LogitsProcessorList
+    eos_token_ids: frozenset[int]
+    criteria: StoppingCriteriaList
+    max_length: int
+    pad_token_id: int | None
+    sampled: bool
+    keep_scores: bool
+    keep_logits: bool
+    as_dict: bool
+    past: int
+    cache: DynamicCache | None
+
+    @property
+    def batch(self) -> int:
+        """Return the number of rows."""
+        return int(self.input_ids.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Return the number of prompt tokens per row, including padding."""
+        return int(self.input_ids.shape[1])
+
+    @property
+    def plain(self) -> bool:
+        """Return whether rows take the arg-max of the raw logits and return no logits."""
+        return not (self.sampled or self.keep_scores or self.keep_logits or self.processors)
+
+    @staticmethod
+    def of(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        inputs: dict[str, Any],
+        context_length: int,
+    ) -> GenerateCall:
+        """Check the arguments that `generate` has prepared.
+
+        Args:
+            model: Model that the call runs.
+            input_ids: Token ids with padding; [batch, width].
+            processors: Logits processors.
+            criteria: Stopping criteria.
+            config: Generation configuration.
+            inputs: Arguments meant for the model's forward.
+            context_length: Maximum number of tokens that the model supports.
+        Raises:
+            ConfigError: An option is not supported.
+            CapacityError: The call needs more tokens than fit in the model's context.
+        """
+        refuse_modes(model, config)
+        refuse_virtual_tokens(model)
+        refuse_inputs(input_ids, inputs)
+        mask, cache = inputs.get("attention_mask"), inputs.get(GENERATE_CACHE)
+        padding = _left_padding(input_ids, mask)
+        past = _columns_held(cache, input_ids, mask, config)
+        refuse_positions(input_ids, padding, inputs.get("position_ids"))
+        refuse_ids(model, input_ids, padding)
+        max_length = _max_length(input_ids, padding, criteria, config, context_length)
+        eos = [
+            token
+            for criterion in criteria
+            if type(criterion) is EosTokenCriteria
+            for token in criterion.eos_token_id.tolist()
+        ]
+        others = [
+            criterion
+            for criterion in criteria
+            if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
+        ]
+        pad = config._pad_token_tensor
+        if len(input_ids) > 1:
+            refuse_batch(processors, criteria, others, pad)
+        as_dict = bool(config.return_dict_in_generate)
+        returns_cache = as_dict or past > 0 or getattr(cache, "_is_user_defined", False)
+        return GenerateCall(
+            input_ids=input_ids,
+            padding=padding,
+            processors=processors,
+            eos_token_ids=frozenset(eos),
+            criteria=StoppingCriteriaList(others),
+            max_length=max_length,
+            pad_token_id=None if pad is None else int(pad),
+            sampled=bool(config.do_sample),
+            keep_scores=as_dict and bool(config.output_scores),
+            keep_logits=as_dict and bool(config.output_logits),
+            as_dict=as_dict,
+            past=past,
+            cache=cache if returns_cache else None,
+        )
+
+
+def _max_length(
+    input_ids: Tensor,
+    padding: list[int],
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    context_length: int,
+) -> int:
+    lengths = [
+        criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria
+    ] or [config.max_length]
+    longest = max(min(lengths), input_ids.shape[1] + 1)
+    needed = longest - min(padding)
+    if needed > context_length:
+        raise CapacityError(
+            f"The call needs up to {needed} tokens, prompt included, but the model's context is"
+            f" {context_length}. Lower max_new_tokens or max_length, or shorten the prompt."
+        )
+    return int(longest)
+
+
+def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
+    """Return the number of leading padding tokens per row: 0 without a mask."""
+    batch, width = input_ids.shape
+    if mask is None:
+        return [0] * batch
+    if mask.dim() != 2 or mask.shape[1] != width:
+        raise ConfigError(
+            f"attention_mask: got shape {tuple(mask.shape)}; expected {tuple(input_ids.shape)}, the"
+            " shape of input_ids. Pass the whole text so far as input_ids, also when"
+            f" {GENERATE_CACHE} holds part of it."
+        )
+    is_token = mask.bool()
+    counts = is_token.sum(-1)
+    expected = torch.arange(width, device=mask.device) >= (width - counts)[:, None]
+    for row in range(batch):
+        if counts[row] == 0:
+            raise ConfigError(
+                f"row {row} of attention_mask holds only zeros. Leave empty prompts out."
+            )
+        if not torch.equal(is_token[row], expected[row]):
+            raise ConfigError(
+                f"row {row} of attention_mask: got zeros after its first 1; expected padding on the"
+                " left only. Tokenize with padding_side='left'."
+            )
+    return [int(count) for count in width - counts]
+
+
+def _columns_held(
+    cache: Any, input_ids: Tensor, mask: Tensor | None, config: GenerationConfig
+) -> int:
+    """Return the number of columns that the cache holds; reject unsupported caches."""
+    if cache is None:
+        return 0
+    type_name = type(cache).__name__
+    if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
+        raise ConfigError(
+            f"{GENERATE_CACHE}: got a {type_name}; expected a DynamicCache that is not offloaded."
+            " Pass DynamicCache()."
+        )
+    past = int(cache.get_seq_length())
+    if past == 0:
+        return 0
+    batch, width = input_ids.shape
+    num_mask_columns = width if mask is not None else getattr(config, "_mask_length", width)
+    if past >= width or num_mask_columns != width:
+        raise ConfigError(
+            f"{GENERATE_CACHE}: got {past} tokens for input_ids of {width}; expected fewer, as"
+            " input_ids are the whole text so far. Pass the whole text, at least one token longer"
+            " than the cache."
+        )
+    for layer in cache.layers:
+        if getattr(layer, "keys", None) is None:
+            continue  # this layer shares the states of another layer
+        if type(layer) not in _REPLACEABLE_LAYERS:
+            raise ConfigError(
+                f"{GENERATE_CACHE}: got a {type(layer).__name__}; expected plain dynamic layers."
+                " Start with DynamicCache()."
+            )
+        if layer.keys.shape[0] != batch:
+            raise ConfigError(
+                f"{GENERATE_CACHE}: got {layer.keys.shape[0]} rows; expected {batch}, as in"
+                " input_ids. Pass their own cache."
+            )
+    return past

@@ -1,0 +1,269 @@
+"""Run `model.generate` with drafting: the same tokens in fewer forward passes.
+
+model.generate(**inputs, custom_generate=Strategy("prompt_lookup"))
+generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
+tokenizer=tokenizer)
+
+All options for greedy search and sampling work as they do without drafting. Transformers prepares
+the processors and criteria. Each is called once per token, in order, with the true prefix. Custom
+processors and criteria are called with one row at a time. Rows may end at different steps; the
+result has the same rectangular shape.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import (
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
+
+from paceline.core.drafter import Drafter, require_drafter
+from paceline.core.metrics import Stats
+from paceline.core.settings import BATCH_INVARIANT, BatchInvariant
+from paceline.drafters import create
+from paceline.engine.engine import Engine
+from paceline.engine.turn import Turn
+from paceline.errors import ConfigError
+from paceline.integrations.transformers.decoding import Decoding, verify_rows
+from paceline.integrations.transformers.generate_arguments import (
+    arguments_of_generate,
+    stop_criterion,
+    with_stop_strings,
+)
+from paceline.integrations.transformers.refusals import refuse_synced_gpus
+from paceline.integrations.transformers.request import GenerateCall
+from paceline.model.architecture import Architecture
+from paceline.model.loading import load_draft
+
+_Held = tuple[Architecture, torch.device, Engine]
+
+
+class Strategy:
+    """Adds drafting to `model.generate(..., custom_generate=Strategy(...))`.
+
+    A strategy can be reused for any number of models. It keeps enough KV cache memory for each
+    model's largest call until the model or the strategy is deleted. A `streamer`, and
+    `stop_strings` with a `tokenizer`, work as they do without drafting. If a generation
+    configuration contains stop strings, call this module's `generate` instead: transformers does
+    not pass a tokenizer to a callable.
+
+    Args:
+        drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".
+        draft_model: Draft model: directory, hub id, GGUF file or loaded model. The draft model
+            proposes its most likely tokens.
+        batch_invariant: True, False or "auto", as in `LLM`. With batch invariance, the tokens are
+            the same with every drafter, batch and dtype. Transformers itself may produce different
+            tokens in half precision, because its kernels sum in a different order.
+    Attributes:
+        stats: Statistics of the latest call, one entry per row of its result.
+    Raises:
+        ConfigError: The drafter or an option is unknown, or a draft model is missing or
+            superfluous. A call raises this error if batch invariance was requested but is not
+            possible.
+    """
+
+    def __init__(
+        self,
+        drafter: str | Drafter = "auto",
+        draft_model: str | PreTrainedModel | None = None,
+        batch_invariant: BatchInvariant = BATCH_INVARIANT,
+    ) -> None:
+        if isinstance(drafter, str):
+            drafter = create(
+                drafter, draft_model=None if draft_model is None else load_draft(draft_model)
+            )
+        elif draft_model is not None:
+            raise ConfigError(
+                f"draft_model: the drafter {drafter.name!r} is already built. Pass the drafter's"
+                " name, or no draft_model."
+            )
+        require_drafter("Strategy", drafter)
+        self.drafter = drafter
+        self.batch_invariant = batch_invariant
+        self.stats: list[Stats] = []
+        self._engines: weakref.WeakKeyDictionary[PreTrainedModel, _Held] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = Turn(list)
+        self._busy = False
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        stop_strings: str | list[str] | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode the rows; transformers calls this method after preparing the arguments.
+
+        Args:
+            model: Model of the call.
+            input_ids: Token ids, padded on the left; [batch, width].
+            logits_processor: Logits processors.
+            stopping_criteria: Stopping criteria.
+            generation_config: Generation configuration.
+            stop_strings: Strings that end a row. Transformers passes them because this parameter
+                exists.
+            model_kwargs: Arguments meant for the model's forward. They may include `streamer`
+                (default: the streamer passed to `model.generate`) and `synced_gpus`, which is
+                rejected.
+        Returns:
+            Token ids [batch, total], or a `GenerateDecoderOnlyOutput` with
+            `return_dict_in_generate`.
+        Raises:
+            ConfigError: An option is not supported, an `assistant_model` was passed, or stop
+                strings lack a tokenizer.
+            UnsupportedModelError: Lossless verification is not possible with this model.
+            CapacityError: The call needs more tokens than the model's context.
+        """
+        given = arguments_of_generate(self)
+        streamer = model_kwargs.pop("streamer", None) or given.get("streamer")
+        try:
+            refuse_synced_gpus(model, model_kwargs.pop("synced_gpus", None))
+            if given.get("assistant_model") is not None:
+                raise ConfigError(
+                    "assistant_model: a Strategy takes no assistant. Pass draft_model=... to the"
+                    " Strategy."
+                )
+            if stop_strings is not None:
+                stopping_criteria = StoppingCriteriaList(
+                    [*stopping_criteria, stop_criterion(stop_strings, given.get("tokenizer"))]
+                )
+            return self._decode(
+                model,
+                input_ids,
+                streamer,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                **model_kwargs,
+            )
+        finally:
+            if streamer is not None:
+                streamer.end()
+
+    def _decode(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        streamer: Any,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **inputs: Any,
+    ) -> Any:
+        with self._lock:  # threads take turns; only a nested call finds the strategy busy
+            if self._busy:
+                raise ConfigError(
+                    "The Strategy was called from inside its own generate call. Use a second"
+                    " Strategy there."
+                )
+            self._busy = True
+            try:
+                engine = self._engine(model)
+                request = GenerateCall.of(
+                    model,
+                    input_ids,
+                    logits_processor,
+                    stopping_criteria,
+                    generation_config,
+                    inputs,
+                    engine.model.context_length,
+                )
+                decoding = Decoding(engine, request, streamer)
+                result = decoding.run()
+                self.stats = decoding.stats
+                return result
+            finally:
+                self._busy = False
+
+    def _engine(self, model: PreTrainedModel) -> Engine:
+        """Return a model's engine, which is reused until the model changes."""
+        facts = Architecture.from_model(model)
+        held = self._engines.get(model)
+        if held is None or held[:2] != (facts, model.device):
+            # a strong reference would keep the key alive
+            unowned = cast(PreTrainedModel, weakref.proxy(model))
+            engine = Engine(
+                unowned,
+                self.drafter,
+                max_batch=None,
+                batch_invariant=self.batch_invariant,
+                verify=verify_rows,
+            )
+            held = self._engines[model] = (facts, model.device, engine)
+        return held[2]
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | None = None,
+    *,
+    drafter: str | Drafter | Strategy = "auto",
+    draft_model: str | PreTrainedModel | None = None,
+    streamer: Any = None,
+    stop_strings: str | list[str] | None = None,
+    tokenizer: Any = None,
+    **options: Any,
+) -> Any:
+    """Run `model.generate(inputs, ...)` with drafting.
+
+    Unlike `custom_generate`, this function fully supports streamers and stop strings.
+
+    Args:
+        model: Transformers model.
+        inputs: Token ids.
+        drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to reuse. Default:
+            "auto".
+        draft_model: Draft model, as in `Strategy`.
+        streamer: Receives the prompt, then the tokens as they are accepted. Its `end` method is
+            called even after an error.
+        stop_strings: Strings that end a row, in addition to those in a `generation_config`; they
+            require `tokenizer`.
+        tokenizer: Tokenizer for the stop strings.
+        options: All other arguments of `model.generate`.
+    Returns:
+        The result of `model.generate`.
+    Raises:
+        ConfigError: As in `Strategy`, or if you pass `assistant_model`, `custom_generate` or
+            `synced_gpus`.
+    """
+    if not hasattr(model, "generation_config"):
+        raise ConfigError(
+            f"model: got a {type(model).__name__}; expected a loaded transformers model that"
+            " generates."
+        )
+    try:
+        strategy = drafter if isinstance(drafter, Strategy) else Strategy(drafter, draft_model)
+        if isinstance(drafter, Strategy) and draft_model is not None:
+            raise ConfigError(
+                "draft_model: the Strategy is already built. Pass draft_model to the Strategy."
+            )
+        for name, replacement in (
+            ("custom_generate", "drafter"),
+            ("assistant_model", "draft_model"),
+        ):
+            if options.get(name) is not None:
+                raise ConfigError(
+                    f"{name}: not supported in paceline's generate. Pass {replacement}=... instead."
+                )
+        refuse_synced_gpus(model, options.pop("synced_gpus", None))
+        options = with_stop_strings(model, stop_strings, tokenizer, options)
+
+        def decode(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Any:
+            return strategy._decode(model, input_ids, **{**prepared, "streamer": streamer})
+
+        # transformers passes the prompt to the streamer
+        return model.generate(inputs, streamer=streamer, **{**options, "custom_generate": decode})
+    finally:
+        if streamer is not None:
+            streamer.end()

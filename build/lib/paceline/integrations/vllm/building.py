@@ -1,0 +1,94 @@
+"""Create a proposer's drafter, and retry if its datastore cannot be read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline import datastore, demo
+from paceline.core.drafter import Drafter
+from paceline.core.vocabulary_check import check_vocabulary
+from paceline.drafters import create
+from paceline.errors import ConfigError, DatastoreError
+from paceline.integrations.vllm.options import EngineFacts
+from paceline.integrations.vllm.settings import ProposerSettings
+from paceline.util.config import parse_spec
+
+_SETTINGS = ProposerSettings()
+
+
+class Builder:
+    """Creates the drafter that a spec describes.
+
+    Args:
+        spec: Drafter spec.
+        facts: Facts about the engine that the drafter must match.
+    """
+
+    def __init__(self, spec: str, facts: EngineFacts) -> None:
+        self._spec, self._facts = spec, facts
+        self._options = parse_spec(spec)[1]
+        self._retry_at = 0.0
+
+    def build(self) -> Drafter | None:
+        """Create the drafter, or return None if an attempt failed recently.
+
+        Raises:
+            ConfigError: The drafter cannot be created or does not match the engine.
+            DatastoreError: The datastore cannot be read.
+        """
+        now = time.monotonic()
+        if now < self._retry_at:
+            return None
+        self._retry_at = now + _SETTINGS.retry_seconds
+        tokenizer = _tokenizer(self._facts) if "datastore" in self._options else None
+        self._begin_store(tokenizer)
+        drafter = create(self._spec)
+        if drafter.needs_predictions or drafter.top_k:
+            raise ConfigError(
+                f"drafter {drafter.name!r} needs the target's predictions, which vLLM does not pass"
+                " to drafters. Use sssd, prompt_lookup, pia or rest."
+            )
+        check_vocabulary(drafter, self._facts.vocab_size, tokenizer)
+        try:
+            drafter.check_tokenizer(tokenizer)
+        except DatastoreError as error:
+            raise ConfigError(str(error)) from error
+        return drafter
+
+    def store_tokens(self) -> int:
+        """Return the number of tokens in the datastore, or 0 if there is no datastore.
+
+        Raises:
+            DatastoreError: The datastore cannot be read.
+        """
+        path = self._options.get("datastore")
+        return datastore.info(path).tokens if path else 0
+
+    def _begin_store(self, tokenizer: Any) -> None:
+        """Create the datastore for online updates if it does not exist.
+
+        The new datastore holds one token, because a datastore may not be empty.
+        """
+        path = self._options.get("datastore", demo.NAME)
+        if (
+            self._options.get("update_datastore", "").lower() in ("", "false", "0", "no", "off")
+            or path == demo.NAME
+            or Path(path).exists()
+        ):
+            return
+        first_token = min(self._facts.eos, default=0)
+        datastore.build(path, [[first_token]], self._facts.vocab_size, tokenizer=tokenizer)
+
+
+def _tokenizer(facts: EngineFacts) -> Any:
+    """Load the engine's tokenizer; return None if there is none that loads here."""
+    if facts.tokenizer is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(facts.tokenizer, revision=facts.revision)
+    except (OSError, ValueError, KeyError):  # the datastore's tokenizer is not checked
+        return None

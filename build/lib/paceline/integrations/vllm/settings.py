@@ -1,0 +1,50 @@
+"""Define the settings for drafting inside vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """Settings for the proposer.
+
+    Attributes:
+        max_nodes: Maximum number of nodes in the draft tree from which a chain is taken.
+        max_missed_calls: Number of calls without a request after which the request counts as
+            finished.
+        retry_seconds: Seconds before an unreadable datastore is opened again.
+        log_seconds: Minimum seconds between two log lines about faults.
+        store_seconds: Seconds between two measurements of the datastore's size.
+    """
+
+    max_nodes: int = 48
+    max_missed_calls: int = 32
+    retry_seconds: float = 30.0
+    log_seconds: float = 30.0
+    store_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricBuckets:
+    """Bucket bounds of the Prometheus histograms.
+
+    Attributes:
+        seconds: Time to draft for a batch, in seconds.
+        tokens: Number of tokens that a request receives in a step.
+    """
+
+    seconds: tuple[float, ...] = (
+        0.00002,
+        0.00005,
+        0.0001,
+        0.0002,
+        0.0005,
+        0.001,
+        0.002,
+        0.005,
+        0.01,
+        0.05,
+        0.2,
+    )
+    tokens: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)

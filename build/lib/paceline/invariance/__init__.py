@@ -1,0 +1,1 @@
+"""Prove that logits do not depend on the rest of the batch."""

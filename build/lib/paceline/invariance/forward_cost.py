@@ -1,0 +1,136 @@
+"""Measure the cost of batch invariance in forward passes and products.
+
+Both are timed alternately with and without. Other programs only ever slow a call down, so the
+shortest repeat counts. The spread of the repeats shows how far the result can be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.backend.products import Products
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.invariance.row_modules import RowModule
+from paceline.invariance.settings import (
+    ANSWER_STEPS,
+    CONTEXT_TOKENS,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    PRODUCT_ROUNDS,
+    PROMPT_TOKENS,
+)
+from paceline.model.cached_lm import CachedLM
+from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
+
+# Two calls to compare, and how often a forward pass or an answer makes them.
+_Compared = tuple[int, Callable[[], object], Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time relative to the usual one, with the conditions of the measurement.
+
+    Attributes:
+        ratio: Time over the usual time.
+        conditions: Conditions of both measurements.
+    """
+
+    ratio: float
+    conditions: Conditions
+
+
+def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enough: float) -> Cost:
+    """Return the cost of a batch-invariant forward pass of one row after a text.
+
+    Args:
+        model: Loaded model.
+        min_rows: Minimum number of rows of batch-invariant forward passes.
+        products: Matrix products of batch-invariant forward passes.
+        enough: Cost at which the measurement stops early. More rounds could only confirm it, as
+            other programs never make a forward pass faster.
+    """
+    invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
+    usual = CachedLM(model)
+    context = min(CONTEXT_TOKENS, invariant.context_length - 2)
+    requests = [_opened(lm, context) for lm in (invariant, usual)]
+    stopwatch = Stopwatch.suited(model.device, partial(run_forward, usual, requests[1], EMPTY_TREE))
+    repeats: tuple[list[float], list[float]] = ([], [])
+    for round_index in range(MAX_ROUNDS):
+        for seconds, lm, request in zip(repeats, (invariant, usual), requests, strict=True):
+            seconds.append(stopwatch.seconds(partial(run_forward, lm, request, EMPTY_TREE)))
+        if round_index + 1 >= MIN_ROUNDS and min(repeats[0]) <= enough * min(repeats[1]):
+            break
+    spreads = [spread_of(seconds[1:]) for seconds in repeats]  # the first repeat warms up
+    return Cost(min(repeats[0]) / min(repeats[1]), Conditions.of(spreads, stopwatch))
+
+
+def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
+    """Return the cost of all products of a forward pass padded to `min_rows` rows.
+
+    Args:
+        modules: Modules of the model.
+        min_rows: Rows after padding, compared with one row.
+    """
+    compared: list[_Compared] = [
+        (module.times, module.original.caller(min_rows), module.original.caller(1))
+        for module in modules
+        if module.is_product
+    ]
+    return _product_cost(compared, modules[0].like.device)
+
+
+def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
+    """Return the cost of products with a fixed number of rows, over a whole answer.
+
+    Args:
+        modules: Modules of a view whose products have a fixed number of rows.
+    """
+
+    compared: list[_Compared] = []
+    for module in modules:
+        if module.is_product:
+            for times, count in ((1, PROMPT_TOKENS), (ANSWER_STEPS, 1)):
+                calls = module.caller(count), module.original.caller(count)
+                compared.append((module.times * times, *calls))
+    return _product_cost(compared, modules[0].like.device)
+
+
+def _product_cost(compared: list[_Compared], device: torch.device) -> Cost:
+    spreads, totals = [0.0], [0.0, 0.0]
+    stopwatch = Stopwatch(device)
+    for times, *calls in compared:
+        rounds = [[stopwatch.seconds(call) for call in calls] for _ in range(PRODUCT_ROUNDS)]
+        for index, repeats in enumerate(zip(*rounds, strict=True)):
+            totals[index] += times * min(repeats)
+            spreads.append(spread_of(repeats[1:]))
+    return Cost(totals[0] / totals[1] if totals[1] else 1.0, Conditions.of(spreads, stopwatch))
+
+
+def run_forward(lm: CachedLM, request: Request, tree: DraftTree) -> None:
+    """Run one forward pass without committing its tokens; wait for the device.
+
+    Args:
+        lm: Model to run.
+        request: Request with one pending token.
+        tree: Its draft tree.
+    """
+    lm.forward([request], [tree])[0, -1, 0].item()
+
+
+def _opened(lm: CachedLM, context: int) -> Request:
+    """Return a request that counts as cached except for its newest token.
+
+    The cache holds zeros, which take as long to read as other numbers.
+    """
+    request = Request([0] * (context + 1), SamplingParams())
+    lm.reserve(1, context + 1)
+    lm.open(request)
+    request.cached = context
+    return request

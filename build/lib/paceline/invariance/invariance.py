@@ -1,0 +1,260 @@
+"""Decide at load whether a model is decoded batch-invariantly.
+
+In batch-invariant mode, a token's logits do not depend on the rest of the batch, to the last bit.
+`probing` finds the row counts that give every row the same bits on this machine. Forward passes
+then stay within these counts: short ones are padded, long ones are split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.attention import why_not_by_position
+from paceline.backend.products import Products, plain_products
+from paceline.core.settings import BatchInvariant
+from paceline.errors import ConfigError
+from paceline.invariance.probe_report import ProbeReport
+from paceline.invariance.probing import load_report, worst_conditions
+from paceline.invariance.settings import FIXED_ROWS, FIXED_ROWS_ON_CUDA, MAX_COST
+from paceline.model.architecture import Architecture
+from paceline.model.per_layer import layer_values
+from paceline.model.quantisation import foreign_weights
+from paceline.util.stopwatch import Conditions
+
+if TYPE_CHECKING:
+    from paceline.cpu.product_choice import Trial
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance:
+    """Result of the check that a token's logits depend on its own text alone.
+
+    Attributes:
+        on: Whether the model is decoded batch-invariantly.
+        reason: Why or why not, in words.
+        report: Results of the probes on this machine; None = the model was not probed.
+        threads: Number of torch's CPU threads that the results hold for.
+        products: Matrix products of the forward passes; None = the fastest ones.
+    """
+
+    on: bool
+    reason: str
+    report: ProbeReport | None
+    threads: int
+    products: Products | None = None
+
+    def check_threads(self) -> None:
+        """Raise if torch has another number of threads than during the probes.
+
+        Kernels divide rows among threads, so the results hold for one number only.
+
+        Raises:
+            ConfigError: The number of threads has changed.
+        """
+        if self.on and torch.get_num_threads() != self.threads:
+            raise ConfigError(
+                f"threads: got {torch.get_num_threads()}; expected {self.threads}, for which batch"
+                " invariance was proven at load. Set them before, or pass batch_invariant=False."
+            )
+
+    def model_options(self, prefill_chunk: int) -> dict[str, Any]:
+        """Return the options of `CachedLM` that follow from the result.
+
+        Args:
+            prefill_chunk: Prefill chunk in tokens; the result may reduce it.
+        """
+        chunk = prefill_chunk if self.max_rows is None else min(prefill_chunk, self.max_rows)
+        return {
+            "prefill_chunk": chunk,
+            "batch_invariant": self.on,
+            "min_rows": self.min_rows,
+            "products": self.products,
+        }
+
+    @property
+    def min_rows(self) -> int:
+        """Minimum number of rows of a forward pass; padding fills up smaller ones."""
+        return self.report.least if self.on and self.report else 1
+
+    @property
+    def max_rows(self) -> int | None:
+        """Maximum rows of a forward pass before padding to `min_rows`; None = no limit."""
+        return self.report.most - self.report.least + 1 if self.on and self.report else None
+
+
+def resolve_batch_invariance(
+    model: PreTrainedModel, setting: BatchInvariant, max_batch: int = 1
+) -> Invariance:
+    """Decide whether a model is decoded batch-invariantly.
+
+    Args:
+        model: Loaded model.
+        setting: True, False, or "auto", which switches it on if it costs less than 5 %.
+        max_batch: Maximum number of requests in one forward pass.
+    Raises:
+        UnsupportedModelError: The model cannot be verified losslessly.
+        ConfigError: The setting is True, but the model cannot be batch-invariant; or the setting
+            is none of the three.
+    """
+    if setting not in (True, False, "auto"):
+        raise ConfigError(f"batch_invariant: got {setting!r}; expected True, False or 'auto'.")
+    threads = torch.get_num_threads()
+    if setting is False:
+        return Invariance(False, "it is switched off", None, threads)
+    Architecture.from_model(model)  # raises if the model cannot be decoded at all
+    report, products = None, Products()
+    obstacle = experts_of(model) or why_not_by_position(model) or _why_not_tried(model, setting)
+    if not obstacle:
+        report, products, obstacle = _probe(model, setting, max_batch)
+    if obstacle:
+        if setting is True:
+            raise ConfigError(f"batch_invariant: got True; {obstacle}. Pass 'auto' or False.")
+        return Invariance(False, obstacle, report, threads)
+    assert report is not None
+    reason, limit = _findings(report), allowed(report.conditions)
+    if setting == "auto" and max(report.cost, report.whole_cost) > limit:
+        reason += f", and 'auto' allows {MAX_COST:.2f}x; True switches it on"
+        return Invariance(False, reason, report, threads)
+    return Invariance(True, reason, report, threads, products)
+
+
+def _probe(
+    model: PreTrainedModel, setting: BatchInvariant, max_batch: int
+) -> tuple[ProbeReport | None, Products, str]:
+    """Return the cheapest way's report and products, and an obstacle; "" = none."""
+    try:
+        report, products = _cheapest(model, setting is True, _fixed_rows(model, max_batch))
+    except Exception as error:
+        # A module of another library, or a kernel on a new device, may fail in any way. It should
+        # do so here, and not while answering.
+        reason = " ".join(str(error).split())
+        failure = f"it was tried on {model.device} and failed: {reason} ({type(error).__name__})"
+        if "CUDA error" in reason:
+            failure += ", after which only a new process can use the device"
+        return None, Products(), failure
+    if not report.reason and report.most - report.least + 1 < max_batch:
+        obstacle = (
+            f"rows {report.least} to {report.most} agree bit for bit, which is too few for"
+            f" max_batch={max_batch}"
+        )
+        return report, products, obstacle
+    return report, products, report.reason
+
+
+def _findings(report: ProbeReport) -> str:
+    """Return row counts and costs of a report in words."""
+    findings = (
+        f"rows {report.least} to {report.most} agree bit for"
+        f" bit{report.products and f', {report.products}'}; products take {report.cost:.2f}x the"
+        f" usual time, and a forward pass of one row takes {report.whole_cost:.2f}x"
+    )
+    if allowed(report.conditions) > MAX_COST:
+        findings += (
+            f"; other programs disturbed the timing, so the limit is"
+            f" {allowed(report.conditions):.2f}x instead of {MAX_COST:.2f}x"
+        )
+    return findings
+
+
+def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
+    """Return why a model is not probed although it can attend by position; else None."""
+    if setting == "auto" and model.device.type == "cuda":
+        return "not tried on CUDA unless batch_invariant=True"
+    foreign = foreign_weights(model)
+    return foreign and (
+        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be tried"
+        " alone; expected plain weights in nn.Linear or Conv1D"
+    )
+
+
+def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
+    """Return the number of rows that all products get if they have a fixed number."""
+    if model.device.type != "cuda":
+        return FIXED_ROWS
+    return next(rows for batch, rows in FIXED_ROWS_ON_CUDA if max_batch <= batch)
+
+
+def _cheapest(
+    model: PreTrainedModel, with_kernels: bool, fixed_rows: int
+) -> tuple[ProbeReport, Products]:
+    """Return the report and products of the cheapest way to batch invariance.
+
+    The candidates are torch's matrix products, paceline's kernels, and products with a fixed number
+    of rows.
+
+    Args:
+        model: Loaded model.
+        with_kernels: Whether to try paceline's kernels on a small model, too.
+        fixed_rows: Number of rows of products with a fixed number.
+    """
+    kernels = _kernel_products(model, with_kernels)
+    if kernels is not None and kernels[1].cost_everywhere <= allowed(kernels[1].conditions):
+        return _with_trial(load_report(model, kernels[0]), kernels[1]), kernels[0]
+    report = load_report(model)
+    if kernels is not None and (report.reason or kernels[1].cost_everywhere < report.cost):
+        kernel_report = _with_trial(load_report(model, kernels[0]), kernels[1])
+        if not kernel_report.reason:
+            return kernel_report, kernels[0]
+    modules = plain_products(model)
+    if report.reason and report.findings and modules:
+        fixed = Products(modules, fixed_rows=fixed_rows)
+        fixed_report = load_report(model, fixed)
+        if not fixed_report.reason:
+            return fixed_report, fixed
+    return report, Products()
+
+
+def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Products, Trial] | None:
+    """Return paceline's products and their times; None if they do not fit the model."""
+    if model.device.type != "cpu":
+        return None
+    from paceline.cpu import product_choice  # imports the kernels
+
+    products = None
+    if with_kernels or product_choice.is_large(model):
+        products = product_choice.everywhere(model)
+    return None if products is None else (products, product_choice.trial(model))
+
+
+def allowed(conditions: Conditions | None) -> float:
+    """Return the highest measured cost with which "auto" enables batch invariance.
+
+    Other programs may make a measurement too high by as much as its repeats spread. The guarantee
+    then counts more: only a cost that is certainly too high switches it off.
+
+    Args:
+        conditions: Conditions of the measurement; None = nothing was measured.
+    """
+    return (
+        MAX_COST if conditions is None or conditions.quiet else MAX_COST * (1 + conditions.spread)
+    )
+
+
+def _with_trial(report: ProbeReport, timing: Trial) -> ProbeReport:
+    return replace(
+        report,
+        cost=timing.cost_everywhere,
+        conditions=worst_conditions(report.conditions, timing.conditions),
+    )
+
+
+def experts_of(model: PreTrainedModel) -> str | None:
+    """Return why a mixture of experts cannot be batch-invariant; else None."""
+    config = model.config.get_text_config(decoder=True)
+    for name in _EXPERTS:
+        count = max(
+            (value for value in layer_values(config, name) if isinstance(value, int)), default=0
+        )
+        if count > 1:
+            return (
+                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of"
+                " which sees as many rows as are sent to it, so that padding a forward does not"
+                " fix their number; expected a model without experts"
+            )
+    return None

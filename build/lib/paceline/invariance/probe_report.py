@@ -1,0 +1,93 @@
+"""Define the report of the batch-invariance probes on one machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.util.stopwatch import Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Result of the probes for one kind of module.
+
+    Attributes:
+        name: Name of the first such module in the model.
+        shape: Shape of the module, such as "in -> out".
+        times: Number of such modules.
+        tried: Largest row count that was probed.
+        runs: First count of each run of row counts that agree.
+    """
+
+    name: str
+    shape: str
+    times: int
+    tried: int
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """Row counts that give every row the same bits in all modules of a model.
+
+    The fields are the keys of the saved report.
+
+    Attributes:
+        least: Smallest row count of the widest class.
+        most: Largest row count of the widest class.
+        cost: Measured time of the products with `least` rows, relative to one row.
+        reason: Why there is no usable class; "" = there is one.
+        findings: Result for each kind of module.
+        seconds: Duration of the probes.
+        own_products: Whether the products are paceline's kernels, whose rows are independent.
+        fixed_rows: Fixed number of rows of every product; 0 = the rows of the forward pass.
+        whole_cost: Measured time of a forward pass of one row after a text, relative to the usual
+            one.
+        conditions: Conditions of the most disturbed measurement; None = nothing was measured.
+    """
+
+    least: int
+    most: int
+    cost: float
+    reason: str
+    findings: tuple[ProbeResult, ...]
+    seconds: float
+    own_products: bool = False
+    whole_cost: float = 1.0
+    fixed_rows: int = 0
+    conditions: Conditions | None = None
+
+    @property
+    def products(self) -> str:
+        """Matrix products in words; "" = torch's."""
+        return (
+            "with our products"
+            if self.own_products
+            else f"in products of {self.fixed_rows}"
+            if self.fixed_rows
+            else ""
+        )
+
+    @property
+    def doubtful(self) -> bool:
+        """True if other programs disturbed the measurements and fewer would do so now."""
+        return (
+            self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
+        )
+
+    @staticmethod
+    def read(saved: dict[str, Any]) -> ProbeReport:
+        """Return the report that `dataclasses.asdict` wrote."""
+        findings = tuple(
+            ProbeResult(**{**finding, "runs": tuple(finding["runs"])})
+            for finding in saved["findings"]
+        )
+        conditions = saved["conditions"]
+        return ProbeReport(
+            **{
+                **saved,
+                "findings": findings,
+                "conditions": conditions and Conditions.read(conditions),
+            }
+        )

@@ -1,0 +1,195 @@
+"""Probe for which row counts a model computes the same bits in every row.
+
+Every module that maps rows to rows (products, norms, activations) runs alone, called as the model
+calls it, with row counts from 1 to 1,024. `row_classes` finds the counts that agree bit for bit.
+The result is the widest class that all modules have in common. Attention has kernels of its kind
+that are invariant by construction (`paceline.attention`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.backend.products import Products
+from paceline.core.settings import PREFILL_CHUNK
+from paceline.invariance.forward_cost import fixed_rows_cost, forward_cost, padding_cost
+from paceline.invariance.probe_report import ProbeReport, ProbeResult
+from paceline.invariance.row_classes import (
+    RowClass,
+    agreeing_runs,
+    fold,
+    heavy_tailed,
+    widest_class,
+)
+from paceline.invariance.row_modules import RowModule, find_row_modules
+from paceline.invariance.settings import (
+    CHECK_PREFILL_CHUNK,
+    MAX_COST,
+    MAX_REPEATED_ROWS,
+    MIN_CLASS_ROWS,
+    NUM_REPEATS,
+    WIDE_COUNTS,
+)
+from paceline.model.cached_lm import CachedLM
+from paceline.model.model_view import ModelView
+from paceline.model.self_check import check_tree_forward, count_differing_rows
+from paceline.util import result_cache
+from paceline.util.environment_key import environment_key
+from paceline.util.stopwatch import Conditions
+
+_KIND = "rows-v9"  # raise the number when the probes or the report change
+
+# Reports that this process has used. Later engines get the same ones, also if a new measurement
+# would be less disturbed.
+_used: set[result_cache.ResultKey] = set()
+
+
+def load_report(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
+    """Return the probe report of a model on this machine; probe the model if needed.
+
+    A report whose costs were disturbed by other programs is measured again once they are gone.
+
+    Args:
+        model: Loaded model.
+        products: Matrix products that the model will use.
+    """
+    facts = environment_key(
+        model, own_products=bool(products.modules), fixed_rows=products.fixed_rows
+    )
+    key = result_cache.ResultKey(
+        _KIND, facts, f"row counts of {model.__class__.__name__}", "proof.json"
+    )
+    report = result_cache.load_or_compute(
+        key, lambda: probe_model(model, products), ProbeReport.read
+    )
+    if not report.doubtful or key in _used:
+        _used.add(key)
+        return report
+    _used.add(key)
+    renewed = probe_model(model, products)
+    result_cache.replace(key, renewed)
+    return renewed
+
+
+def probe_model(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
+    """Find the widest class of row counts of a model, and measure its cost.
+
+    Args:
+        model: Loaded model.
+        products: Matrix products that the model will use.
+    """
+    begin = time.perf_counter()
+    modules, unknown = find_row_modules(ModelView(model, products).module)
+    findings: list[ProbeResult] = []
+    for module in modules:
+        try:
+            findings.append(_probe_module(module))
+        except Exception as error:  # a layer of another library may raise any type
+            unknown = (
+                f"{module.name}, a {type(module.module).__name__}, cannot be tried alone:"
+                f" {' '.join(str(error).split())}"
+            )
+            break
+    if unknown:
+        return ProbeReport(0, 0, 1.0, unknown, (), time.perf_counter() - begin)
+    best = widest_class((finding.runs for finding in findings), WIDE_COUNTS)
+    reason = _why_too_narrow(best, findings) or _why_not_invariant(model, best, products)
+    cost, whole_cost, conditions = (
+        (1.0, 1.0, None) if reason else _measure_costs(model, modules, best, products)
+    )
+    return ProbeReport(
+        best.min_rows,
+        best.max_rows,
+        cost,
+        reason,
+        tuple(findings),
+        seconds=time.perf_counter() - begin,
+        own_products=bool(products.modules) and not products.fixed_rows,
+        whole_cost=whole_cost,
+        fixed_rows=products.fixed_rows,
+        conditions=conditions,
+    )
+
+
+def _probe_module(module: RowModule) -> ProbeResult:
+    """Find the row counts for which one kind of module agrees bit for bit.
+
+    A product runs on folded weights, which leave only the rounding error, and again with its bias.
+    Other modules run on many random rows.
+    """
+    noise = torch.Generator().manual_seed(0)
+    counts = module.counts()
+    few = tuple(count for count in counts if count <= MAX_REPEATED_ROWS)
+    runs: set[int] = set()
+    if module.is_product:
+        weight, rows = fold(
+            module.matrix, heavy_tailed(counts[-1], module.row_shape, module.like, noise), noise
+        )
+        runs.update(agreeing_runs(module.function(weight), rows, counts))
+        plain = [few] if module.has_bias else []
+    else:
+        plain = [counts, *[few] * NUM_REPEATS]
+    for probed in plain:
+        rows = heavy_tailed(probed[-1], module.row_shape, module.like, noise)
+        runs.update(agreeing_runs(module.function(), rows, probed))
+    return ProbeResult(module.name, module.shape, module.times, counts[-1], tuple(sorted(runs)))
+
+
+def _why_too_narrow(rows: RowClass, findings: Sequence[ProbeResult]) -> str:
+    if rows.max_rows >= max(MIN_CLASS_ROWS, 2 * rows.min_rows):
+        return ""
+    starts = "; ".join(
+        f"{finding.name} {', '.join(map(str, finding.runs))}" for finding in findings
+    )
+    return (
+        f"the widest class of row counts that agree bit for bit is {rows.min_rows} to"
+        f" {rows.max_rows}; expected one that is wide enough for a batch. A new class begins at:"
+        f" {starts}"
+    )
+
+
+def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
+    """Return why whole forward passes within the class differ; "" if they do not."""
+    chunks = (min(PREFILL_CHUNK, rows.max_rows), CHECK_PREFILL_CHUNK)
+    alone, batched = (
+        CachedLM(model, chunk, batch_invariant=True, min_rows=rows.min_rows, products=products)
+        for chunk in chunks
+    )
+    # The kernel of another device may be new there, so its values are compared with torch's, too.
+    if model.device.type != "cpu":
+        check_tree_forward(batched)
+    differing, count = count_differing_rows(alone, batched)
+    if not differing:
+        return ""
+    return (
+        f"{differing} of {count} rows of logits differ in their bits between a text alone and in a"
+        " batch, though no module does by itself; it has attention code of its own, or something"
+        " in it sums over rows"
+    )
+
+
+def _measure_costs(
+    model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
+) -> tuple[float, float, Conditions | None]:
+    """Return the cost of the products and of a forward pass, and the worst conditions."""
+    forward = forward_cost(model, rows.min_rows, products, MAX_COST)
+    if not products.fixed_rows and rows.min_rows == 1:
+        return 1.0, forward.ratio, forward.conditions
+    product = (
+        fixed_rows_cost(modules) if products.fixed_rows else padding_cost(modules, rows.min_rows)
+    )
+    worst = worst_conditions(forward.conditions, product.conditions)
+    return product.ratio, forward.ratio, worst
+
+
+def worst_conditions(*conditions: Conditions | None) -> Conditions | None:
+    """Return the conditions of the most disturbed measurement; None if there is none."""
+    return max(
+        (known for known in conditions if known is not None),
+        key=lambda known: (not known.quiet, known.spread),
+        default=None,
+    )

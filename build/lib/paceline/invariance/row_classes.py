@@ -1,0 +1,145 @@
+"""Find row counts for which a function of rows gives every row the same bits.
+
+A matrix product picks its kernel, and so the order of its sums, by the number of rows. An
+activation computes the last elements of a tensor with another routine. So a token's numbers may
+depend on how many tokens share the forward pass. Counts with bit-identical results form a class.
+The classes depend on processor, libraries, threads and shapes, so they are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.invariance.settings import DISTINCT_ROWS, MAX_TWICE_ROWS, PARTIAL_SUM
+
+RowFunction = Callable[[Tensor], Tensor]  # [rows, ...] -> [rows, ...]
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class RowClass:
+    """Range of row counts that give a row the same bits.
+
+    Attributes:
+        min_rows: Smallest count.
+        max_rows: Largest count.
+    """
+
+    min_rows: int
+    max_rows: int
+
+
+def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the first count of each run of counts that agree, ascending.
+
+    Each count runs on rows from the middle, a small count on the first and the last rows. Rows at
+    the edge of a small count are inner rows of the largest one.
+
+    Args:
+        function: Function of rows.
+        rows: Rows [counts[-1], ...].
+        counts: Row counts to compare, ascending.
+    """
+    starts: list[int] = []
+    last = top = counts[-1]
+    expected = bits(function(rows))
+    for count in reversed(counts[:-1]):
+        offsets = {0, top - count} if count <= MAX_TWICE_ROWS else {(top - count) // 2}
+        if not all(
+            torch.equal(bits(function(rows[at : at + count])), expected[at : at + count])
+            for at in offsets
+        ):
+            starts.append(last)
+            top = count
+            expected = bits(function(rows[:count]))
+        last = count
+    starts.append(last)
+    return tuple(reversed(starts))
+
+
+def widest_class(runs: Iterable[tuple[int, ...]], counts: Sequence[int]) -> RowClass:
+    """Return the widest class that several functions have in common.
+
+    Args:
+        runs: Result of `agreeing_runs` for each function.
+        counts: Row counts that were compared, ascending. A class begins and ends with one of them.
+    """
+    starts = sorted({start for function_runs in runs for start in function_runs})
+    ends = [max(count for count in counts if count < start) for start in starts[1:]] + [counts[-1]]
+    return max(
+        (RowClass(*ends) for ends in zip(starts, ends, strict=True)),
+        key=lambda rows: rows.max_rows - rows.min_rows,
+    )
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor as the integers of their bits.
+
+    Zeros of different sign then differ, and equal NaNs do not.
+    """
+    return tensor.contiguous().view(_BITS[tensor.element_size()])
+
+
+def heavy_tailed(
+    count: int, shape: Sequence[int], like: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return random rows in which a few columns are much larger than the others.
+
+    Gaussian rows hide differences: after rounding to half precision, one product in thousands shows
+    them.
+
+    Args:
+        count: Number of rows.
+        shape: Shape of a row.
+        like: Tensor with the dtype and device of the result.
+        generator: Source of the random numbers.
+    """
+    distinct = torch.randn(min(count, DISTINCT_ROWS), *shape, generator=generator)
+    distinct *= torch.randn(1, *shape, generator=generator).exp()
+    return distinct.to(like.device, like.dtype)[
+        torch.arange(count, device=like.device) % len(distinct)
+    ]
+
+
+def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return a weight and rows whose true product is zero.
+
+    The result of the product is then the rounding error of the sums alone. Another order of the
+    sums changes the bits of 40 % to 90 % of the elements, in half precision too. Rounding hides the
+    order from all but one in 10^5 elements of an ordinary product. Half of the inner dimension
+    becomes the negative of the other half, at random positions.
+
+    Args:
+        weight: Weight [out, in]. The result has its strides and alignment, which select the kernel.
+        rows: Finite rows [count, in].
+        generator: Source of the random numbers.
+    """
+    inner = weight.shape[1]
+    order = torch.randperm(inner, generator=generator).to(weight.device)
+    first_half, second_half = order[: inner // 2], order[inner // 2 : inner // 2 * 2]
+    folded, paired = _twin(weight), rows.clone()
+    folded.index_copy_(1, second_half, weight.index_select(1, first_half).neg_())
+    paired[:, second_half] = rows[:, first_half]
+    if inner % 2:
+        paired[:, order[-1]] = 0
+    size = float(
+        paired[:DISTINCT_ROWS].float().pow(2).sum(1).mean().sqrt()
+        * weight[:64].float().pow(2).mean().sqrt()
+    )
+    return folded, paired * (PARTIAL_SUM / size) if size > 0 else paired
+
+
+def _twin(weight: Tensor) -> Tensor:
+    """Return a copy with the same strides and the same alignment to 64 bytes."""
+    spare = 64 // weight.element_size()
+    store = weight.new_empty(weight.numel() + spare)
+    start = (weight.data_ptr() - store.data_ptr()) % 64 // weight.element_size()
+    return (
+        store[start : start + weight.numel()]
+        .as_strided(weight.shape, weight.stride(), start)
+        .copy_(weight)
+    )

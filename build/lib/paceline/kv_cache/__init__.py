@@ -1,0 +1,1 @@
+"""Store keys and values in slots that never move."""

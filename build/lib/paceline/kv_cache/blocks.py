@@ -1,0 +1,135 @@
+"""Allocate the memory of keys and values, in blocks of stores with one shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Keys or values of one layer.
+
+    Attributes:
+        tensor: [slots, heads, capacity, dim].
+        rows: The same memory as [slots * heads * capacity + 1, dim]. The last row is scratch:
+            columns that stand for no token write there.
+    """
+
+    tensor: Tensor
+    rows: Tensor
+
+
+class Block:
+    """Stores of one shape in one tensor.
+
+    Args:
+        like: Keys or values [batch, heads, queries, dim] that decide heads, dim, dtype and device.
+        num_stores: Number of stores.
+        slots: Number of slots.
+        capacity: Cache positions per slot.
+    Attributes:
+        stores: [stores, slots, heads, capacity, dim].
+    """
+
+    def __init__(self, like: Tensor, num_stores: int, slots: int, capacity: int) -> None:
+        shape = slots, like.shape[1], capacity
+        self._rows = _zeros(like, num_stores, math.prod(shape) + 1, like.shape[-1])
+        self.stores: Tensor = self._rows[:, :-1].view(num_stores, *shape, like.shape[-1])
+        self._num_taken = 0
+
+    def fits(self, states: Tensor) -> bool:
+        """Return whether a free store takes states [batch, heads, queries, dim]."""
+        shape, stores = states.shape, self.stores
+        return self._num_taken < len(stores) and (shape[1], shape[3], states.dtype) == (
+            stores.shape[2],
+            stores.shape[4],
+            stores.dtype,
+        )
+
+    def take(self) -> int:
+        """Return the index of the next free store."""
+        self._num_taken += 1
+        return self._num_taken - 1
+
+    def store(self, index: int) -> Store:
+        """Return a store of the block."""
+        return Store(self.stores[index], self._rows[index])
+
+    @property
+    def taken(self) -> Tensor:
+        """Return the stores in use, [stores, slots, heads, capacity, dim]."""
+        return self.stores[: self._num_taken]
+
+    def resized(self, slots_kept: slice | list[int], slots: int, capacity: int) -> Block:
+        """Return a block of another size with the content of some slots in front.
+
+        Args:
+            slots_kept: Slots whose content is copied, in order.
+            slots: New number of slots.
+            capacity: New number of cache positions per slot.
+        """
+        new = Block(self.stores[0], len(self.stores), slots, capacity)
+        new._num_taken = self._num_taken
+        common = min(capacity, self.stores.shape[3])
+        for old, store in zip(self.taken, new.taken, strict=True):
+            content = old[slots_kept, :, :common]
+            store[: len(content), :, :common] = content
+        return new
+
+
+class BlockList:
+    """Blocks of one cache.
+
+    Args:
+        stores_per_block: Number of stores that a new block holds.
+    """
+
+    def __init__(self, stores_per_block: int) -> None:
+        self._stores_per_block = stores_per_block
+        self._blocks: list[Block] = []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Return the stores in use of each block, [stores, slots, heads, capacity, dim]."""
+        return (block.taken for block in self._blocks)
+
+    def take(self, states: Tensor, slots: int, capacity: int) -> tuple[int, int]:
+        """Return the block and index of a free store; the last block is tried first.
+
+        Args:
+            states: First states of the layer, [batch, heads, queries, dim].
+            slots: Number of slots.
+            capacity: Cache positions per slot.
+        """
+        if not self._blocks or not self._blocks[-1].fits(states):
+            self._blocks.append(Block(states, self._stores_per_block, slots, capacity))
+        return len(self._blocks) - 1, self._blocks[-1].take()
+
+    def store(self, address: tuple[int, int]) -> Store:
+        """Return the store at a block and index."""
+        block, index = address
+        return self._blocks[block].store(index)
+
+    def resize(self, slots_kept: slice | list[int], slots: int, capacity: int) -> None:
+        """Resize every block in turn, so that one block at most is in memory twice."""
+        for number, block in enumerate(self._blocks):
+            self._blocks[number] = block.resized(slots_kept, slots, capacity)
+
+
+def _zeros(like: Tensor, *shape: int) -> Tensor:
+    """Return zeros with the dtype and device of `like`."""
+    # Not all forward passes that write to them are in inference mode.
+    with torch.inference_mode(False):
+        if like.device.type != "cpu":
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        # numpy's zeros take memory only once they are written, so that growing is quick.
+        return (
+            torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8))
+            .view(like.dtype)
+            .view(shape)
+        )

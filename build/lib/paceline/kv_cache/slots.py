@@ -1,0 +1,91 @@
+"""Assign the slots of a cache to requests, and move them for a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.request import Request
+from paceline.kv_cache.slot_cache import SlotCache
+
+
+class Slots:
+    """Assign the slots of one cache to requests.
+
+    Args:
+        cache: The cache.
+    """
+
+    def __init__(self, cache: SlotCache) -> None:
+        self._cache = cache
+        self._owner: dict[int, Request] = {}  # by slot
+
+    def __len__(self) -> int:
+        """Return the number of slots, taken and free."""
+        return self._cache.slots
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of cached tokens in all slots."""
+        return sum(request.cached for request in list(self._owner.values()))
+
+    def take(self, request: Request) -> None:
+        """Give `request` an empty slot; the cache grows if none is free."""
+        request.slot, request.cached = self._cache.take(), 0
+        self._owner[request.slot] = request
+
+    def free(self, request: Request) -> None:
+        """Free the slot of `request`, if it has one."""
+        if request.slot >= 0:
+            del self._owner[request.slot]
+            self._cache.give_back(request.slot)
+            request.slot = -1
+
+    def inherit(self, request: Request, other: Request, length: int) -> None:
+        """Give `request` the slot of `other` with its first `length` cache positions."""
+        request.slot, request.cached, other.slot = other.slot, length, -1
+        self._owner[request.slot] = request
+
+    def copy(self, request: Request, other: Request, length: int) -> None:
+        """Copy the first `length` cache positions of `other` to the slot of `request`."""
+        self._cache.copy(other.slot, request.slot, length)
+        request.cached = length
+
+    def resize(self, slots: int, positions: int) -> None:
+        """Resize the cache to a number of slots and of cache positions per slot.
+
+        Both must suffice for the taken slots and their content.
+        """
+        if slots >= self._cache.slots and positions >= self._cache.capacity:
+            self._cache.reserve(slots, positions)
+            return
+        moved = self._cache.compact(slots, positions)
+        self._owner = {moved[old]: request for old, request in self._owner.items()}
+        for slot, request in self._owner.items():
+            request.slot = slot
+
+    def gather(self, requests: Sequence[Request]) -> None:
+        """Move the requests of one step to the first slots, in any order, with few moves."""
+        holes = iter(sorted(set(range(len(requests))) - {request.slot for request in requests}))
+        for request in requests:
+            if request.slot >= len(requests):
+                self._move(request, next(holes))
+
+    def compact_slots(self, requests: Sequence[Request]) -> None:
+        """Move requests to consecutive slots, in their order."""
+        slots = [request.slot for request in requests]
+        if slots == list(range(slots[0], slots[0] + len(slots))):
+            return
+        for slot, request in enumerate(requests):
+            if request.slot != slot:
+                self._move(request, slot)
+
+    def _move(self, request: Request, slot: int) -> None:
+        # A request that has the slot gets the old slot of `request`.
+        other, old = self._owner.get(slot), request.slot
+        self._cache.swap(old, slot, max(request.cached, other.cached if other else 0))
+        self._owner[slot], request.slot = request, slot
+        if other is not None:
+            self._owner[old], other.slot = other, old
+        else:
+            del self._owner[old]
+            self._cache.exchange_free(taken=slot, freed=old)

@@ -1,0 +1,308 @@
+"""Offer `LLM`: load a model and a drafter, then generate losslessly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.argument_checks import require
+from paceline.core.drafter import Drafter
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, FixedShapes, OnDrafterError
+from paceline.drafters import Maker, create, uses_draft_model
+from paceline.engine.async_engine import AsyncEngine
+from paceline.engine.completion import Chunk, Completion
+from paceline.engine.delivery import Chunks, completions_of, stream_chunks
+from paceline.engine.engine import Engine
+from paceline.engine.facade import EngineFacade
+from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
+from paceline.engine.request_handle import CallProgress
+from paceline.errors import ConfigError
+from paceline.util.config import require_count
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from paceline.draft_budget.cost_curve import CostCurve
+    from paceline.draft_budget.settings import DraftBudgetSettings
+    from paceline.engine.parallel.ranks import Ranks
+
+__all__ = ["LLM", "Chunk", "Completion"]
+
+
+class LLM(EngineFacade):
+    """A model with a drafter. Answers are the same as those from the model alone.
+
+    Several threads may call an `LLM`, even while streams are open. All calls share one batch, and
+    each call gets its own answers.
+
+    Args:
+        model: Directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded
+            transformers model (put into eval mode).
+        drafter: "auto", another "name" or "name:key=value,key=value" (see `paceline drafters`), a
+            class as "module:Class", or a `Drafter`.
+        draft_model: Like `model`, for drafters that need a draft model or can use one ("auto").
+            Drafters chosen for individual requests (`SamplingParams.speculation`) use this model
+            too.
+        tokenizer: Directory, hub id, GGUF file or object; default: the tokenizer stored with
+            `model`. Prompts given as token ids need no tokenizer.
+        dtype: "auto" (the checkpoint's data type; bfloat16 for a GGUF file), "float32", "bfloat16"
+            or "float16".
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+        max_length: Maximum length of the prompt plus the answer, in tokens; default: the model's
+            context length.
+        max_batch: Maximum number of requests per forward pass, over all callers; additional prompts
+            wait.
+        max_nodes: Maximum number of draft nodes verified per request and step.
+        lookahead_parallel: True, or `Ranks` that were joined: share the work on every draft tree
+            with the other processes in the run. Each process has a copy of the model and makes the
+            same calls.
+        batch_invariant: True: the logits for a given text are bitwise identical in any batch, with
+            and without drafts, in any dtype. "auto": on if a check at load time shows a cost under
+            5 %.
+        fixed_shapes: Whether decode steps run in a few fixed shapes, on CUDA as captured graphs.
+            "auto": on CUDA only.
+        cache_gib: Maximum memory for the KV cache in GiB; requests wait when it is full. None =
+            most of the available memory.
+        keep_prefixes: Number of finished requests whose keys and values stay cached for prompts
+            with the same beginning (prefix caching), such as the next turn of a conversation. The
+            weights must not change in the meantime.
+        on_drafter_error: "raise": an error in a drafter ends its requests; "plain": the requests
+            continue without drafts.
+        cost_curve: Seconds per forward pass for each number of rows. The draft budget then cuts
+            trees according to this curve instead of measured times. None = measure.
+        draft_budget: Settings for the draft budget, which decides how many draft nodes are
+            verified.
+    Raises:
+        ConfigError: an argument cannot be used.
+        UnsupportedModelError: the model cannot be verified losslessly.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        drafter: str | Drafter = "auto",
+        draft_model: str | Path | PreTrainedModel | None = None,
+        tokenizer: Any = None,
+        dtype: str | torch.dtype = "auto",
+        device: str = "auto",
+        max_length: int | None = None,
+        max_batch: int = 8,
+        max_nodes: int = 256,
+        lookahead_parallel: bool | Ranks = False,
+        batch_invariant: BatchInvariant = BATCH_INVARIANT,
+        fixed_shapes: FixedShapes = "auto",
+        cache_gib: float | None = None,
+        keep_prefixes: int = 0,
+        on_drafter_error: OnDrafterError = "raise",
+        cost_curve: CostCurve | None = None,
+        draft_budget: DraftBudgetSettings | None = None,
+    ) -> None:
+        _check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
+        spec = drafter if isinstance(drafter, str) else None
+        ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
+        # Imported here: model code takes seconds to import.
+        from paceline.model.loading import eos_token_ids, load_model
+        from paceline.model.tokenizer_loading import load_tokenizer
+
+        loaded = load_model(model, dtype, device)
+        self.tokenizer, self._source = load_tokenizer(tokenizer, model), model
+        make = Maker(draft_model, dtype, str(loaded.device))
+        self._engine = Engine(
+            loaded,
+            make(drafter) if isinstance(drafter, str) else drafter,
+            spec=spec,
+            make=make,
+            tokenizer=self.tokenizer,
+            max_batch=max_batch,
+            max_nodes=max_nodes,
+            ranks=ranks,
+            batch_invariant=batch_invariant,
+            fixed_shapes=fixed_shapes,
+            cache_gib=cache_gib,
+            keep_prefixes=keep_prefixes,
+            on_drafter_error=on_drafter_error,
+            cost_curve=cost_curve,
+            draft_budget=draft_budget,
+        )
+        self._async_engine = AsyncEngine(self._engine)
+        self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
+        context = self.model.context_length
+        self.max_length = context if max_length is None else min(max_length, context)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Callable[[CallProgress], object] | None = None,
+    ) -> list[Completion]:
+        """Generate answers to all prompts, in the same order.
+
+        Args:
+            prompts: One string, several strings, or lists of token ids, which may be arrays or
+                tensors.
+            params: One `SamplingParams` for all prompts, or one per prompt; default
+                `SamplingParams()`.
+            progress: Callback invoked after every step, in the calling thread. If it raises, the
+                call ends.
+        Returns:
+            One completion per prompt; with `SamplingParams.n`, `Completion.others` holds the
+            additional answers.
+        Raises:
+            ConfigError, CapacityError: a prompt, or a drafter named in its parameters, cannot be
+                used. In that case, no request has started.
+        """
+        groups = self._inputs.request_groups(prompts, params)
+        handles = self._engine.submit([request for group in groups for request in group])
+        try:
+            self._engine.finish(
+                handles,
+                lambda ended: None if progress is None else progress(CallProgress.of(handles)),
+            )
+        finally:
+            self._engine.withdraw(handles)
+        return completions_of(groups, handles, self.tokenizer)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[Chunk, None, None]:
+        """Generate the answer to one prompt, one chunk per step.
+
+        Closing the iterator frees everything that the request holds.
+
+        Raises:
+            ConfigError, CapacityError: as in `generate`; also if `SamplingParams.n` is above 1.
+        """
+        return stream_chunks(self._engine, self._inputs.single(prompt, params), self.tokenizer)
+
+    async def agenerate(
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Run `generate` in asyncio without blocking the event loop.
+
+        All calls share one batch. Cancelling a call frees everything that the call's requests hold.
+        """
+        groups = self._inputs.request_groups(prompts, params)
+        handles = await self._async_engine.submit(
+            [request for group in groups for request in group]
+        )
+        async with self._async_engine.holding(handles):
+            await self._async_engine.finish(handles)
+        return completions_of(groups, handles, self.tokenizer)
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Run `stream` in asyncio; `aclose` frees everything that the request holds."""
+        request = self._inputs.single(prompt, params)
+        (handle,) = await self._async_engine.submit([request], keep_outcomes=True)
+        chunks, done = Chunks(handle, self.tokenizer), False
+        async with self._async_engine.holding([handle]):
+            while not done:
+                outcomes, done = await self._async_engine.collect(handle)
+                for chunk in chunks.of(outcomes, done):
+                    yield chunk
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+    ) -> Completion:
+        """Answer a conversation; arguments and errors as in `chat_prompt` and `generate`."""
+        endings = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        ids = self.chat_prompt(messages, chat_template_kwargs, **endings)
+        return self.generate([ids], params)[0]
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation, for `generate` and `stream`.
+
+        Args:
+            messages: Each message has a `role` and `content`, which is a string or a list of text
+                parts, {"type": "text", "text": ...}. The content of an assistant message with
+                tool_calls may be None. All other fields are passed to the chat template unchanged.
+            chat_template_kwargs: Variables for the chat template, under the names that the template
+                uses, such as {"enable_thinking": False}. They may include the two options below.
+            add_generation_prompt: Have the template open the assistant's answer. Default: True, but
+                False with `continue_final_message`.
+            continue_final_message: End the prompt with the text of the final message, which must be
+                the assistant's; the answer continues that text. Default: False.
+        Raises:
+            ConfigError: the messages cannot be used, there is no tokenizer, the tokenizer has no
+                chat template, or the template rejects the conversation.
+        """
+        from paceline.text.conversations import chat_ids
+
+        return chat_ids(
+            self.tokenizer,
+            messages,
+            "messages",
+            chat_template_kwargs,
+            add_generation_prompt,
+            continue_final_message,
+        )
+
+    @property
+    def _inputs(self) -> InputProcessor:
+        return InputProcessor(
+            self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
+        )
+
+
+def _check_limits(
+    max_batch: object,
+    max_nodes: object,
+    keep_prefixes: object,
+    max_length: object,
+    on_drafter_error: object,
+) -> None:
+    require_count("LLM", "max_batch", max_batch, 1)
+    require_count("LLM", "max_nodes", max_nodes, 0)
+    require_count("LLM", "keep_prefixes", keep_prefixes, 0)
+    choices = ("raise", "plain")
+    require(on_drafter_error in choices, "on_drafter_error", on_drafter_error, "'raise' or 'plain'")
+    if max_length is not None:
+        require_count("LLM", "max_length", max_length, 2)
+
+
+def _prepare(
+    drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
+) -> tuple[Ranks | None, str | Drafter, str]:
+    """Check the drafter and ranks before the model loads, to report mistakes early.
+
+    Returns:
+        The ranks; the drafter, or its spec if it needs the draft model; the device.
+    """
+    if not isinstance(drafter, str | Drafter):
+        raise ConfigError(
+            f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object."
+            " Plain decoding is 'none'."
+        )
+    ranks: Ranks | None = None
+    if lookahead_parallel is not False:
+        # Imported here: not every build of torch has torch.distributed.
+        from paceline.engine.parallel.ranks import check_columns, join_ranks, local_device
+
+        ranks = join_ranks(lookahead_parallel, device)
+    if isinstance(drafter, str) and not uses_draft_model(drafter, draft_model):
+        drafter = create(drafter)
+    if ranks is not None:
+        if isinstance(drafter, Drafter):
+            check_columns(drafter, ranks.size)
+        device = local_device(device)
+    return ranks, drafter, device

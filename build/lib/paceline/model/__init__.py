@@ -1,0 +1,1 @@
+"""Run any transformers decoder over pending tokens and draft trees."""

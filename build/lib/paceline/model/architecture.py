@@ -1,0 +1,233 @@
+"""Describe a transformers model: masks, context length, support for draft trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from paceline.attention import BY_POSITION, takes_tree_attention, why_not_by_position
+from paceline.attention.reach import Reach
+from paceline.backend.attention_metadata import VisibleRanges, mask_address, stand_in_mask
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.model.forward_arguments import forward_parameters
+from paceline.model.padded_batch import PaddedBatch
+from paceline.model.per_layer import common_value, key_shapes
+from paceline.model.ragged_batch import RaggedBatch
+from paceline.model.refusals import refuse_unsupported
+from paceline.model.rotary import restart_length, switch_lengths
+from paceline.model.settings import UNBOUNDED_CONTEXT
+
+# A model's `attention_mask` argument: one tensor, one tensor per layer kind, or None.
+Masks = Tensor | dict[str, Tensor] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Facts about one loaded model.
+
+    Attributes:
+        name: Class name of the model, for errors.
+        layers: Number of decoder layers.
+        vocab_size: Rows of the LM head.
+        context_length: Maximum number of positions.
+        layer_kinds: Attention kinds that occur, sorted.
+        mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
+        window: Number of positions that sliding-window attention looks back, including the query's
+            own; None = no such layers.
+        attention_chunk: Number of positions per chunk in chunked attention; None = no such layers.
+        takes_masks: Whether a 4-D mask and position ids decide what a token sees. Otherwise the
+            cache slots do (ALiBi, or no position ids).
+        takes_position_ids: Whether the forward method accepts `position_ids`.
+        takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
+        float_masks: Whether masks are added to the scores (eager) instead of selecting them (SDPA).
+        tree_attention: Whether masked forward passes may use paceline's tree attention.
+        by_position: Whether every forward pass uses batch-invariant attention by position.
+        dtype: Data type of the weights.
+        position_bytes: Approximate size of one token's keys and values in all layers, in bytes; 0 =
+            the configuration does not say.
+        switch_lengths: Text lengths, in tokens, beyond which the rotary frequencies change; in
+            ascending order.
+        restart_length: Text length, in tokens, beyond which a growing text is recomputed from its
+            first token, as the model's `generate` does; None = never.
+    """
+
+    name: str
+    layers: int
+    vocab_size: int
+    context_length: int
+    layer_kinds: tuple[str, ...]
+    mask_per_kind: bool
+    window: int | None
+    attention_chunk: int | None
+    takes_masks: bool
+    takes_position_ids: bool
+    takes_logits_to_keep: bool
+    float_masks: bool
+    tree_attention: bool
+    by_position: bool
+    dtype: torch.dtype
+    position_bytes: int
+    switch_lengths: tuple[int, ...]
+    restart_length: int | None
+
+    @property
+    def takes_trees(self) -> bool:
+        """True if one forward pass can verify a branching draft tree."""
+        return self.takes_masks
+
+    @staticmethod
+    def from_model(
+        model: PreTrainedModel, by_position: bool = False, chains: bool = False
+    ) -> Architecture:
+        """Read the facts from a model and its configuration.
+
+        Args:
+            model: Loaded model.
+            by_position: Whether to use batch-invariant attention by position. A model that is
+                configured with this attention implementation always uses it.
+            chains: Whether to verify only chains, without masks, regardless of what the forward
+                method accepts.
+        Raises:
+            UnsupportedModelError: The model is an encoder-decoder, recurrent or index-sparse, or it
+                does not support the requested attention by position.
+            ConfigError: The attention implementation does not accept a 4-D mask.
+        """
+        config = model.config.get_text_config(decoder=True)
+        name = type(model).__name__
+        refuse_unsupported(model, config, name)
+        kinds = getattr(config, "layer_types", None)
+        window, attention_chunk = (
+            common_value(config, key, name) for key in ("sliding_window", "attention_chunk_size")
+        )
+        by_slot = chains or _uses_alibi(config)
+        implementation = model.config._attn_implementation or "eager"
+        by_position = by_position or implementation == BY_POSITION
+        _refuse_attention(model, implementation, by_slot, by_position)
+        accepted = forward_parameters(model)
+        return Architecture(
+            name=name,
+            layers=config.num_hidden_layers,
+            vocab_size=config.vocab_size,
+            context_length=_context_length(config),
+            layer_kinds=(
+                tuple(sorted(set(kinds))) if kinds else (_only_kind(window, attention_chunk),)
+            ),
+            mask_per_kind=kinds is not None,
+            window=window,
+            attention_chunk=attention_chunk,
+            takes_masks=not by_slot and "position_ids" in accepted,
+            takes_position_ids="position_ids" in accepted,
+            takes_logits_to_keep="logits_to_keep" in accepted,
+            float_masks=implementation == "eager" and not by_position,
+            tree_attention=takes_tree_attention(model) and not by_slot,
+            by_position=by_position,
+            dtype=model.dtype,
+            position_bytes=_position_bytes(config, model.dtype),
+            switch_lengths=switch_lengths(config),
+            restart_length=restart_length(model, config),
+        )
+
+    def ragged_masks(
+        self, packing: RaggedBatch, visible: int, device: torch.device
+    ) -> tuple[Masks, dict[int, VisibleRanges]]:
+        """Return placeholder masks for a ragged batch, and the ranges they represent.
+
+        The model receives the masks as its `attention_mask`; they carry no numbers. The attention
+        kernel looks up the visible ranges by the address of a mask (`AttentionMetadata`).
+
+        Args:
+            packing: Ragged batch.
+            visible: Number of cache positions in use.
+            device: Device for the masks.
+        """
+        masks: dict[str, Tensor] = {}
+        visible_ranges: dict[int, VisibleRanges] = {}
+        for kind in self.layer_kinds:
+            masks[kind] = stand_in_mask(len(packing.token_ids), visible, device)
+            visible_ranges[mask_address(masks[kind])] = packing.visible(self._reach(kind))
+        return masks if self.mask_per_kind else next(iter(masks.values())), visible_ranges
+
+    @property
+    def reaches(self) -> dict[str, Reach]:
+        """Return how far back each kind of layer looks."""
+        return {kind: self._reach(kind) for kind in self.layer_kinds}
+
+    def _reach(self, kind: str) -> Reach:
+        """Return how far back one kind of layer looks."""
+        return Reach(
+            window=self.window if kind == "sliding_attention" else None,
+            chunk=self.attention_chunk if kind == "chunked_attention" else None,
+        )
+
+    def attention_mask(self, layout: PaddedBatch, visible: int, device: torch.device) -> Masks:
+        """Return the model's `attention_mask` for one padded forward pass.
+
+        None means plain causal attention over the cache.
+
+        Args:
+            layout: Padded batch.
+            visible: Number of cache positions in use.
+            device: Device for the mask.
+        """
+        if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
+            return None
+        masks = {
+            kind: self._mask_for_kind(layout, visible, device, self._reach(kind))
+            for kind in self.layer_kinds
+        }
+        return masks if self.mask_per_kind else next(iter(masks.values()))
+
+    def _mask_for_kind(
+        self, layout: PaddedBatch, visible: int, device: torch.device, reach: Reach
+    ) -> Tensor:
+        mask = torch.from_numpy(layout.visible_mask(visible, reach))[:, None].to(
+            device, non_blocking=True
+        )
+        if self.float_masks:
+            mask = torch.zeros(mask.shape, dtype=self.dtype, device=device).masked_fill_(
+                ~mask, torch.finfo(self.dtype).min
+            )
+        return mask
+
+
+def _refuse_attention(
+    model: PreTrainedModel, implementation: str, by_slot: bool, by_position: bool
+) -> None:
+    name = type(model).__name__
+    if implementation not in ("sdpa", "eager", BY_POSITION) and not by_slot:
+        raise ConfigError(
+            f"{name}: got attention implementation {implementation!r}, which takes no tree"
+            " mask; expected 'sdpa' or 'eager'. Call model.set_attn_implementation('sdpa')"
+            " first."
+        )
+    obstacle = why_not_by_position(model) if by_position else None
+    if obstacle is not None:
+        raise UnsupportedModelError(
+            f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false."
+        )
+
+
+def _context_length(config: PretrainedConfig) -> int:
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    lengths = (getattr(config, name, None) for name in names)
+    return next((length for length in lengths if length), UNBOUNDED_CONTEXT)
+
+
+def _only_kind(window: int | None, attention_chunk: int | None) -> str:
+    if window:
+        return "sliding_attention"
+    return "chunked_attention" if attention_chunk else "full_attention"
+
+
+def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    return 2 * sum(heads * dim for heads, dim in key_shapes(config)) * dtype.itemsize
+
+
+def _uses_alibi(config: PretrainedConfig) -> bool:
+    attention = getattr(config, "attn_config", None)
+    return config.model_type in ("bloom", "mpt") or bool(
+        getattr(config, "alibi", False) or getattr(attention, "alibi", False)
+    )

@@ -1,0 +1,181 @@
+"""Keep the requests of one model in the slots of its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree, IntArray
+from paceline.errors import CapacityError
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.kv_cache.slots import Slots
+from paceline.model.architecture import Architecture
+from paceline.model.per_layer import key_shapes
+from paceline.model.rotary import (
+    cut_at_switch,
+    restart_beyond_switch,
+    same_rotary_frequencies,
+)
+
+
+class CachedRequests:
+    """Requests of one model, and what its forward passes left in their cache slots.
+
+    Args:
+        model: Decoder-only model.
+        architecture: Facts about the model.
+    Attributes:
+        architecture: As above.
+        slots: Cache slots and their requests.
+    """
+
+    def __init__(self, model: PreTrainedModel, architecture: Architecture) -> None:
+        self.architecture = architecture
+        self._cache = SlotCache(architecture.layers, _stores_per_block(model))
+        self.slots = Slots(self._cache)
+        self._requests: list[Request] = []  # of the last forward pass
+        self._pending: IntArray | None = None  # their pending tokens in it
+
+    @property
+    def context_length(self) -> int:
+        """Return the maximum length of a request in tokens."""
+        return self.architecture.context_length
+
+    @property
+    def takes_trees(self) -> bool:
+        """Return True if the model verifies trees; False for chains only."""
+        return self.architecture.takes_trees
+
+    def reserve(self, slots: int, positions: int) -> None:
+        """Allocate slots in advance.
+
+        Args:
+            slots: Number of requests.
+            positions: Number of tokens and tree nodes per request.
+        """
+        self._cache.reserve(slots, positions)
+
+    @property
+    def capacity(self) -> int:
+        """Return the number of cache positions allocated per slot."""
+        return self._cache.capacity
+
+    @property
+    def position_bytes(self) -> int:
+        """Return the bytes per cache position (estimated until the first forward pass)."""
+        return self._cache.position_bytes or self.architecture.position_bytes
+
+    def check_length(self, request: Request) -> None:
+        """Raise if a request is longer than the model's context.
+
+        Raises:
+            CapacityError: The request is too long.
+        """
+        if len(request) > self.context_length:
+            raise CapacityError(
+                f"sequence {request.id} has {len(request)} tokens; the model's context is"
+                f" {self.context_length}. Shorten the prompt."
+            )
+
+    def close(self, request: Request) -> None:
+        """Free a request's slot."""
+        if request.tainted or request.failure is not None:
+            self.rewind(request, 0)
+            self.clear_after(request)
+        self.slots.free(request)
+
+    def clear_after(self, request: Request) -> None:
+        """Zero a request's slot after its cached tokens."""
+        # Attention multiplies masked values by 0, which does not remove NaNs.
+        if request.slot >= 0:
+            self._cache.clear(request.slot, request.cached)
+
+    @property
+    def open_sequences(self) -> int:
+        """Return the number of requests that have a slot."""
+        return self._cache.taken
+
+    def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
+        """Return the part of a draft tree that the model can verify after the request.
+
+        A model that supports only chains receives the best chain. No node may lie beyond the length
+        at which the rotary frequencies of all tokens change.
+        """
+        if (switch := self.architecture.restart_length) is not None:
+            tree = cut_at_switch(tree, request, switch)
+        return tree if self.takes_trees else tree.best_chain()
+
+    def restart_if_due(self, request: Request) -> None:
+        """Drop the cache of a request that has outgrown its rotary frequencies."""
+        if (switch := self.architecture.restart_length) is not None:
+            restart_beyond_switch(request, switch)
+
+    def shares_prefix(self, request: Request, other: Request) -> bool:
+        """Return True if two requests' equal prefixes have equal keys and values."""
+        return same_rotary_frequencies(request, other, self.architecture.switch_lengths)
+
+    def commit(self, accepted: Sequence[Sequence[int]]) -> None:
+        """Keep the pending tokens and the accepted nodes of the last forward pass.
+
+        Args:
+            accepted: Accepted nodes, in order, for each request in that pass.
+        """
+        pending = self._pending
+        assert pending is not None, "commit without forward"
+        moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
+        if moves:
+            longest = max(len(accepted[row]) for row in moves)
+            paths = [
+                [*accepted[row], *[accepted[row][-1]] * (longest - len(accepted[row]))]
+                for row in moves
+            ]
+            base = np.array([[self._requests[row].cached + pending[row]] for row in moves])
+            target = np.minimum(np.arange(longest), [[len(accepted[row]) - 1] for row in moves])
+            self._cache.move(
+                np.array([[self._requests[row].slot] for row in moves]),
+                base + np.array(paths),
+                base + target,
+            )
+        for row, (request, path) in enumerate(zip(self._requests, accepted, strict=True)):
+            request.cached += int(pending[row]) + len(path)
+
+    def rewind(self, request: Request, length: int) -> None:
+        """Drop a request's cache from position `length` onwards."""
+        request.cached = min(request.cached, length)
+
+    def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values computed elsewhere to a request's slot.
+
+        The caller sets `request.cached` once every layer has been written.
+
+        Args:
+            request: Request to process.
+            layer: Index of the layer.
+            first: First cache position.
+            keys: [heads, n, dim].
+            values: [heads, n, dim].
+        """
+        self._cache.write(request.slot, layer, first, keys, values)
+
+    def stored(self, request: Request) -> list[tuple[Tensor, Tensor] | None]:
+        """Return a request's keys and values, as views.
+
+        Returns:
+            A pair [heads, cached tokens, dim] per layer; None for a layer that shares another's.
+        """
+        return self._cache.read(request.slot, request.cached)
+
+
+def _stores_per_block(model: PreTrainedModel) -> int:
+    """Return how many keys and values of layers share one tensor of the cache.
+
+    On CUDA, all that have one shape do: a move then takes two operations instead of two per store.
+    """
+    config = model.config.get_text_config(decoder=True)
+    shapes = key_shapes(config)
+    one_shape = len(shapes) == config.num_hidden_layers and len(set(shapes)) == 1
+    return 2 * len(shapes) if model.device.type == "cuda" and one_shape else 1

@@ -1,0 +1,105 @@
+"""Capture the hidden states that a model's LM head and some layers read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.core.node_logits import NodeLogits
+from paceline.model.eagle.layers import decoder_layers, decoder_of, inputs_of
+
+_Pick = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStates:
+    """Hidden states from the calls in one forward pass.
+
+    Attributes:
+        head: Inputs to the LM head for some of the columns, [rows, columns, hidden].
+        below: Inputs to each captured layer, for all columns.
+        last: Outputs of the decoder, for all columns; empty if they were not captured.
+    """
+
+    head: list[Tensor]
+    below: list[list[Tensor]]
+    last: list[Tensor]
+
+    def with_states(
+        self,
+        logits: NodeLogits,
+        head_picks: Sequence[_Pick],
+        column_picks: Sequence[_Pick],
+        pending: Sequence[list[tuple[int, int, int]]],
+    ) -> NodeLogits:
+        """Return logits with the hidden states from which they were computed.
+
+        Args:
+            logits: Logits of the forward pass.
+            head_picks: As `ModelRunner.picks`.
+            column_picks: As `ModelRunner.column_picks`.
+            pending: As `ModelRunner.pending`.
+        """
+        rows = [
+            torch.cat([pick(inputs) for pick, inputs in zip(head_picks, self.head, strict=True)])
+        ]
+        rows += [
+            torch.cat([pick(inputs) for pick, inputs in zip(column_picks, layer, strict=True)])
+            for layer in self.below
+        ]
+        states = torch.stack([row[: len(logits.flat)] for row in rows], dim=1)
+        before = [
+            torch.stack([level[row, first:last] for level in levels], dim=1)
+            for spans, *levels in zip(pending, self.last, *self.below, strict=bool(self.last))
+            for row, first, last in spans
+        ]
+        return replace(logits, states=states, pending=before if self.last else None)
+
+
+class StateRequest(NamedTuple):
+    """Name the hidden states to capture in a forward pass.
+
+    Attributes:
+        layers: Indices of the decoder layers whose inputs to capture.
+        last: Whether to capture the decoder's output as well.
+    """
+
+    layers: tuple[int, ...] = ()
+    last: bool = False
+
+
+@contextmanager
+def capture_states(model: PreTrainedModel, wanted: StateRequest) -> Iterator[CapturedStates]:
+    """Capture the states of a forward pass in the `with` block.
+
+    Only calls from this thread are captured; other threads may use the model in the meantime.
+
+    Args:
+        model: Model to run.
+        wanted: States to capture, besides the inputs of the LM head.
+    """
+    outputs: list[Tensor] = []
+    head = model.get_output_embeddings() or torch.nn.Identity()
+    modules = [head, *decoder_layers(model, wanted.layers)]
+    hook = None
+    if wanted.last:
+        hook = decoder_of(model).register_forward_hook(partial(_keep_last, get_ident(), outputs))
+    try:
+        with inputs_of(modules) as (inputs, *below):
+            yield CapturedStates(inputs, below, outputs)
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def _keep_last(thread: int, outputs: list[Tensor], _: Any, inputs: Any, output: Any) -> None:
+    if get_ident() == thread:
+        outputs.append(output.last_hidden_state)

@@ -1,0 +1,210 @@
+"""Define the embedding and the LM head of a draft model that reads target states.
+
+For a token that the target has chosen, the draft model also reads the target states from which the
+token was chosen. These states are the input to the LM head and the inputs to some middle layers
+(EAGLE-3, Li et al. 2025, section 3.1). A drafted token has no states. EAGLE instead uses the draft
+model's state, which another forward pass must compute first. Here, a tree of drafted tokens of any
+shape takes only one forward pass.
+
+The embeddings and LM head belong to the target; the draft model uses part of the head (a reduced
+vocabulary).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.backend.plain_tensors import is_plain
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.model.forward_state import StateReader, TargetStates
+from paceline.model.identity import Sketch
+from paceline.model.reduced_vocabulary import spread
+from paceline.model.settings import MIN_SKETCH_COSINE
+
+# Dtypes whose values are used directly: 8-bit weights also have scales.
+_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+# Entry in the draft model's configuration: the target's sketch and sizes, and the layers to read.
+READS = "reads_states_of"
+
+
+class TargetStateEmbedding(StateReader):
+    """Computes the first layer's input from token ids and target states.
+
+    Args:
+        embedding: Size of the target's embeddings.
+        states: Size of the target's hidden states.
+        hidden: Hidden size of the draft model.
+        layers: Middle layers of the target whose inputs are also read.
+    Attributes:
+        layers: These layers, as numbered in the attached target.
+        token_scale: [1], scales the target's embeddings to a size of about 1.
+        state_scale: [states of all layers], scales the target's states to a size of about 1.
+        table: [vocab, embedding], the target's embedding; None until the target is attached.
+    """
+
+    token_scale: Tensor
+    state_scale: Tensor
+
+    def __init__(
+        self, embedding: int, states: int, hidden: int, layers: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.layers, self._states = layers, states
+        states *= 1 + len(layers)
+        self.read = nn.Linear(embedding + states, hidden, bias=False)
+        self.unread = nn.Linear(embedding, hidden)
+        self.register_buffer("token_scale", torch.ones(1))
+        self.register_buffer("state_scale", torch.ones(states))
+        self.table: Tensor | None = None
+
+    def forward(self, token_ids: Tensor, target_states: TargetStates | None = None) -> Tensor:
+        """Return the first layer's input, [rows, columns, hidden].
+
+        Args:
+            token_ids: [rows, columns].
+            target_states: Target states for some of the tokens; by default, those in the view's
+                forward state.
+        """
+        assert self.table is not None, "attached when an engine is built"
+        dtype = self.read.weight.dtype
+        tokens = self.table[token_ids].to(dtype) * self.token_scale
+        rows_in: Tensor = self.unread(tokens)
+        target_states = target_states or self.state.target_states
+        if target_states is None or not target_states.at.shape[1]:
+            return rows_in
+        rows, columns = target_states.at
+        # The states of an enlarged target end in zeros.
+        states = target_states.states[..., : self._states].flatten(1)
+        known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
+        return rows_in.index_put((rows, columns), self.read(known))
+
+
+class TargetStateHead(StateReader):
+    """The target's LM head over a reduced vocabulary; other tokens have probability 0.
+
+    Args:
+        hidden: Hidden size of the draft model.
+        states: Size of the target's hidden states.
+        vocab_size: Vocabulary size of both models.
+        token_ids: Token ids of the reduced vocabulary, ascending.
+    Attributes:
+        kept: [kept, states], rows of the target's head; None until the target is attached.
+        added: [kept], part of the target's bias; None if the target has no bias.
+    """
+
+    token_ids: Tensor
+
+    def __init__(self, hidden: int, states: int, vocab_size: int, token_ids: Tensor) -> None:
+        super().__init__()
+        self.out = nn.Identity() if hidden == states else nn.Linear(hidden, states, bias=False)
+        self.register_buffer("token_ids", token_ids, persistent=False)
+        self.vocab_size = vocab_size
+        self.kept: Tensor | None = None
+        self.added: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits [..., vocab] for hidden states [..., hidden]."""
+        logits = self._reduced_logits(self.out(hidden))
+        if self.state.reduced_logits:
+            return logits
+        return spread(logits, self.token_ids, self.vocab_size)
+
+    def guess(self, states: Tensor) -> Tensor:
+        """Return the most likely token after each output of `out`, [...]."""
+        return self.token_ids[self._reduced_logits(states).argmax(-1)]
+
+    def _reduced_logits(self, states: Tensor) -> Tensor:
+        assert self.kept is not None, "attached when an engine is built"
+        return self.state.linear(states, self.kept, self.added)
+
+
+def uses_target_states(model: PreTrainedModel) -> bool:
+    """Return True if a draft model reads target states."""
+    return isinstance(model.get_input_embeddings(), TargetStateEmbedding)
+
+
+def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
+    """Return the middle layers that a draft model reads, as numbered in its target."""
+    embedding: Any = draft.get_input_embeddings()
+    layers: tuple[int, ...] = embedding.layers
+    return layers
+
+
+def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
+    """Return the number of states that a draft model reads per token, and their size."""
+    return 1 + len(layers_read(draft)), getattr(draft.config, READS)["states"]
+
+
+def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Attach an EAGLE-style draft model to its target's embedding and LM head.
+
+    Other draft models are unchanged.
+
+    Args:
+        draft: Draft model to attach.
+        target: Target of the draft model.
+    Raises:
+        ConfigError: The draft model was trained for a different target.
+        UnsupportedModelError: The target's embedding or LM head cannot be read.
+    """
+    embedding: Any = draft.get_input_embeddings()
+    if not isinstance(embedding, TargetStateEmbedding):
+        return
+    head: Any = draft.get_output_embeddings()
+    trained_for = getattr(draft.config, READS)
+    sketch = Sketch.decode(trained_for["sketch"])
+    if not sketch.resembles(target):
+        raise ConfigError(
+            f"draft: got one that reads the hidden states of {trained_for['target']!r}, for a"
+            f" target whose embedding has a cosine of {sketch.closeness(target):.2f} to that"
+            f" model's; expected that target, or a copy that is at {MIN_SKETCH_COSINE} or above."
+            " Train one for this model (`paceline draft train`)."
+        )
+    target_embedding, target_head = embedding_and_lm_head(target)
+    like = embedding.read.weight  # with the right device and dtype
+    # If `paceline.bench.cost_scale` has enlarged a target, its states end in zeros, and it contains
+    # additional layers that change nothing.
+    depth = target.config.get_text_config(decoder=True).num_hidden_layers
+    layers = trained_for.get("layers", ())
+    embedding.layers = tuple(layer * depth // trained_for["depth"] for layer in layers)
+    embedding.table = target_embedding.weight.detach()[:, : trained_for["embedding"]].to(
+        like.device
+    )
+    rows = head.token_ids.to(target_head.weight.device)
+    head_rows = (
+        target_head.weight.detach()[rows][:, : trained_for["states"]]
+        .to(like.device, like.dtype)
+        .contiguous()
+    )
+    if head.kept is None or not torch.equal(
+        head.kept, head_rows
+    ):  # so that 8-bit weights made of them stay
+        head.kept = head_rows
+    head.added = (
+        None
+        if target_head.bias is None
+        else target_head.bias.detach()[rows].to(like.device, like.dtype)
+    )
+
+
+def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
+    """Return a target's embedding and LM head.
+
+    Raises:
+        UnsupportedModelError: Their weights are not plain tensors.
+    """
+    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+    plain = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)
+    if not plain or not all(
+        is_plain(end.weight) and end.weight.dtype in _DTYPES for end in (embedding, head)
+    ):
+        raise UnsupportedModelError(
+            f"{type(target).__name__}: got an embedding or an LM head that is no plain weight;"
+            " expected both to be, for a draft that reads its hidden states. Use a draft that"
+            " reads none."
+        )
+    return embedding, head

@@ -1,0 +1,1 @@
+"""Run decode forward passes in a few fixed shapes; on CUDA, as captured graphs."""

@@ -1,0 +1,113 @@
+"""Run the forward passes of one bucket."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.model.architecture import Architecture
+from paceline.model.eagle.captured_states import capture_states
+from paceline.model.fixed_shapes.bucket_cache import BucketCache
+from paceline.model.fixed_shapes.buckets import BucketKey
+from paceline.model.fixed_shapes.graphs import CapturedForward, GraphMemory
+from paceline.model.fixed_shapes.output import BucketOutput
+from paceline.model.fixed_shapes.settings import USES_BEFORE_CAPTURE
+from paceline.model.model_view import View
+
+
+@dataclass(frozen=True, slots=True)
+class BucketModel:
+    """Model whose forward passes run in buckets.
+
+    Attributes:
+        model: The transformers model.
+        view: View of the model.
+        architecture: Facts about the model.
+        groups: Query heads per key head.
+        device: Device of the inputs.
+    """
+
+    model: PreTrainedModel
+    view: View
+    architecture: Architecture
+    groups: int
+    device: torch.device
+
+
+class BucketArguments(NamedTuple):
+    """Arguments of the model in a forward pass, at fixed addresses.
+
+    Attributes:
+        token_ids: int64 [rows, columns].
+        positions: int64 [rows, columns].
+        masks: One mask per kind of layer.
+        cache: KV cache of the bucket.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    masks: dict[str, Tensor]
+    cache: BucketCache
+
+
+class Bucket(ABC):
+    """Forward passes of one shape.
+
+    Args:
+        owner: The model.
+        key: The shape.
+    """
+
+    def __init__(self, owner: BucketModel, key: BucketKey) -> None:
+        self._owner, self._key = owner, key
+        self._captured: CapturedForward | None = None
+        self._uses = 0
+
+    def run(self, memory: GraphMemory | None) -> BucketOutput:
+        """Run a forward pass on the inputs that were written last.
+
+        Args:
+            memory: Memory of graphs; None to run without capturing.
+        Raises:
+            RuntimeError: An operation cannot be captured.
+        """
+        self._uses += 1
+        if memory is None or self._uses <= USES_BEFORE_CAPTURE:
+            return self._forward()
+        if self._captured is None:
+            self._captured = memory.capture(self._forward)
+        return self._captured.replay()
+
+    @abstractmethod
+    def _prepare(self) -> BucketArguments:
+        """Set the state that attention reads, and return the arguments of the model."""
+
+    def _forward(self) -> BucketOutput:
+        owner, wanted = self._owner, self._key.states
+        arguments = self._prepare()
+        arguments.cache.begin()
+        masks = arguments.masks
+        inputs: dict[str, Any] = {
+            "input_ids": arguments.token_ids,
+            "position_ids": arguments.positions,
+            "attention_mask": (
+                masks if owner.architecture.mask_per_kind else next(iter(masks.values()))
+            ),
+            owner.view.cache_argument: arguments.cache,
+            "use_cache": True,
+        }
+        if wanted is None:
+            return BucketOutput(owner.view.module(**inputs).logits, None)
+        with capture_states(owner.model, wanted) as states:
+            logits = owner.view.module(**inputs).logits
+        return BucketOutput(logits, states)
+
+    def _use_attention(self, implementation: str) -> None:
+        config = self._owner.view.config
+        if config._attn_implementation != implementation:
+            config._attn_implementation = implementation

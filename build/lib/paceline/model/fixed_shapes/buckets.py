@@ -1,0 +1,107 @@
+"""Choose the bucket, a fixed shape, of a forward pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.eagle.captured_states import StateRequest
+from paceline.model.fixed_shapes.settings import (
+    COLUMNS,
+    MAX_TOKENS,
+    MIN_PACKED_TOKENS,
+    MIN_POSITIONS,
+    MIN_POSITIONS_BY_LENGTH,
+    POSITIONS_RATIO,
+    POSITIONS_RATIO_BY_LENGTH,
+)
+from paceline.model.padded_batch import PaddedBatch
+from paceline.model.ragged_batch import RaggedBatch
+
+
+class BucketKey(NamedTuple):
+    """Shape of a forward pass, and everything else that determines its operations.
+
+    Attributes:
+        rows: Number of rows: requests and empty rows.
+        columns: Columns per row; in a packed batch, of all rows.
+        positions: Cache positions that attention reads.
+        first_slot: KV cache slot of row 0; 0 in a packed batch, whose slots are inputs.
+        reduced_logits: As in `ForwardState`.
+        states: Hidden states that the caller reads; None for none.
+    """
+
+    rows: int
+    columns: int
+    positions: int
+    first_slot: int
+    reduced_logits: bool
+    states: StateRequest | None
+
+
+def padded_bucket(
+    layout: PaddedBatch,
+    cache: SlotCache,
+    reads_lengths: bool,
+    reduced_logits: bool,
+    states: StateRequest | None,
+) -> BucketKey | None:
+    """Return the bucket of a padded batch; None if it is too large for any.
+
+    Args:
+        layout: Padded batch.
+        cache: KV cache; its window is the one of the batch.
+        reads_lengths: Whether attention reads lengths from the device instead of a mask.
+        reduced_logits: As in `ForwardState`.
+        states: As in `BucketKey`.
+    """
+    num_rows, num_columns = layout.token_ids.shape
+    columns = next((size for size in COLUMNS if size >= num_columns), None)
+    if columns is None:
+        return None
+    rows = 1 << (num_rows - 1).bit_length()
+    if layout.first_slot + rows > cache.slots or rows * columns > MAX_TOKENS:
+        rows = num_rows
+    if rows * columns > MAX_TOKENS:
+        return None
+    positions = min(_position_bucket(cache.window.visible, reads_lengths), cache.capacity)
+    return BucketKey(rows, columns, positions, layout.first_slot, reduced_logits, states)
+
+
+def packed_bucket(
+    packing: RaggedBatch,
+    cache: SlotCache,
+    fixed_rows: int,
+    reduced_logits: bool,
+    states: StateRequest | None,
+) -> BucketKey | None:
+    """Return the bucket of a packed batch; None if it is too large for any.
+
+    Args:
+        packing: Packed batch.
+        cache: KV cache; its window is the one of the batch.
+        fixed_rows: Rows of every matrix product; the tokens of a bucket fill such products.
+        reduced_logits: As in `ForwardState`.
+        states: As in `BucketKey`.
+    """
+    step = fixed_rows or MIN_PACKED_TOKENS
+    tokens = step
+    while tokens < len(packing.token_ids):
+        tokens *= 2
+    if tokens > MAX_TOKENS:
+        return None
+    rows = 1 << (len(packing.cached) - 1).bit_length()
+    positions = min(_position_bucket(cache.window.visible, True), cache.capacity)
+    return BucketKey(rows, tokens, positions, 0, reduced_logits, states)
+
+
+def _position_bucket(visible: int, reads_lengths: bool) -> int:
+    """Return the smallest bucket of cache positions that holds `visible` ones."""
+    size, ratio = (
+        (MIN_POSITIONS_BY_LENGTH, POSITIONS_RATIO_BY_LENGTH)
+        if reads_lengths
+        else (MIN_POSITIONS, POSITIONS_RATIO)
+    )
+    while size < visible:
+        size *= ratio
+    return size

@@ -1,0 +1,101 @@
+"""Hold the inputs of a bucket in one buffer, which one copy sends to the device."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.tree import IntArray
+from paceline.model.fixed_shapes.upload import UploadBuffer
+from paceline.model.padded_batch import PaddedBatch
+
+SCRATCH = -1  # cache position of a column that stands for no token
+_INT_BYTES = 8
+
+
+class BucketTensors(NamedTuple):
+    """Views of the inputs of a bucket.
+
+    Attributes:
+        token_ids: int64 [rows, columns].
+        positions: int64 [rows, columns], text position of each token.
+        cache_positions: int64 [rows, columns], position in the slot; `SCRATCH` for none.
+        cached: int64 [rows], cached tokens before the forward pass.
+        block: bool [rows, columns, columns], whether a column sees the cache position that many
+            after the cached ones.
+    """
+
+    token_ids: Any
+    positions: Any
+    cache_positions: Any
+    cached: Any
+    block: Any
+
+
+class BucketInputs:
+    """Buffers for the inputs of one bucket, on the host and on the device.
+
+    Args:
+        rows: Rows of the bucket.
+        columns: Columns per row.
+        device: Device of the forward pass.
+    Attributes:
+        tensors: Views of the buffer on the device.
+    """
+
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        shape = rows, columns
+        size = _INT_BYTES * (3 * rows * columns + rows) + rows * columns * columns
+        self._buffer = UploadBuffer(size, device)
+        self.tensors = _views(self._buffer.device, *shape)
+        self._arrays = BucketTensors(*(view.numpy() for view in _views(self._buffer.host, *shape)))
+
+    def fill(self, layout: PaddedBatch, token_ids: IntArray, positions: IntArray) -> None:
+        """Write the inputs of a batch, and send them to the device.
+
+        Args:
+            layout: Padded batch.
+            token_ids: Token ids that the model reads, [requests, columns of the batch].
+            positions: Text positions within the model's context, in the same shape.
+        """
+        self._buffer.wait()
+        arrays = self._arrays
+        num_rows, num_columns = token_ids.shape
+        root = num_columns - layout.width - 1
+        # Empty rows and columns repeat a token, because the states of another one may be NaN.
+        arrays.token_ids[:num_rows, num_columns:] = token_ids[:, root, None]
+        arrays.token_ids[num_rows:] = token_ids[0, root]
+        arrays.token_ids[:num_rows, :num_columns] = token_ids
+        arrays.positions.fill(0)
+        arrays.positions[:num_rows, :num_columns] = positions
+        arrays.cache_positions.fill(SCRATCH)
+        arrays.cache_positions[:num_rows, :num_columns] = layout.cache_positions
+        arrays.cached.fill(0)
+        arrays.cached[:num_rows] = layout.cached
+        self._fill_block(layout, root)
+        self._buffer.send()
+
+    def _fill_block(self, layout: PaddedBatch, root: int) -> None:
+        num_rows, num_columns = layout.token_ids.shape
+        block = self._arrays.block
+        block.fill(False)
+        block[num_rows:, :, 0] = True  # an empty row sees something, so that its states are finite
+        if layout.in_order:
+            block[:num_rows, :num_columns, :num_columns] = layout.block
+            block[:num_rows, num_columns:, root] = True
+            return
+        offsets = layout.cache_positions - layout.cached[:, None]
+        for row in range(num_rows):
+            block[row, :num_columns, offsets[row]] = layout.block[row].T
+            block[row, num_columns:, offsets[row, root]] = True
+
+
+def _views(buffer: Tensor, rows: int, columns: int) -> BucketTensors:
+    count = rows * columns
+    ints = _INT_BYTES * (3 * count + rows)
+    header = buffer[:ints].view(torch.int64)
+    token_ids, positions, cache_positions = header[: 3 * count].view(3, rows, columns)
+    block = buffer[ints:].view(rows, columns, columns).view(torch.bool)
+    return BucketTensors(token_ids, positions, cache_positions, header[3 * count :], block)

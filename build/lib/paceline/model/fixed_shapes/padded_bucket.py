@@ -1,0 +1,80 @@
+"""Run padded batches of one shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.attention.fixed import BY_FIXED_SHAPE, takes_trees
+from paceline.attention.tree import TreeVisibility
+from paceline.backend.attention_metadata import mask_address, stand_in_mask
+from paceline.core.tree import IntArray
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.fixed_shapes.bucket import Bucket, BucketArguments, BucketModel
+from paceline.model.fixed_shapes.bucket_cache import (
+    BucketCache,
+    ColumnWriter,
+    TorchWriter,
+    TritonWriter,
+)
+from paceline.model.fixed_shapes.buckets import BucketKey
+from paceline.model.fixed_shapes.inputs import BucketInputs
+from paceline.model.fixed_shapes.masks import MaskBuilder, key_positions
+from paceline.model.padded_batch import PaddedBatch
+
+
+class PaddedBucket(Bucket):
+    """Forward passes over padded batches of one shape.
+
+    Args:
+        owner: The model.
+        key: The shape.
+        cache: KV cache; its stores must stay where they are.
+    """
+
+    def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:
+        super().__init__(owner, key)
+        self._inputs = BucketInputs(key.rows, key.columns, owner.device)
+        shape = key.rows, key.columns, key.positions
+        self._builder = MaskBuilder(shape, owner.groups, owner.architecture.dtype, owner.device)
+        self._stand_ins: dict[str, Tensor] = {}  # by kind of layer; empty for real masks
+        positions, last = self._inputs.tensors.cache_positions, key.first_slot + key.rows
+        write: ColumnWriter
+        if takes_trees(owner.device.type):
+            self._stand_ins = {
+                kind: stand_in_mask(key.columns, key.positions, owner.device)
+                for kind in owner.architecture.layer_kinds
+            }
+            slots = torch.arange(key.first_slot, last, device=owner.device)
+            write = TritonWriter(positions, slots[:, None].expand_as(positions).contiguous())
+        else:
+            write = TorchWriter(key, cache, positions)
+        self._cache = BucketCache(cache, slice(key.first_slot, last), key.positions, write)
+
+    def fill(self, layout: PaddedBatch, token_ids: IntArray, positions: IntArray) -> None:
+        """Write the inputs of a batch; see `BucketInputs.fill`."""
+        self._inputs.fill(layout, token_ids, positions)
+
+    def _prepare(self) -> BucketArguments:
+        """Set the state that attention reads, and return the arguments of the model."""
+        self._use_attention(BY_FIXED_SHAPE)
+        inputs = self._inputs.tensors
+        self._owner.view.state.metadata = None
+        return BucketArguments(inputs.token_ids, inputs.positions, self._masks(), self._cache)
+
+    def _masks(self) -> dict[str, Tensor]:
+        """Return one mask per kind of layer, and set what attention reads instead of it."""
+        state, inputs = self._owner.view.state, self._inputs.tensors
+        reaches = self._owner.architecture.reaches
+        state.trees = {}
+        if not self._stand_ins:
+            return self._builder.masks(inputs, reaches)
+        limited = any(reach.is_limited for reach in reaches.values())
+        keys = key_positions(inputs) if limited else inputs.positions
+        state.trees = {
+            mask_address(self._stand_ins[kind]): TreeVisibility(
+                inputs.cached, inputs.block, inputs.positions, keys, reach
+            )
+            for kind, reach in reaches.items()
+        }
+        return self._stand_ins

@@ -1,0 +1,210 @@
+"""Choose, build and drop the buckets of one model."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from paceline.attention.fixed import takes_trees
+from paceline.core.tree import IntArray
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.architecture import Architecture
+from paceline.model.eagle.captured_states import StateRequest
+from paceline.model.eagle.modules import uses_target_states
+from paceline.model.fixed_shapes.bucket import Bucket, BucketModel
+from paceline.model.fixed_shapes.buckets import BucketKey, packed_bucket, padded_bucket
+from paceline.model.fixed_shapes.graphs import GraphMemory
+from paceline.model.fixed_shapes.output import BucketOutput
+from paceline.model.fixed_shapes.packed_bucket import PackedBucket
+from paceline.model.fixed_shapes.padded_bucket import PaddedBucket
+from paceline.model.fixed_shapes.settings import MAX_TOKENS
+from paceline.model.model_view import View, is_steady
+from paceline.model.padded_batch import PaddedBatch
+from paceline.model.per_layer import layer_values
+from paceline.model.ragged_batch import RaggedBatch
+
+
+class FixedShapeRunner:
+    """Runs the decode forward passes of one model in buckets; on CUDA, as graphs.
+
+    Args:
+        model: The transformers model.
+        view: View of the model.
+        architecture: Facts about the model.
+        cache: KV cache of the model.
+        groups: Query heads per key head, the same in all layers.
+        fixed_rows: Rows of every matrix product; 0 for any number.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        view: View,
+        architecture: Architecture,
+        cache: SlotCache,
+        groups: int,
+        fixed_rows: int,
+    ) -> None:
+        self._fixed_rows = fixed_rows
+        self._cache, self._generation = cache, cache.generation
+        self._owner = BucketModel(model, view, architecture, groups, model.device)
+        self._buckets: dict[BucketKey, Bucket] = {}
+        self._weights = _addresses(model)
+        self._memory: GraphMemory | None = None
+        if model.device.type == "cuda" and all(map(_is_capturable, model.modules())):
+            self._memory = GraphMemory(MAX_TOKENS)
+
+    @property
+    def num_graphs(self) -> int:
+        """Return the number of buckets in use."""
+        return len(self._buckets)
+
+    def check_weights(self) -> None:
+        """Drop the graphs if a weight of the model has moved to another address."""
+        addresses = _addresses(self._owner.model)
+        if addresses != self._weights:
+            self._drop_buckets()
+            self._weights = addresses
+
+    def run_padded(
+        self,
+        layout: PaddedBatch,
+        token_ids: IntArray,
+        positions: IntArray,
+        states: StateRequest | None,
+    ) -> BucketOutput | None:
+        """Run a padded batch in its bucket; None if it has none.
+
+        Args:
+            layout: Padded batch; the window of the cache is set to it.
+            token_ids: Token ids that the model reads, [rows, columns].
+            positions: Text positions within the model's context, [rows, columns].
+            states: Hidden states that the caller reads; None for none.
+        """
+        owner, cache = self._owner, self._cache
+        reads_lengths = takes_trees(owner.device.type)
+        reduced = owner.view.state.reduced_logits
+        key = padded_bucket(layout, cache, reads_lengths, reduced, states)
+        if key is None or not self._has_stores():
+            return None
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = PaddedBucket(owner, key, cache)
+        assert isinstance(bucket, PaddedBucket), "one kind per model"
+        bucket.fill(layout, token_ids, positions)
+        return self._run(bucket)
+
+    def run_packed(
+        self,
+        packing: RaggedBatch,
+        token_ids: IntArray,
+        positions: IntArray,
+        states: StateRequest | None,
+    ) -> BucketOutput | None:
+        """Run a packed batch in its bucket; None if it has none.
+
+        Args:
+            packing: Packed batch; the window of the cache is set to it.
+            token_ids: Token ids that the model reads, [queries].
+            positions: Text positions within the model's context, [queries].
+            states: Hidden states that the caller reads; None for none.
+        """
+        owner, cache = self._owner, self._cache
+        reduced = owner.view.state.reduced_logits
+        key = packed_bucket(packing, cache, self._fixed_rows, reduced, states)
+        if key is None or not self._has_stores():
+            return None
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = PackedBucket(owner, key, cache)
+        assert isinstance(bucket, PackedBucket), "one kind per model"
+        return self._run(bucket) if bucket.fill(packing, token_ids, positions) else None
+
+    def _has_stores(self) -> bool:
+        """Return whether all layers have stores; drop the buckets of earlier ones."""
+        if self._generation != self._cache.generation:
+            self._drop_buckets()
+            self._generation = self._cache.generation
+        return all(layer.is_initialized for layer in self._cache.layers)
+
+    def _run(self, bucket: Bucket) -> BucketOutput:
+        try:
+            return bucket.run(self._memory)
+        except RuntimeError as error:
+            if self._memory is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._stop_capturing(error)
+            return bucket.run(None)
+
+    def _drop_buckets(self) -> None:
+        self._buckets.clear()
+        if self._memory is not None:
+            self._memory.renew_pool()
+
+    def _stop_capturing(self, error: RuntimeError) -> None:
+        """Run all further forward passes without graphs, and warn."""
+        self._memory = None
+        self._buckets.clear()
+        warnings.warn(
+            f"{self._owner.architecture.name}: its forward pass cannot be captured as a CUDA graph"
+            f" ({str(error).splitlines()[0]}). It runs without graphs, more slowly.",
+            stacklevel=2,
+        )
+
+
+def fixed_shape_runner(
+    model: PreTrainedModel,
+    view: View,
+    architecture: Architecture,
+    cache: SlotCache,
+    fixed_rows: int,
+) -> FixedShapeRunner | None:
+    """Return a runner for a model; None if it cannot run in fixed shapes.
+
+    Args:
+        model, view, architecture, cache, fixed_rows: As in `FixedShapeRunner`.
+    """
+    groups = _groups(model)
+    facts = architecture
+    has_attention = takes_trees(model.device.type) if facts.by_position else facts.tree_attention
+    possible = (
+        has_attention
+        and facts.takes_position_ids
+        and groups is not None
+        and view.state.text_lengths is None
+        and not uses_target_states(model)
+        and len({parameter.device for parameter in model.parameters()}) == 1
+    )
+    if not possible:
+        return None
+    assert groups is not None, "checked above"
+    return FixedShapeRunner(model, view, architecture, cache, groups, fixed_rows)
+
+
+def _is_capturable(module: nn.Module) -> bool:
+    """Return whether a module computes the same in every forward pass of one bucket.
+
+    Modules of other packages, such as adapters, may change between two forward passes. Those of
+    paceline read only what `BucketKey` names.
+    """
+    return is_steady(module) or type(module).__module__.startswith("paceline.")
+
+
+def _groups(model: PreTrainedModel) -> int | None:
+    """Return the query heads per key head; None if layers differ or do not say."""
+    config = model.config.get_text_config(decoder=True)
+    queries, keys = (
+        layer_values(config, name) for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    groups = {
+        heads // (key_heads or heads) if isinstance(heads, int) else None
+        for heads, key_heads in zip(queries, keys, strict=True)
+    }
+    return groups.pop() if len(groups) == 1 else None
+
+
+def _addresses(model: PreTrainedModel) -> list[int]:
+    return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]

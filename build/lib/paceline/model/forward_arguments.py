@@ -1,0 +1,52 @@
+"""Find argument names of a model's forward method and transformers' `generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+from transformers import PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
+
+# Names of the KV cache argument. transformers 5.24 renamed the second name to the first.
+_CACHE_NAMES = ("cache", "past_key_values")
+
+
+def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
+    """Return the argument names that a model's forward method accepts.
+
+    A wrapper's forward method forwards its keyword arguments, so it also accepts the argument names
+    of the inner decoder.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    passes_on = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    if not passes_on or any(name in parameters for name in _CACHE_NAMES):
+        return frozenset(parameters)
+    return frozenset(parameters) | frozenset(
+        inspect.signature(model.get_decoder().forward).parameters
+    )
+
+
+def takes_cache(model: PreTrainedModel) -> bool:
+    """Return whether a model's forward method accepts a KV cache."""
+    return not forward_parameters(model).isdisjoint(_CACHE_NAMES)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the argument name for the KV cache in a model's forward method.
+
+    If the method does not name it, the result is the name in the installed transformers version.
+    """
+    names = forward_parameters(model)
+    return next((name for name in _CACHE_NAMES if name in names), GENERATE_CACHE)
+
+
+def _generate_cache() -> str:
+    names = {field.name for field in dataclasses.fields(GenerateDecoderOnlyOutput)}
+    return next(name for name in _CACHE_NAMES if name in names)
+
+
+GENERATE_CACHE = _generate_cache()
+"""Name of the KV cache in the arguments and outputs of transformers' `generate`."""

@@ -1,0 +1,62 @@
+"""State of one forward pass, for the modules of a model view to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.attention.forward import STATE, AttentionState
+from paceline.model.rotary import TextLengths
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Function of rows [..., inner], a weight [outer, inner] and a bias [outer] or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStates:
+    """Target hidden states for the tokens in one draft model forward pass.
+
+    Attributes:
+        at: int64 [2, n], rows and columns of tokens whose target state is known.
+        states: [n, 1 + layers, hidden size of the target].
+    """
+
+    at: Tensor
+    states: Tensor
+
+
+@dataclass(slots=True)
+class ForwardState(AttentionState):
+    """Inputs to one forward pass that are not arguments of the model.
+
+    Each view owns one such object, which the model runner fills before each forward pass.
+
+    Attributes:
+        linear: Matrix product for weights outside `nn.Linear`; default torch's.
+        target_states: Target states that a draft model reads; None if there are none.
+        reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
+            vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
+        text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do not
+            depend on text length.
+    """
+
+    linear: Linear = functional.linear
+    target_states: TargetStates | None = None
+    reduced_logits: bool = False
+    text_lengths: TextLengths | None = None
+
+
+class StateReader(nn.Module):
+    """Base class of modules that read the state of their view."""
+
+    @property
+    def state(self) -> ForwardState:
+        """State of the module's view, or the default state if it belongs to no view."""
+        state: ForwardState = vars(self).get(STATE, _NO_STATE)
+        return state
+
+
+_NO_STATE = ForwardState()

@@ -1,0 +1,203 @@
+"""Convert GGUF models, with tokenizers, to cached bfloat16 checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+
+from paceline.errors import ConfigError
+from paceline.util import cache
+
+SUFFIX = ".gguf"
+_KIND = "gguf-v1"  # increase the number when the written files change
+_PACKAGES = ("gguf", "accelerate")
+# llama.cpp ends an answer at any of these tokens.
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_PARSING = threading.Lock()
+
+
+def is_gguf(source: str | Path) -> bool:
+    """Return whether `source` names a GGUF file."""
+    return Path(source).suffix.lower() == SUFFIX
+
+
+def unpacked(file: str | Path) -> Path:
+    """Return the checkpoint directory of a GGUF model; convert it first if needed.
+
+    Conversion prints its progress to standard error.
+
+    Raises:
+        ConfigError: The file does not exist, transformers cannot unpack it, a package is missing,
+            or the cache cannot be written.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"model: there is no GGUF file at {str(file)!r}. Correct the path.")
+    try:
+        return cache.obtain(
+            _KIND,
+            path,
+            lambda folder: _convert(path, folder),
+            lambda: _say(f"another process converts {path}"),
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"model: {str(file)!r} cannot be read ({error}). Check the file and its permissions."
+        ) from error
+
+
+def _convert(path: Path, folder: Path) -> dict[str, Any]:
+    """Write the model and tokenizer into `folder`; return the card for the cache."""
+    packages = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if packages:
+        raise ConfigError(
+            f"model {str(path)!r}: reading a GGUF file needs {' and '.join(packages)}."
+            f" Run: pip install {' '.join(packages)}, or install paceline[gguf]."
+        )
+    metadata = _metadata(path)
+    start = time.perf_counter()
+    _say(
+        f"converting {path.name} ({path.stat().st_size / 1e6:.0f} MB), once, into {cache.root()}"
+        " ..."
+    )
+    try:
+        with _quiet(), _parsed_once():
+            model = _model(path, metadata)
+            tokenizer = _tokenizer(path, metadata)
+    except Exception as error:  # the readers raise many types for a file they cannot read
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _refused(
+            path, f"one that transformers {transformers.__version__} cannot unpack ({reason})"
+        ) from error
+    try:
+        with _quiet():
+            model.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+    except Exception as error:  # safetensors raises its own type if the disk is full
+        raise OSError(f"cannot write {folder}: {error}") from error
+    _say(f"converted {path.name} in {time.perf_counter() - start:.0f} s")
+    return {
+        "architecture": metadata["general.architecture"],
+        "dtype": "bfloat16",
+        "parameters": model.num_parameters(),
+        "tokenizer": tokenizer is not None,
+        "transformers": transformers.__version__,
+    }
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata from the header, after checking that the file is complete."""
+    from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
+
+    try:
+        metadata: dict[str, Any] = read_gguf_metadata(str(path))[0]
+    except (struct.error, IndexError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        raise _refused(path, "one whose header is cut off or damaged") from error
+    except ValueError as error:
+        raise _refused(path, f"something else ({error})") from error
+    try:
+        header = GgufHeader.from_file(str(path))
+    except ValueError:
+        return metadata  # an unknown tensor type: transformers' own reader may know it
+    end = header.data_start + max(
+        (tensor.offset + tensor.nbytes for tensor in header.tensors), default=0
+    )
+    if end > path.stat().st_size:
+        raise _refused(path, f"{path.stat().st_size} of its {end} bytes: the file is truncated")
+    if metadata.get("split.count", 1) > 1:
+        raise _refused(path, f"one of {metadata['split.count']} parts")
+    return metadata
+
+
+def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
+    """Return the model in bfloat16, with the end-of-sequence ids from the file."""
+    model: PreTrainedModel
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        str(path.parent),
+        gguf_file=path.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    if loading["missing_keys"]:  # transformers would fill these weights with random values
+        raise ValueError(f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}")
+    known = model.generation_config.eos_token_id
+    ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
+    if isinstance(known, list):  # for some architectures, transformers knows more ids than the file
+        ids += known
+    unique = list(dict.fromkeys(int(token_id) for token_id in ids if token_id is not None))
+    first = unique[0] if len(unique) == 1 else unique or None
+    model.config.eos_token_id = model.generation_config.eos_token_id = first
+    model.generation_config._from_model_config = False
+    return model
+
+
+def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
+    """Return the tokenizer with its chat template, or None if the file has none."""
+    if "tokenizer.ggml.tokens" not in metadata:
+        return None
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(path.parent), gguf_file=path.name, local_files_only=True
+    )
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _refused(path: Path, content: str) -> ConfigError:
+    return ConfigError(
+        f"model {str(path)!r}: got {content}; expected a whole GGUF file of a decoder that"
+        " transformers can unpack. Fetch it again, or use the original model."
+    )
+
+
+def _say(line: str) -> None:
+    print(f"paceline: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress transformers' progress bars and notes inside the context."""
+    logging = transformers.logging
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Parse the file's header once inside the context, not once per reader.
+
+    transformers parses it for the config, the weights and the tokenizer; the vocabulary takes
+    seconds each time. It also builds the table of tensor names for every module of the model.
+    """
+    import gguf
+
+    with _PARSING:  # others would find, and later restore, what is set here
+        original = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader, gguf.get_tensor_name_map = map(functools.cache, original)
+        try:
+            yield
+        finally:
+            gguf.GGUFReader, gguf.get_tensor_name_map = original

@@ -1,0 +1,175 @@
+"""Identify a model by a fingerprint of its weights or a sketch of its embedding.
+
+The fingerprint is unaffected by copying, renaming and changes of dtype. The sketch also recognises
+quantised and fine-tuned copies.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.backend.plain_tensors import is_plain
+from paceline.errors import UnsupportedModelError
+from paceline.model.per_layer import value_of
+from paceline.model.settings import FINGERPRINT_SAMPLES, MIN_SKETCH_COSINE, SKETCH_SIZE
+from paceline.text.token_ids import is_padded
+
+_SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+def model_identity(model: PreTrainedModel) -> tuple[str, int]:
+    """Return the fingerprint and the hidden size of a model.
+
+    For an enlarged model (`paceline.bench.cost_scale`), the values are those of the original. The
+    fingerprint is a SHA-256 hash of the architecture's sizes and a sample of every weight tensor,
+    rounded to bfloat16. A checkpoint therefore has the same fingerprint in float32 and bfloat16.
+    """
+    config = model.config.get_text_config(decoder=True)
+    origin = getattr(config, "enlarged_from", None)
+    if origin is not None:
+        return str(origin["fingerprint"]), int(origin["hidden_size"])
+    digest = hashlib.sha256(json.dumps([value_of(config, name) for name in _SIZES]).encode())
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        if not is_plain(parameter):  # a quantised class may not give access to individual values
+            digest.update(type(parameter).__qualname__.encode())
+            continue
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, len(flat) // FINGERPRINT_SAMPLES)][:FINGERPRINT_SAMPLES].to(
+            "cpu", torch.bfloat16
+        )
+        digest.update(sample.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest(), int(config.hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Sample of a model's embedding, which recognises quantised and fine-tuned copies.
+
+    A head trained on a model's hidden states works with every model that has nearly the same
+    weights. Embeddings from different training runs have nothing in common, even if their shapes
+    match.
+
+    Attributes:
+        vocab_size: Rows of the model's embedding.
+        hidden_size: Hidden size of the model, or of the original if it was enlarged
+            (`paceline.bench.cost_scale`).
+        layers: Number of decoder layers in the model, or in the original if it was enlarged.
+        sample: Evenly spaced entries of the embedding, int8 [rows, columns], centred per column and
+            scaled by the largest entry.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    sample: NDArray[np.int8]
+
+    @staticmethod
+    def from_model(model: PreTrainedModel) -> Sketch:
+        """Return a model's sketch.
+
+        Raises:
+            UnsupportedModelError: The embedding is not a matrix of floating-point numbers.
+        """
+        config = model.config.get_text_config(decoder=True)
+        origin = getattr(config, "enlarged_from", None) or {}
+        hidden, layers = (
+            origin.get("hidden_size", config.hidden_size),
+            origin.get("layers", config.num_hidden_layers),
+        )
+        rows = len(_embedding(model))
+        sampled = _sampled(model, rows, hidden)
+        scale = 127 / max(float(np.abs(sampled).max()), 1e-30)
+        return Sketch(rows, int(hidden), int(layers), np.round(scale * sampled).astype(np.int8))
+
+    def closeness(self, model: PreTrainedModel) -> float:
+        """Return the cosine similarity of this sketch and the same sample of a model.
+
+        If the shapes differ, the result is 0. Rows that only pad an embedding make no difference.
+        """
+        try:
+            other = Sketch.from_model(model)
+            rows = min(self.vocab_size, other.vocab_size)
+            if not is_padded(max(self.vocab_size, other.vocab_size), rows):
+                return 0.0
+            if (self.hidden_size, self.layers) != (other.hidden_size, other.layers):
+                return 0.0
+            own_sample, other_sample = (
+                self.sample.astype(np.float32),
+                _sampled(model, self.vocab_size, self.hidden_size),
+            )
+        except UnsupportedModelError:
+            return 0.0
+        own_sample = own_sample[: len(other_sample)]
+        return float(
+            (own_sample * other_sample).sum()
+            / max(float(np.linalg.norm(own_sample) * np.linalg.norm(other_sample)), 1e-30)
+        )
+
+    def resembles(self, model: PreTrainedModel) -> bool:
+        """Return whether a model is the same or a quantised, fine-tuned or padded copy."""
+        return self.closeness(model) >= MIN_SKETCH_COSINE
+
+    def encode(self) -> str:
+        """Return the sketch as text of about 6,000 characters."""
+        rows, columns = self.sample.shape
+        numbers = base64.b64encode(self.sample.tobytes()).decode()
+        return f"{self.vocab_size} {self.hidden_size} {self.layers} {rows} {columns} {numbers}"
+
+    @staticmethod
+    def decode(text: str) -> Sketch:
+        """Read a sketch that `encode` wrote.
+
+        Raises:
+            ValueError: The text is not a sketch.
+        """
+        *sizes, numbers = text.split(" ")
+        vocab_size, hidden_size, layers, rows, columns = map(int, sizes)
+        sample = np.frombuffer(base64.b64decode(numbers, validate=True), dtype=np.int8).reshape(
+            rows, columns
+        )
+        return Sketch(vocab_size, hidden_size, layers, sample)
+
+
+def _embedding(model: PreTrainedModel) -> Tensor:
+    """Return the embedding matrix.
+
+    For an EAGLE-style draft model, this is the layer after the target's embedding.
+    """
+    module = model.get_input_embeddings()
+    weight = module.weight if isinstance(module, nn.Embedding) else next(module.parameters(), None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: got an embedding that is no matrix of floating-point numbers."
+        )
+    return weight.detach()
+
+
+def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
+    """Return evenly spaced entries from an embedding as if it had the given size.
+
+    Rows that the model lacks are left out.
+    """
+    weight = _embedding(model)
+    columns = min(columns, weight.shape[1])
+    row_ids = torch.arange(SKETCH_SIZE) * rows // SKETCH_SIZE
+    row_ids = row_ids[row_ids < len(weight)]
+    column_ids = torch.arange(SKETCH_SIZE) * columns // SKETCH_SIZE
+    try:
+        entries = weight[row_ids.to(weight.device)][:, column_ids.to(weight.device)].float().cpu()
+        entries.nan_to_num_(0.0, 0.0, 0.0)  # for rows in a damaged checkpoint
+    except Exception as error:  # a quantised embedding whose library cannot select rows
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: got an embedding whose rows cannot be read."
+        ) from error
+    centred: NDArray[np.float32] = (entries - entries.mean(0)).numpy()
+    return centred

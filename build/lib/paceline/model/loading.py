@@ -1,0 +1,254 @@
+"""Load models from a directory, hub id, GGUF file, built-in name or loaded model.
+
+Only safetensors and GGUF files are read, never pickles.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    PreTrainedModel,
+)
+
+from paceline import demo
+from paceline.backend.resolve import draft_products, has_bfloat16_kernels
+from paceline.errors import ConfigError, did_you_mean
+from paceline.model.cached_lm import CachedLM
+from paceline.model.eagle import checkpoint
+from paceline.model.eagle.modules import uses_target_states
+from paceline.model.model_view import ModelView
+from paceline.model.quantisation import foreign_weights
+from paceline.model.reduced_vocabulary import keep_tokens, read_kept
+from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS, MAX_NAMED_WEIGHTS
+from paceline.model.sources import checkpoint_source, missing_source
+
+_LOADERS = (
+    (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+    (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+    (MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoModelForMultimodalLM),
+)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    model: str | Path | PreTrainedModel,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+) -> PreTrainedModel:
+    """Return a model in eval mode. A loaded model keeps its dtype and device.
+
+    Args:
+        model: Directory, hub id, GGUF file or loaded model.
+        dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the dtype of the
+            checkpoint.
+        device: Torch device; "auto" selects a GPU if one is available.
+    Raises:
+        ConfigError: There is nothing to load, the checkpoint is damaged or does not match its
+            configuration, or the dtype or device is unknown.
+    """
+    if isinstance(model, PreTrainedModel):
+        return model.eval()
+    if not isinstance(model, str | Path):
+        raise ConfigError(
+            f"model: got a {type(model).__name__}; expected a directory, a hub id, a GGUF file or a"
+            f" loaded transformers model.{_how_to_unwrap(model)}"
+        )
+    torch_dtype = _torch_dtype(dtype)
+    device = _usable(device)
+    reason = missing_source(model)
+    if reason:
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
+    source = checkpoint_source(model)
+    loaded: Any
+    try:
+        loaded, loading_info = _auto_class(source).from_pretrained(
+            source,
+            dtype=torch_dtype or "auto",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # a damaged checkpoint fails at the point where it is first read
+        raise ConfigError(
+            f"cannot load a causal language model from {str(model)!r}: {error}"
+            f" ({type(error).__name__})"
+        ) from error
+    _require_all_weights(model, loaded, loading_info)
+    moved: PreTrainedModel = loaded.to(device).eval()
+    return moved
+
+
+def _auto_class(source: str) -> Any:
+    """Return the transformers class that loads a checkpoint.
+
+    Models that also accept images or audio can answer text prompts as well.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except Exception:  # an adapter has no config; other errors are reported when the model loads
+        return AutoModelForCausalLM
+    return next(
+        (auto for mapping, auto in _LOADERS if type(config) in mapping), AutoModelForCausalLM
+    )
+
+
+def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
+    """Return the dtype with this name, or None for "auto".
+
+    Raises:
+        ConfigError: The name is not a dtype.
+    """
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return None if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(str(dtype), {'auto', *_DTYPES})}")
+    return _DTYPES[dtype]
+
+
+def _how_to_unwrap(model: Any) -> str:
+    if hasattr(model, "merge_and_unload"):  # a PeftModel has the methods of its adapter
+        return " Pass what its merge_and_unload() returns."
+    if hasattr(model, "get_base_model"):
+        return " Its adapter cannot be merged into the weights: use its own generate."
+    return (
+        " Pass the model that was compiled, its _orig_mod." if hasattr(model, "_orig_mod") else ""
+    )
+
+
+def load_draft(
+    model: str | Path | PreTrainedModel,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+) -> PreTrainedModel:
+    """Load a draft model, with its reduced vocabulary if its folder contains one.
+
+    The name "demo" selects the draft model of the built-in pair. An EAGLE-style draft model can be
+    used once a drafter has attached it to its target.
+
+    Args:
+        model: Directory, hub id, GGUF file, built-in name or loaded model.
+        dtype: As in `load_model`.
+        device: As in `load_model`.
+    Raises:
+        ConfigError: The model cannot be loaded (`load_model`), or its reduced vocabulary is
+            damaged.
+    """
+    source = demo.draft_of(model) if isinstance(model, str) else model
+    if not isinstance(source, PreTrainedModel) and checkpoint.is_reading(str(source)):
+        return checkpoint.load(str(source), _torch_dtype(dtype), _usable(device))
+    loaded = load_model(source, dtype, device)
+    if not isinstance(source, PreTrainedModel):
+        vocabulary_ids = read_kept(
+            checkpoint_source(source), int(loaded.config.get_text_config(decoder=True).vocab_size)
+        )
+        if vocabulary_ids is not None:
+            keep_tokens(loaded, vocabulary_ids)
+    return loaded
+
+
+def _usable(device: str | torch.device) -> str | torch.device:
+    """Return a device that torch can use; "auto" selects a GPU if one is available.
+
+    Raises:
+        ConfigError: This machine has no such device.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        if torch.device(device).type == "meta":
+            raise RuntimeError("it has no memory")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        count = torch.cuda.device_count()
+        devices = [
+            "auto",
+            "cpu",
+            *(f"cuda:{index}" for index in range(count)),
+            *["mps"] * torch.backends.mps.is_available(),
+        ]
+        raise ConfigError(
+            f"device: got {str(device)!r}, which torch cannot use here; expected one of:"
+            f" {', '.join(devices)}. Choose one."
+        ) from error
+    return device
+
+
+def _require_all_weights(
+    model: object, loaded: PreTrainedModel, loading_info: Mapping[str, Any]
+) -> None:
+    """Raise if a model's files lack weights, which would then be random."""
+    if getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 1) < 1:
+        raise ConfigError(
+            f"cannot load a causal language model from {str(model)!r}: its config names no layers."
+            " Correct it."
+        )
+    wrong = {
+        name: f"of shape {list(shape)}, not {list(expected_shape)}"
+        for name, shape, expected_shape in sorted(loading_info["mismatched_keys"])
+    }
+    wrong |= dict.fromkeys(sorted(loading_info["missing_keys"]), "missing")
+    if wrong:
+        examples = ", ".join(
+            f"{name} is {fault}" for name, fault in list(wrong.items())[:MAX_NAMED_WEIGHTS]
+        )
+        raise ConfigError(
+            f"cannot load a causal language model from {str(model)!r}: got {len(wrong)} weights"
+            f" that do not fit its config, as {examples}; expected all of them. Correct the config,"
+            " or fetch the weights again."
+        )
+
+
+def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
+    """Return a draft model's `CachedLM` in its fastest form.
+
+    The form does not affect the target's answers. On a CPU, a small half-precision draft model runs
+    as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has fast
+    bfloat16 or integer kernels for it.
+
+    Args:
+        model: Anything that `load_draft` accepts, or a `CachedLM`, which is returned unchanged.
+    Raises:
+        ConfigError: As in `load_draft`.
+    """
+    if isinstance(model, CachedLM):
+        return model
+    loaded = load_draft(model)
+    if loaded.device.type != "cpu" or foreign_weights(loaded) is not None:
+        return CachedLM(loaded)
+    # An EAGLE-style draft model includes the target's LM head, so bfloat16 or int8 kernels save
+    # most of the time it takes. `DirectLlama` also skips transformers' overhead around the layers.
+    if uses_target_states(loaded) and loaded.dtype == torch.bfloat16 and has_bfloat16_kernels():
+        from paceline.model.eagle.direct import DirectLlama, suits  # imports the kernels
+
+        view = DirectLlama if suits(loaded) else ModelView
+        return CachedLM(loaded, batch_invariant=True, products=draft_products(loaded), view=view)
+    if loaded.dtype in (torch.bfloat16, torch.float16) and (
+        loaded.num_parameters() <= MAX_FLOAT32_DRAFT_PARAMETERS
+    ):
+        loaded = copy.deepcopy(loaded).float()
+    return CachedLM(loaded)
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:
+    """Return a model's end-of-sequence ids.
+
+    The ids come from the generation config; failing that, from the model config; failing that, from
+    the tokenizer.
+    """
+    for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return [int(ids)] if isinstance(ids, int) else [int(token_id) for token_id in ids]
+    return []

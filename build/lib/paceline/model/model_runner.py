@@ -1,0 +1,230 @@
+"""Run a transformers model over a padded or ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.attention import BY_POSITION, BY_SDPA, AttentionMetadata
+from paceline.backend.products import Products
+from paceline.core.request import Request
+from paceline.core.tree import IntArray
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.model.architecture import Architecture, Masks
+from paceline.model.eagle.captured_states import CapturedStates, StateRequest
+from paceline.model.fixed_shapes.runner import FixedShapeRunner
+from paceline.model.model_view import View
+from paceline.model.padded_batch import PaddedBatch
+from paceline.model.ragged_batch import RaggedBatch
+from paceline.model.vocabulary import SharedVocabulary
+from paceline.util.device_timer import DeviceTimer
+
+
+class ModelRunner:
+    """Runs one model with one cache.
+
+    Args:
+        view: View of the model.
+        device: Device for the inputs.
+        architecture: Facts about the model.
+        cache: Cache to which keys and values are written.
+        products: Matrix products for the forward passes.
+    Attributes:
+        view: View of the model; replaced once it is stale.
+        timer: Time that the device spends in the model.
+        fixed_shapes: Runner of forward passes in fixed shapes; None if all keep their own shape.
+        states_wanted: Hidden states that the caller of the current forward pass reads.
+        bucket_states: Captured states of the current forward pass, if it ran in a fixed shape.
+        picks: For each call in a forward pass, a function that selects the wanted rows from the LM
+            head's inputs or outputs: [rows, columns, n] to [wanted, n].
+        column_picks: For each call, a similar function for tensors with all columns.
+        pending: For each call and request, the row and the first and last columns of the pending
+            tokens.
+        vocabulary: Vocabulary that a draft model shares with its target; None if it may receive any
+            token id.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        device: torch.device,
+        architecture: Architecture,
+        cache: SlotCache,
+        products: Products,
+    ) -> None:
+        self.view = view
+        self.timer = DeviceTimer(device)
+        self.fixed_shapes: FixedShapeRunner | None = None
+        self.states_wanted: StateRequest | None = None
+        self.bucket_states: CapturedStates | None = None
+        self.picks: list[Callable[[Tensor], Tensor]] = []
+        self.column_picks: list[Callable[[Tensor], Tensor]] = []
+        self.pending: list[list[tuple[int, int, int]]] = []
+        self.vocabulary: SharedVocabulary | None = None
+        self._architecture, self._cache, self._products = architecture, cache, products
+        self._device = device
+        self._implementation = view.config._attn_implementation  # for forward passes without a mask
+
+    def begin(self) -> None:
+        """Clear the picks and columns from the last forward pass."""
+        self.picks.clear()
+        self.column_picks.clear()
+        self.pending.clear()
+        self.bucket_states = None
+
+    def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
+        """Return logits [rows * num_logit_columns, vocab] for a padded batch."""
+        state = self.view.state
+        if state.text_lengths is not None:
+            state.text_lengths.set(requests, layout.positions)
+        columns, keep, front = (
+            layout.token_ids.shape[1],
+            layout.num_logit_columns,
+            layout.token_ids.shape[1] - layout.width,
+        )
+        rows = np.arange(len(layout.token_ids))[:, None]
+        self._cache.begin(
+            layout.first_slot,
+            len(rows),
+            layout.first_slot + rows,
+            layout.cache_positions,
+            layout.in_order,
+        )
+        self.pending.append(
+            [(row, front - count, front - 1) for row, count in enumerate(layout.pending.tolist())]
+        )
+        output = self._run_bucket(layout)
+        if output is not None:
+            wanted = slice(0, len(rows)), slice(columns - keep, columns)
+            # A copy, because the next forward pass overwrites the output.
+            self.picks.append(lambda states: states[wanted].flatten(0, 1).clone())
+            self.column_picks.append(self.picks[-1])
+            return self.picks[-1](output)
+        mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
+        self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
+        self.column_picks.append(self.picks[-1])
+        self._set_attention(layout, mask is not None)
+        return self._call(
+            layout.token_ids, layout.positions, mask, np.arange(columns - keep, columns)
+        )
+
+    def ragged(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
+        """Return logits [logit queries, vocab] for a ragged batch."""
+        state = self.view.state
+        if state.text_lengths is not None:
+            state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
+        head_gets_picked = self._architecture.takes_logits_to_keep
+        queries = torch.from_numpy(packing.logit_queries).to(self._device, non_blocking=True)
+        starts, counts = packing.starts.tolist(), packing.pending.tolist()
+        self.pending.append(
+            [(0, start, start + count - 1) for start, count in zip(starts, counts, strict=False)]
+        )
+        self.column_picks.append(lambda states: states[0, queries])
+        logits = self._run_packed(packing)
+        if logits is not None:
+            self.picks.append(self.column_picks[-1])
+            return self.picks[-1](logits)
+        self._begin_packed(packing, len(packing.slots))
+        masks, visible_ranges = self._architecture.ragged_masks(
+            packing, self._cache.window.visible, self._device
+        )
+        self.picks.append((lambda states: states[0]) if head_gets_picked else self.column_picks[-1])
+        self._use(BY_POSITION)
+        state.metadata = packing.attention_metadata(visible_ranges)
+        return self._call(
+            packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
+        )
+
+    def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
+        """Return logits [bucket rows, bucket columns, vocab]; None without a bucket."""
+        if self.fixed_shapes is None:
+            return None
+        token_ids, positions = self._inputs(layout.token_ids, layout.positions)
+        with self.timer:
+            output = self.fixed_shapes.run_padded(layout, token_ids, positions, self.states_wanted)
+        if output is None:
+            return None
+        self.bucket_states = output.states
+        return output.logits
+
+    def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
+        """Return logits [1, columns, vocab] of a packed batch; None without a bucket."""
+        if self.fixed_shapes is None:
+            return None
+        self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))
+        token_ids, positions = self._inputs(packing.token_ids, packing.positions)
+        with self.timer:
+            output = self.fixed_shapes.run_packed(packing, token_ids, positions, self.states_wanted)
+        if output is None:
+            return None
+        self.bucket_states = output.states
+        return output.logits
+
+    def _begin_packed(self, packing: RaggedBatch, count: int) -> None:
+        """Set the window of the cache to the first `count` queries of a packed batch."""
+        num_requests = len(packing.cached)
+        self._cache.begin(
+            int(packing.slots[0]),
+            num_requests,
+            packing.slots[None, :count],
+            packing.cache_positions[None, :count],
+            num_requests == 1,
+        )
+
+    def _inputs(self, token_ids: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Return token ids that the model can read, and positions within its context."""
+        if self.vocabulary is not None:
+            token_ids = self.vocabulary.readable(token_ids)
+        # Nodes beyond the context are never accepted.
+        return token_ids, np.minimum(positions, self._architecture.context_length - 1)
+
+    def _call(
+        self, token_ids: IntArray, positions: IntArray, mask: Masks, logit_columns: IntArray
+    ) -> Tensor:
+        arch, device = self._architecture, self._device
+        token_ids, positions = self._inputs(token_ids, positions)
+        inputs: dict[str, Any] = {
+            "input_ids": torch.from_numpy(token_ids).to(device, non_blocking=True),
+            "attention_mask": mask,
+            self.view.cache_argument: self._cache,
+            "use_cache": True,
+        }
+        if arch.takes_position_ids:
+            inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
+        if arch.takes_logits_to_keep:
+            # If given indices, the head receives all rows in one product; if given a count, it
+            # would receive one slice per request.
+            inputs["logits_to_keep"] = torch.from_numpy(logit_columns).to(device, non_blocking=True)
+        team = self._products.thread_team(token_ids.size) if arch.by_position else nullcontext()
+        with self.timer, team:
+            logits: Tensor = self.view.module(**inputs).logits
+        return self.picks[-1](logits)
+
+    def _set_attention(self, layout: PaddedBatch, masked: bool) -> None:
+        """Choose the attention function for a padded forward pass, and fill its state.
+
+        Args:
+            layout: Padded batch.
+            masked: Whether the forward pass receives a mask.
+        """
+        arch, state = self._architecture, self.view.state
+        state.num_causal, state.metadata = 0, None
+        if arch.by_position:
+            self._use(BY_POSITION)
+            state.metadata = AttentionMetadata.from_columns(
+                layout.cached, layout.cache_positions, layout.positions, layout.padding
+            )
+        elif arch.tree_attention:
+            self._use(BY_SDPA if masked else self._implementation)
+            if masked and arch.layer_kinds == ("full_attention",):
+                state.num_causal = layout.causal
+
+    def _use(self, implementation: str) -> None:
+        config = self.view.config
+        if config._attn_implementation != implementation:
+            config._attn_implementation = implementation

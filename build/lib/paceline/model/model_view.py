@@ -1,0 +1,207 @@
+"""Build a view of a model: copies of its modules for paceline's forward passes.
+
+transformers' models look up their attention function in `config` at every call. The engine chooses
+the function for each forward pass, and other threads or engines may run the same model at the same
+time. Every `CachedLM` therefore has a view with its own configuration, products and forward state.
+The copies share weights and hooks with the user's model, which is not modified.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from functools import partial
+from typing import Any, Protocol
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from paceline.attention.forward import STATE
+from paceline.backend.products import Products
+from paceline.model.forward_arguments import cache_argument
+from paceline.model.forward_state import ForwardState, StateReader
+from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
+
+_Children = dict[str, nn.Module | None]
+# Packages whose modules keep their attributes once they are built. Modules from other packages,
+# such as adapters, may be switched at any time, and paceline's state readers are attached to a
+# target.
+_STEADY = ("torch", "transformers")
+
+
+class View(Protocol):
+    """Interface of a view, as the model runner uses it."""
+
+    @property
+    def module(self) -> Any:
+        """Callable that takes the arguments of the model's forward method."""
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """Configuration of the (text) model."""
+
+    @property
+    def state(self) -> ForwardState:
+        """Forward state that the view's modules read."""
+
+    @property
+    def cache_argument(self) -> str:
+        """Name of the KV cache argument of `module`."""
+
+    @property
+    def stale(self) -> bool:
+        """True if the model has changed since the view was built."""
+
+
+class ModelView:
+    """View of a transformers model with copies of some of its modules.
+
+    The view copies modules with a configuration, modules that read the forward state, modules that
+    do not use torch's products, and the modules that contain any of these. A copied module shares
+    its parameters, buffers and hooks with the original. Compiled forward methods are not copied:
+    their graphs were recorded for the caller's inputs, and paceline's inputs have a different shape
+    at every step.
+
+    Args:
+        model: Model to view.
+        products: Matrix products for the forward passes; default torch's.
+    Attributes:
+        module: Copy of the model.
+        config: The copy's (text) configuration; changes to it affect only this view.
+        state: Forward state of the copies.
+        cache_argument: Name of the KV cache argument of `module`.
+    """
+
+    def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
+        self._copier = ModuleCopier(products or Products())
+        self.state = self._copier.state
+        self.module: PreTrainedModel = self._copier.copy_of(model)
+        self.config: PretrainedConfig = self.module.config.get_text_config(decoder=True)
+        self.cache_argument = cache_argument(model)
+
+    @property
+    def stale(self) -> bool:
+        """True if modules of the model were replaced, for example by an adapter."""
+        return self._copier.stale
+
+
+class ModuleCopier:
+    """Copies modules for one view.
+
+    Args:
+        products: Matrix products for the view's forward passes.
+    Attributes:
+        state: Forward state of the copies.
+    """
+
+    def __init__(self, products: Products) -> None:
+        self._products = products
+        self.state = ForwardState(linear=products.linear)
+        # By id of the original: one object in the model corresponds to one object in the view.
+        self._copies: dict[int, Any] = {}
+        self._configs: dict[int, Any] = {}
+        self._configured: set[int] = set()  # ids of originals with a configuration inside
+        self._watched: list[tuple[_Children, list[nn.Module | None]]] = []
+        self._overridden: list[dict[str, Any]] = []  # attributes of overridden originals
+
+    @property
+    def stale(self) -> bool:
+        """True if a child or the `forward` method of a copied module was replaced."""
+        return any([*children.values()] != then for children, then in self._watched) or any(
+            "forward" in attributes for attributes in self._overridden
+        )
+
+    def copy_of(self, module: Any) -> Any:
+        """Return a copy of a module, or the module itself if nothing needs copying."""
+        if id(module) in self._copies:
+            return self._copies[id(module)]
+        children: _Children = module._modules
+        originals = [*children.values()]
+        copies = [None if child is None else self.copy_of(child) for child in originals]
+        config, override = vars(module).get("config"), self._products.override(module)
+        if isinstance(config, PretrainedConfig) or any(
+            id(child) in self._configured for child in originals
+        ):
+            self._configured.add(id(module))
+        elif copies == originals and override is None and not isinstance(module, StateReader):
+            return module
+        self._watched.append((children, originals))
+        if override is not None:
+            self._overridden.append(vars(module))
+        steady = override is not None or id(module) in self._configured or is_steady(module)
+        twin = _copy(module) if steady else _live_copy(module)
+        self._copies[id(module)] = twin
+        attributes = vars(twin)
+        attributes.update(_modules=dict(zip(children, copies, strict=True)))
+        attributes.update({"_compiled_call_impl": None, STATE: self.state})
+        if isinstance(config, PretrainedConfig):
+            attributes["config"] = copy.deepcopy(config, self._configs)
+        if isinstance(twin, PreTrainedModel):
+            # Output recorders are among the shared hooks: installed twice, they would record twice.
+            attributes["_output_capturing_hooks_installed"] = True
+        # accelerate replaces modules' `forward`, and keeps the original as `_old_forward`.
+        for name in ("forward", "_old_forward"):
+            if name in vars(module):
+                attributes[name] = _rebound(vars(module)[name], module, twin)
+        if override is not None:
+            attributes["forward"] = override
+        elif "_orig_mod" in children:  # a module that torch.compile returned
+            attributes["forward"] = attributes["_modules"]["_orig_mod"]
+        if is_length_dependent(twin):
+            self.state.text_lengths = self.state.text_lengths or TextLengths()
+            use_token_frequencies(twin, self.state.text_lengths)
+        return twin
+
+
+def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
+    """Return a module's uncompiled `forward`, bound to its copy."""
+    function = getattr(function, "_torchdynamo_orig_callable", function)
+    if isinstance(function, types.MethodType) and _is(function.__self__, module):
+        return types.MethodType(function.__func__, twin)
+    if isinstance(function, partial) and function.args and _is(function.args[0], module):
+        return partial(function.func, twin, *function.args[1:], **function.keywords)
+    return function
+
+
+def _is(candidate: Any, module: nn.Module) -> bool:
+    # the model itself may be passed as a weak reference
+    return isinstance(candidate, nn.Module) and vars(candidate) is vars(module)
+
+
+def is_steady(module: nn.Module) -> bool:
+    """Return whether a module keeps its attributes once it is built."""
+    return type(module).__module__.partition(".")[0] in _STEADY
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    twin: nn.Module = module.__class__.__new__(module.__class__)
+    vars(twin).update(vars(module))
+    return twin
+
+
+# Attributes that torch itself reads at every call; all except the flag are objects that never
+# change.
+_SHARED = tuple(name for name in vars(nn.Module()) if name != "training")
+
+
+def _live_copy(module: nn.Module) -> nn.Module:
+    """Return a copy whose attributes always match those of the original.
+
+    Reads fall back to the original, and writes go to the original, so that an adapter can be
+    switched.
+    """
+    kind, attributes = type(module), vars(module)
+
+    def read(self: nn.Module, name: str) -> Any:
+        if name in attributes:
+            return attributes[name]
+        return kind.__getattr__(self, name)
+
+    def write(self: nn.Module, name: str, value: Any) -> None:
+        setattr(module, name, value)
+
+    live: Any = types.new_class(kind.__name__, (kind,))
+    live.__getattr__, live.__setattr__ = read, write
+    twin: nn.Module = live.__new__(live)
+    vars(twin).update({name: attributes[name] for name in _SHARED if name in attributes})
+    return twin

@@ -1,0 +1,80 @@
+"""Find modules and weights that come neither from torch nor transformers.
+
+The quantising packages need not be installed. Kernels and probes that read or replace weights skip
+such a model; `row_check` measures whether its modules treat every row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from paceline.backend.plain_tensors import is_plain
+from paceline.backend.products import is_free
+
+_NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
+# Packages whose modules treat every row alone, or as the architecture says. The quantised modules
+# of transformers are in its `integrations`.
+_KNOWN = ("torch.nn.", "transformers.")
+_QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
+
+
+def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the names and modules whose code or weights come from another library.
+
+    These are modules with foreign weights, with hooks, and of classes outside torch and
+    transformers' architectures.
+    """
+    for name, module in model.named_modules():
+        kind = type(module).__module__
+        is_known = kind.startswith(_KNOWN) and not kind.startswith(_QUANTISED)
+        has_hooks = module._forward_pre_hooks or module._forward_hooks
+        if not is_known or has_hooks or _foreign(module):
+            yield name, module
+
+
+def foreign_weights(model: PreTrainedModel) -> str | None:
+    """Return a clause naming weights that are not plain tensors in torch's modules.
+
+    The model's own code decodes such a model, in the mode in which `generate` runs it. None means
+    that all weights are plain.
+    """
+    return next(
+        (
+            f"{name}.{words}"
+            for name, module in model.named_modules()
+            if (words := _foreign(module))
+        ),
+        None,
+    )
+
+
+def _foreign(module: nn.Module) -> str:
+    for where, held in (("_parameters", module._parameters), ("_buffers", module._buffers)):
+        if type(held) is not dict:
+            return f"{where} is a {_name_of(held)}"
+        for name, tensor in held.items():
+            if tensor is None or tensor.is_meta:
+                continue
+            if not is_plain(tensor):
+                return f"{name} is a {_name_of(tensor)}"
+            is_weight = held is module._parameters or not module._modules
+            if is_weight and tensor.dim() > 1 and _is_packed(tensor.dtype):
+                return f"{name} holds {str(tensor.dtype).removeprefix('torch.')}"
+    is_product = isinstance(module, nn.Linear | Conv1D)
+    return "forward is not that of its class" if is_product and not is_free(module) else ""
+
+
+def _is_packed(dtype: torch.dtype) -> bool:
+    """Return whether a dtype's elements need scales or hold several values."""
+    if dtype.is_floating_point:
+        return dtype.itemsize < 2
+    return not dtype.is_complex and dtype not in _NOT_PACKED
+
+
+def _name_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__name__}"

@@ -1,0 +1,216 @@
+"""Pack a ragged batch into one row without padding, for one forward pass.
+
+To the model, the row looks like one text. Attention by position decides what each token sees, based
+on every query's visible ranges (`AttentionMetadata`). The cost of a request therefore depends only
+on its own tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.attention.reach import UNLIMITED, PackedRows, Reach, visible_in_trees
+from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree, IntArray
+from paceline.util.compiled import compiled, kernel
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Arrays for one forward pass over a batch, packed into one row.
+
+    Each request contributes its pending tokens, the newest last, then its tree nodes. Padding comes
+    at the end.
+
+    Attributes:
+        token_ids: Token ids, [queries].
+        positions: Position of each token in its text, [queries].
+        cache_positions: Position of each token in its KV cache slot, [queries].
+        slots: KV cache slot of each token, [queries].
+        starts: First query of each request, [rows + 1]. Padding belongs to the last request.
+        cached: Number of tokens in the cache before this forward pass, [rows].
+        pending: Number of pending tokens processed in this forward pass, [rows].
+        nodes: Number of tree nodes processed in this forward pass, [rows].
+        scored: Number of pending tokens before the newest whose logits are also computed, [rows].
+        logit_queries: Queries whose logits are computed, [n]: for every request, the `scored`
+            tokens, the newest token and the nodes; then padding.
+        parents: Parent of every node; see `PackedRows`.
+        depths: Depth of every node; see `PackedRows`.
+        ranks: Breadth-first rank of every node; see `PackedRows`.
+        tail: Cache positions in text order; see `AttentionMetadata`.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    cache_positions: IntArray
+    slots: IntArray
+    starts: IntArray
+    cached: IntArray
+    pending: IntArray
+    nodes: IntArray
+    scored: IntArray
+    logit_queries: IntArray
+    parents: IntArray
+    depths: IntArray
+    ranks: IntArray
+    tail: IntArray
+
+    def visible(self, reach: Reach = UNLIMITED) -> VisibleRanges:
+        """Return the visible ranges of every query for one kind of layer.
+
+        Args:
+            reach: Limit on how far back these layers look.
+        """
+        first_nodes = np.concatenate([[0], np.cumsum(self.nodes)])
+        rows = PackedRows(
+            self.starts,
+            self.cached,
+            self.pending,
+            self.parents,
+            self.depths,
+            self.ranks,
+            first_nodes,
+        )
+        return visible_in_trees(rows, reach)
+
+    def attention_metadata(self, visible_ranges: dict[int, VisibleRanges]) -> AttentionMetadata:
+        """Return every request's keys, by position.
+
+        Args:
+            visible_ranges: Visible ranges by mask address; see `AttentionMetadata`.
+        """
+        return AttentionMetadata(
+            self.cached,
+            self.tail,
+            int((self.cached + self.pending + self.nodes).max()),
+            visible_ranges,
+        )
+
+
+def pack(
+    requests: Sequence[Request], trees: Sequence[DraftTree], prefill_chunk: int, min_rows: int = 1
+) -> RaggedBatch:
+    """Pack the pending tokens and the draft trees of a batch into one row.
+
+    Args:
+        requests: Requests in the batch, in consecutive slots.
+        trees: One draft tree per request.
+        prefill_chunk: Maximum number of pending tokens per request.
+        min_rows: Minimum number of queries and of logits. Padding fills up smaller batches.
+    """
+    cached = np.array([request.cached for request in requests], dtype=np.int64)
+    pending = np.array(
+        [min(request.pending, prefill_chunk) for request in requests], dtype=np.int64
+    )
+    nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
+    scoring = np.array([request.scoring for request in requests], dtype=np.bool_)
+    scored = np.where(scoring, pending - 1, 0)
+    padding = max(0, min_rows - len(requests) - int(nodes.sum() + scored.sum()))
+    token_ids: list[int] = []
+    parents: list[int] = []
+    for request, tree, num_cached, num_pending in zip(
+        requests, trees, cached.tolist(), pending.tolist(), strict=True
+    ):
+        token_ids += request.token_ids[num_cached : num_cached + num_pending]
+        token_ids += tree.token_ids
+        parents += tree.parents
+    parent_ids = np.array(parents, dtype=np.int64)
+    positions, cache_positions, rows, starts, logit_queries, depths, ranks, tail = _lay_out(
+        cached, pending, nodes, scored, parent_ids, padding
+    )
+    ids = np.array(token_ids + [0] * padding, dtype=np.int64)
+    slots = requests[0].slot + rows
+    return RaggedBatch(
+        ids,
+        positions,
+        cache_positions,
+        slots,
+        starts,
+        cached,
+        pending,
+        nodes,
+        scored,
+        logit_queries,
+        parent_ids,
+        depths,
+        ranks,
+        tail,
+    )
+
+
+@compiled
+def _lay_out(
+    cached: IntArray,
+    pending: IntArray,
+    nodes: IntArray,
+    scored: IntArray,
+    parents: IntArray,
+    padding: int,
+) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Return `positions` to `tail` as in `RaggedBatch`, with rows instead of slots."""
+    count = len(cached)
+    num_queries = pending + nodes
+    starts = np.zeros(count + 1, dtype=np.int64)
+    starts[1:] = np.cumsum(num_queries)
+    starts[count] += padding
+    total = starts[count]
+    positions, cache_positions, rows = (
+        np.zeros(total, np.int64),
+        np.empty(total, np.int64),
+        np.empty(total, np.int64),
+    )
+    logit_queries = np.empty(count + scored.sum() + len(parents) + padding, dtype=np.int64)
+    depths, ranks = np.empty(len(parents), dtype=np.int64), np.empty(len(parents), dtype=np.int64)
+    bfs_counts = np.empty(len(parents) + 2, dtype=np.int64)
+    tail = np.empty((count, num_queries.max()), dtype=np.int64)
+    first_node, num_logits = 0, 0
+    for row in range(count):
+        _rank(
+            parents[first_node : first_node + nodes[row]],
+            depths[first_node:],
+            ranks[first_node:],
+            bfs_counts,
+        )
+        root = cached[row] + pending[row] - 1
+        for column in range(starts[row + 1] - starts[row]):
+            query, node = starts[row] + column, column - pending[row]
+            cache_positions[query], rows[query] = cached[row] + column, row
+            if node < 0:
+                positions[query] = cached[row] + column
+            elif node < nodes[row]:
+                positions[query] = root + depths[first_node + node]
+            if node >= -1 - scored[row]:
+                logit_queries[num_logits] = query
+                num_logits += 1
+        tail[row] = cached[row] + np.arange(tail.shape[1])
+        for node in range(nodes[row]):
+            tail[row, pending[row] + ranks[first_node + node]] = root + 1 + node
+        first_node += nodes[row]
+    return positions, cache_positions, rows, starts, logit_queries, depths, ranks, tail
+
+
+@kernel
+def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntArray) -> None:
+    """Fill in the depth and the breadth-first rank of every node in a tree.
+
+    Args:
+        parents: Parent of each node; -1 = the root.
+        depths: Receives the depth of each node.
+        ranks: Receives the number of nodes that come before each node, by depth and then by index.
+        bfs_counts: Scratch space for at least nodes + 2 entries: node counts per depth, then prefix
+            sums.
+    """
+    count = len(parents)
+    bfs_counts[: count + 2] = 0
+    for node in range(count):
+        depths[node] = 1 if parents[node] < 0 else depths[parents[node]] + 1
+        bfs_counts[depths[node] + 1] += 1
+    for depth in range(1, count + 2):
+        bfs_counts[depth] += bfs_counts[depth - 1]
+    for node in range(count):
+        ranks[node] = bfs_counts[depths[node]]
+        bfs_counts[depths[node]] += 1

@@ -1,0 +1,76 @@
+"""Reject models that do not support lossless verification, giving the reason."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from paceline.errors import UnsupportedModelError
+from paceline.model.forward_arguments import takes_cache
+
+MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+_STATELESS = {"mlp", "moe"}  # layers without a cache
+_PICKS_KEYS = ("sparse", "indexed", "compressed")
+
+
+def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
+    """Raise if the engine cannot verify drafts with a given model.
+
+    Args:
+        model: Loaded model.
+        config: Configuration of the text model.
+        name: Class name of the model, for errors.
+    Raises:
+        UnsupportedModelError: The model is unsupported; the message says why and what to do.
+    """
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder. Use a decoder-only language model."
+        )
+    if not model.can_generate():
+        raise UnsupportedModelError(
+            f"{name} has no language-model head; load it with AutoModelForCausalLM."
+        )
+    ranks = getattr(model, "tp_size", None) or 1
+    if ranks > 1:
+        raise UnsupportedModelError(
+            f"{name} is split over {ranks} processes (tensor parallelism). They would all have to"
+            " process the same drafts in the same step, which paceline does not synchronise. Load"
+            " it without tp_plan, or serve it with vLLM."
+        )
+    _refuse_layers(model, config, name)
+
+
+def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
+    """Raise if the layers keep state or see tokens in an unsupported way."""
+    if getattr(config, "index_topk", None) is not None:
+        raise UnsupportedModelError(
+            f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back;"
+            " use model.generate."
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - MASKABLE
+    picking = sorted(kind for kind in kinds if any(part in kind for part in _PICKS_KEYS))
+    if picking:
+        raise UnsupportedModelError(
+            f"{name} selects or compresses keys by blocks ({', '.join(picking)} layers), in a"
+            " cache that cannot be rolled back; expected plain attention. Use model.generate for"
+            " this model."
+        )
+    if getattr(model, "_is_stateful", False) or kinds:
+        what = ", ".join(sorted(kinds - _STATELESS)) or "recurrent"
+        raise UnsupportedModelError(
+            f"{name} keeps recurrent state ({what} layers) that cannot be rolled back after a"
+            " rejected guess; expected models whose layers are all attention. Use model.generate"
+            " for this model."
+        )
+    if not takes_cache(model):
+        raise UnsupportedModelError(
+            f"{name} has no key/value cache, so every token recomputes the whole text and a draft"
+            " saves nothing; expected a model whose forward method takes a cache. Use"
+            " model.generate for this model."
+        )
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise UnsupportedModelError(
+            f"{name} sees the whole prompt from each of its tokens (a prefix language model), so"
+            " that chunked prefill is impossible; expected causal attention. Use model.generate"
+            " for this model."
+        )

@@ -1,0 +1,214 @@
+"""Check when loading that no row of a forward pass depends on the other rows.
+
+Modules of other libraries may quantise activations with a scale that they take from all rows of the
+forward pass, or only above some number of rows. Draft tokens would then change the logits of other
+tokens. The check calls the modules as they are; neither names nor configurations decide.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from transformers import PreTrainedModel
+
+from paceline.core.not_numbers import logits_error
+from paceline.errors import UnsupportedModelError
+from paceline.model.forward_mode import mode_of
+from paceline.model.quantisation import foreign_modules
+from paceline.model.settings import (
+    HALF_TOLERANCE,
+    LOUD_ROW,
+    ROW_CHECK_COUNTS,
+    ROW_CHECK_TOKENS,
+    ROW_COUNT_TOLERANCE,
+)
+
+
+def check_rows(model: PreTrainedModel) -> None:
+    """Compare rows of a model's modules and logits while the other rows change.
+
+    A model without modules of other libraries is not checked. The cost is about six short forward
+    passes.
+
+    Args:
+        model: Model to check; nothing is written to it.
+    Raises:
+        UnsupportedModelError: A row depends on the other rows, or the model cannot run the check.
+    """
+    modules = {module: name for name, module in foreign_modules(model)}
+    if not modules:
+        return
+    probe = _ModuleProbe(modules)
+    try:
+        with mode_of(model)():
+            with _hook(register_module_forward_hook, probe.after):
+                quiet = _logits(model)
+            with _hook(register_module_forward_pre_hook, _make_loud):
+                loud = _logits(model)
+    except Exception as error:  # modules of another library may raise any type
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be checked for rows that depend on one another:"
+            f" {reason}. Use model.generate for this model."
+        ) from error
+    if quiet.isnan().any():
+        raise logits_error(model.dtype)
+    finding = probe.finding
+    if not finding and not (change := _largest_change(quiet, loud)) <= HALF_TOLERANCE:
+        finding = f"the logits change by {change:.2g} of the largest one {_LOUD}"
+    if finding:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: rows of a forward pass depend on one another, so drafts would"
+            f" change answers: {finding}. The activations are probably quantised with a scale over"
+            " all rows, as in LLM.int8(). Load the model without it; quantised weights and one"
+            " scale per token are supported."
+        )
+
+
+_LOUD = "when another row's activations are much larger"
+
+
+class _ModuleProbe:
+    """Calls each module again with other rows, right after the model has called it.
+
+    Args:
+        modules: Modules to check, with their names.
+    Attributes:
+        finding: How the first module that failed depends on other rows; "" if none did.
+    """
+
+    def __init__(self, modules: dict[nn.Module, str]) -> None:
+        self.finding = ""
+        self._names = modules
+        self._kinds: set[tuple[object, ...]] = set()
+        self._busy = False
+
+    def after(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        """Check a module that maps rows to rows; other modules are left to the logits."""
+        name = self._names.get(module)
+        if name is None or self._busy or self.finding or len(given) != 1:
+            return
+        if not _has_rows(given[0]) or not isinstance(output, Tensor):
+            return
+        rows = given[0].detach().reshape(2 * ROW_CHECK_TOKENS, -1)
+        kind = (type(module), type(module._parameters.get("weight")), rows.shape, output.shape)
+        counts = ROW_CHECK_COUNTS[-1:] if kind in self._kinds else ROW_CHECK_COUNTS
+        self._kinds.add(kind)
+        self._busy = True
+        try:
+            self.finding = _dependence(module, rows, given[0].dim(), counts)
+        except Exception:  # it accepts only what the model gives it
+            return
+        finally:
+            self._busy = False
+        if self.finding:
+            self.finding = f"the outputs of {name} ({_kind_of(module)}) {self.finding}"
+
+
+def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, ...]) -> str:
+    """Return how a module's row depends on the other rows; "" if it does not.
+
+    Args:
+        module: Module that maps rows to rows.
+        rows: Rows [n, size] that the model gave it.
+        dims: Number of dimensions of the module's input; with 3, each row is a sequence.
+        counts: Numbers of rows to try, at least 2 each.
+    """
+
+    def outputs(given: Tensor) -> Tensor:
+        made: Tensor = module(given if dims == 2 else given.unsqueeze(1))
+        return made.reshape(len(given), -1).float()
+
+    alone = outputs(rows[:1])[0]
+    for count in counts:
+        quiet_rows = rows[torch.arange(count, device=rows.device) % len(rows)]
+        quiet = outputs(quiet_rows)
+        loud = outputs(torch.cat([quiet_rows[:-1], _loud_row(quiet_rows)]))
+        if not _equal(quiet[:-1], loud[:-1]):
+            change = _largest_change(quiet[:-1], loud[:-1])
+            # With a kernel whose sums have no fixed order, a second call differs as well.
+            repeats = _equal(quiet, outputs(quiet_rows))
+            if repeats or not change <= ROW_COUNT_TOLERANCE:
+                return f"change by {change:.2g} of the largest one {_LOUD}"
+        scale = alone.square().mean().sqrt().clamp(min=1e-30)
+        difference = float((quiet[0] - alone).square().mean().sqrt() / scale)
+        if not difference <= ROW_COUNT_TOLERANCE and not _equal(quiet[0], alone):
+            return (
+                f"with {count} rows differ by {difference:.2g} from those with one row (rounding"
+                f" allows {ROW_COUNT_TOLERANCE:g})"
+            )
+    return ""
+
+
+def _logits(model: PreTrainedModel) -> Tensor:
+    """Return the first text's logits [tokens, vocab] in a forward pass over two texts."""
+    vocab = model.config.get_text_config(decoder=True).vocab_size
+    ids = (7 * torch.arange(2 * ROW_CHECK_TOKENS) + 3) % vocab
+    texts = ids.view(2, ROW_CHECK_TOKENS).to(model.device)
+    return cast(Tensor, model(input_ids=texts, use_cache=False).logits)[0].float()
+
+
+def _make_loud(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Replace the second text's activations by much larger ones."""
+    if not given or not _has_rows(given[0]):
+        return None
+    rows = given[0].reshape(2, ROW_CHECK_TOKENS, -1)
+    loud = _loud_row(rows[0]).expand_as(rows[:1])
+    return (torch.cat([rows[:1], loud]).reshape(given[0].shape), *given[1:])
+
+
+def _loud_row(rows: Tensor) -> Tensor:
+    """Return a row [1, size] with much larger values than the given rows."""
+    size = float(rows.abs().amax()) * LOUD_ROW or LOUD_ROW
+    limit = min(size, torch.finfo(rows.dtype).max / 8)
+    return torch.linspace(-limit, limit, rows.shape[-1], device=rows.device).to(rows.dtype)[None]
+
+
+def _has_rows(value: Any) -> bool:
+    """Return whether a module's input has one row per token of the two texts."""
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        and value.shape[:-1] in ((2, ROW_CHECK_TOKENS), (2 * ROW_CHECK_TOKENS,))
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _largest_change(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference, relative to the largest finite value of `one`."""
+    scale = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 0.0
+    # Padded vocabularies have logits of -inf, whose differences would be NaN.
+    return float(torch.where(one == other, 0.0, one - other).abs().max()) / max(scale, 1e-30)
+
+
+def _kind_of(module: nn.Module) -> str:
+    weight = module._parameters.get("weight")
+    kinds = [type(module), *([] if weight is None else [type(weight)])]
+    return ", weight ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
+
+
+@contextmanager
+def _hook(register: Callable[..., Any], function: Callable[..., Any]) -> Iterator[None]:
+    """Call a function for every module that this thread runs; no module is changed."""
+    thread = threading.get_ident()
+
+    def run(*given: Any) -> Any:
+        return function(*given) if threading.get_ident() == thread else None
+
+    handle = register(run)
+    try:
+        yield
+    finally:
+        handle.remove()

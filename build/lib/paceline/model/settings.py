@@ -1,0 +1,59 @@
+"""Settings for running models, with units and the data used to choose them."""
+
+from __future__ import annotations
+
+# Context length, in tokens, of a model whose configuration does not specify one.
+UNBOUNDED_CONTEXT = 1 << 30
+
+# Weights per tensor in a model fingerprint. A different number would invalidate stored ones.
+FINGERPRINT_SAMPLES = 64
+
+# Rows and columns of the embedding in a sketch. Different numbers would invalidate stored ones.
+SKETCH_SIZE = 64
+
+# Cosine similarities of two models' embedding sketches. Below the first value, the models are
+# different; from the second value upwards, no warning is needed. Measured: rounding to 8, 4 and 3
+# bits in blocks of 32 gives 1.00, 0.99 and 0.93; models trained separately have 0.0 +- 0.1.
+MIN_SKETCH_COSINE = 0.8
+WARN_SKETCH_COSINE = 0.97
+
+# Maximum number of weights that an error about an incomplete checkpoint lists.
+MAX_NAMED_WEIGHTS = 3
+
+# Maximum number of parameters for which a half-precision draft model runs as a float32 copy on a
+# CPU. A bfloat16 product has about 13 microseconds of overhead, and attention for one query takes
+# several times as long as in float32. Measured with torch 2.13 on a draft with 0.9 M parameters:
+# 1.7 against 1.3 ms per forward pass, and 3.5 against 2.0 ms for a batch of 8.
+MAX_FLOAT32_DRAFT_PARAMETERS = 10_000_000
+
+# Number of tokens after the longest attention window in a self-check's text.
+CHECK_TEXT_TOKENS = 6
+
+# Largest attention window, in tokens, that the self-check covers; longer windows take too long.
+MAX_CHECKED_WINDOW = 512
+
+# Largest difference between logits of a draft tree and plain logits, relative to the largest
+# plain logit: for float32, and for the half-precision types. Rounding stays below these values on
+# the architectures in the test suite.
+FLOAT32_TOLERANCE = 1e-3
+HALF_TOLERANCE = 0.1
+
+# Number of tokens per text in the check that rows do not depend on one another.
+ROW_CHECK_TOKENS = 8
+
+# Numbers of rows with which that check calls a foreign module: all of them for the first module of
+# a kind, and the last one for the others.
+ROW_CHECK_COUNTS = (2, 7, 64, 300, 17)
+
+# Size of the values in a loud row, relative to the largest value of the other rows. With one scale
+# for all rows, even FP8 (e4m3, largest over smallest value 230,000) then rounds the others to 0.
+LOUD_ROW = 1e6
+
+# Largest root mean square difference of a module's outputs between row counts, relative to the
+# outputs. Kernels that round to bfloat16 at different times differ by less than 0.003; activations
+# rounded to 8 bits differ from unrounded ones by at least 0.006.
+ROW_COUNT_TOLERANCE = 0.005
+
+# Logit of a token outside a reduced vocabulary, as a fraction of the dtype's lowest number. Its
+# exponential is 0, yet a mask over all other tokens still leaves a valid distribution.
+OUT_OF_REACH = 0.25

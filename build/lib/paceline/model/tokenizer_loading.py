@@ -1,0 +1,62 @@
+"""Load tokenizers from the same sources as models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedModel
+
+from paceline.errors import ConfigError
+from paceline.model.sources import checkpoint_source, missing_source
+
+
+def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
+    """Return the given tokenizer, or the tokenizer in the model's folder.
+
+    Args:
+        tokenizer: Directory, hub id or tokenizer object; None = the tokenizer of the model.
+        model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model has no
+            tokenizer.
+    Returns:
+        The tokenizer, or None if the model has none that can be read.
+    Raises:
+        ConfigError: The named tokenizer cannot be read.
+    """
+    if tokenizer is None:
+        return None if isinstance(model, PreTrainedModel) else _read_tokenizer(model)[0]
+    if not isinstance(tokenizer, str | Path):
+        if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+            raise ConfigError(
+                f"tokenizer: got a {type(tokenizer).__name__}; expected a directory, a hub id or a"
+                " tokenizer of transformers."
+            )
+        return tokenizer
+    loaded, error = _read_tokenizer(tokenizer)
+    if loaded is None:
+        raise ConfigError(f"cannot load a tokenizer from {str(tokenizer)!r}: {error}")
+    return loaded
+
+
+def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
+    """Return why the model's tokenizer cannot be read, as the end of an error.
+
+    The result is "" if the model has no tokenizer or its tokenizer can be read.
+    """
+    if isinstance(model, PreTrainedModel) or (
+        Path(model).is_dir() and not any(Path(model).glob("*[tv]o[kc]*"))
+    ):
+        return ""
+    error = _read_tokenizer(model)[1]
+    return error and f" The tokenizer in the model's folder cannot be read: {error}"
+
+
+def _read_tokenizer(source: str | Path) -> tuple[Any, str]:
+    """Return a tokenizer or None, and the reason it cannot be read ("" = no error)."""
+    missing = missing_source(source)
+    if missing:
+        return None, missing
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint_source(source)), ""
+    except Exception as error:  # the libraries raise many error types for damaged files
+        return None, " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,52 @@
+"""List the architectures that the test suite verifies."""
+
+from __future__ import annotations
+
+# transformers' model_type of the architectures in tests/model/test_architectures.py.
+VERIFIED = frozenset(
+    [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gemma3",
+        "phi",
+        "phi3",
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "opt",
+        "falcon",
+        "stablelm",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "granite",
+        "granitemoe",
+        "cohere",
+        "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "gpt_oss",
+        "smollm3",
+        "llama4_text",
+        "llama4",
+        "gpt_bigcode",
+        "starcoder2",
+        "bloom",
+        "mpt",
+        "nemotron",
+        "exaone4",
+        "ernie4_5",
+        "glm4",
+        "hunyuan_v1_dense",
+        "seed_oss",
+        "gemma4_text",
+        "gemma4_unified_text",
+    ]
+)

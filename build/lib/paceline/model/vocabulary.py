@@ -1,0 +1,66 @@
+"""Map between the vocabularies of a draft model and its target.
+
+Checkpoints from one model family pad their embeddings to different sizes, and the rows beyond the
+tokenizer's size have no meaning. A draft model and a target with the same tokenizer therefore share
+the ids below the tokenizer's size. The draft model proposes only these ids. Its distributions are
+renormalised over these ids and indexed by the target's ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.model.settings import OUT_OF_REACH
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVocabulary:
+    """Token ids shared by a draft model and its target, and the logits conversion.
+
+    Attributes:
+        common: Number of shared ids; ids below this number mean the same to both models.
+        target_rows: Number of rows in the target's LM head.
+        draft_rows: Number of rows in the draft model's embedding.
+    """
+
+    common: int
+    target_rows: int
+    draft_rows: int
+
+    def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
+        """Return the draft's logits by target ids; unshared ids get probability 0.
+
+        Args:
+            logits: Logits [..., rows of the draft model's LM head], which may be overwritten; or
+                [..., reduced vocabulary].
+            num_reduced: Number of shared tokens in the reduced vocabulary, if the logits cover only
+                that vocabulary; None = the logits cover all rows.
+        """
+        if num_reduced is not None:
+            return (
+                logits
+                if num_reduced == logits.shape[-1]
+                else logits[..., :num_reduced].contiguous()
+            )
+        unreachable = torch.finfo(logits.dtype).min * OUT_OF_REACH
+        if logits.shape[-1] == self.target_rows:
+            if self.common < self.target_rows:
+                logits[..., self.common :] = unreachable
+            return logits
+        return functional.pad(
+            logits[..., : self.common], (0, self.target_rows - self.common), value=unreachable
+        )
+
+    def readable(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return token ids clipped to the rows of the draft model's embedding."""
+        return (
+            token_ids
+            if self.draft_rows >= self.target_rows
+            else np.minimum(token_ids, self.draft_rows - 1)
+        )

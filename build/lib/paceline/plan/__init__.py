@@ -1,0 +1,1 @@
+"""Estimate the gain of speculative decoding from a model's roofline."""

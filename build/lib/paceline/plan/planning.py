@@ -1,0 +1,201 @@
+"""Find the tree size with the best ratio of tokens per forward to forward cost.
+
+The method is that of Marzollo et al. 2024, figures 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.errors import ConfigError
+from paceline.plan.acceptance import Acceptance
+from paceline.plan.config import ModelCard
+from paceline.plan.plan_settings import BATCHES, SIZES
+from paceline.plan.roofline import Operation, Peak, free_budget
+
+
+class ForwardTime(NamedTuple):
+    """The time of one forward in seconds; None if a share is not known.
+
+    Attributes:
+        seconds: The whole forward.
+        products: Its matrix products.
+        attention: Its attention.
+    """
+
+    seconds: float
+    products: float | None = None
+    attention: float | None = None
+
+
+# of the number of requests, and of query tokens per request
+CostOf = Callable[[int, int], ForwardTime]
+
+
+class Load(NamedTuple):
+    """The requests of a step.
+
+    Attributes:
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        max_size: Maximum query tokens per request, the newest token and the draft nodes.
+    """
+
+    batch: int
+    context: int
+    max_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A forward over trees of `size` tokens per request, the newest token included.
+
+    Attributes:
+        batch: Number of requests.
+        size: Query tokens per request.
+        seconds, products, attention: Times as in `ForwardTime`.
+        relative: Time over that of plain decoding.
+        tokens: Expected tokens per forward and request.
+    """
+
+    batch: int
+    size: int
+    seconds: float
+    products: float | None
+    attention: float | None
+    relative: float
+    tokens: float
+
+    @property
+    def speedup(self) -> float:
+        """Return the expected speed-up over plain decoding, without the cost of drafting."""
+        return self.tokens / self.relative
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the expected tokens per second of the batch."""
+        return self.batch * self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The expected gain of drafting for a model on a machine.
+
+    Attributes:
+        model, hardware, acceptance: Descriptions.
+        batch: Number of requests.
+        context: Cached tokens of each request.
+        peak: Peak rates of the machine; None for a measured plan.
+        budget: Query tokens of a forward, b s_q, up to which it is bound by memory. None for a
+            measured plan, or if there is no bound.
+        steps: The forwards at `batch`, by size.
+        best: The best of all sizes at `batch`.
+        batches: The best step of every batch size.
+        plain: Operations of a forward without drafts; empty for a measured plan.
+        drafted: Operations of a forward at the best size; empty for a measured plan.
+        notes: Assumptions behind the figures.
+    """
+
+    model: str
+    hardware: str
+    acceptance: str
+    batch: int
+    context: int
+    peak: Peak | None
+    budget: float | None
+    steps: tuple[Step, ...]
+    best: Step
+    batches: tuple[Step, ...]
+    plain: tuple[Operation, ...] = ()
+    drafted: tuple[Operation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def roofline_costs(card: ModelCard, context: int, peak: Peak) -> CostOf:
+    """Return a function that gives the roofline cost after `context` cached tokens."""
+
+    def cost(batch: int, size: int) -> ForwardTime:
+        products, attention = card.shapes.seconds(batch, size, context, peak)
+        return ForwardTime(products + attention, products, attention)
+
+    return cost
+
+
+def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, max_size: int) -> list[Step]:
+    """Return the forwards of a batch with 1 to `max_size` query tokens per request."""
+    plain = cost(batch, 1).seconds
+    steps = []
+    for size in range(1, max_size + 1):
+        forward_cost = cost(batch, size)
+        steps.append(
+            Step(batch, size, *forward_cost, forward_cost.seconds / plain, acceptance.of(size - 1))
+        )
+    return steps
+
+
+def best_of(steps: list[Step]) -> Step:
+    """Return the step with the most tokens per second; of equal ones the smallest."""
+    return max(steps, key=lambda step: step.speedup)
+
+
+def sizes_within(acceptance: Acceptance, context: int, context_length: int | None) -> int:
+    """Return the maximum query tokens per request.
+
+    The limits are the largest measured tree and the free rest of the model's context.
+
+    Raises:
+        ConfigError: `context` cached tokens leave no room in the model's context.
+    """
+    max_size = acceptance.most + 1
+    if context_length is None:
+        return max_size
+    if context >= context_length:
+        raise ConfigError(
+            f"plan: context: got {context}; expected at most {context_length - 1}, as the model"
+            f" takes {context_length} tokens. Reduce it."
+        )
+    return min(max_size, context_length - context)
+
+
+def plan_of(
+    cost: CostOf,
+    acceptance: Acceptance,
+    load: Load,
+    model: str,
+    hardware: str,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """Return the plan for a load, by any cost function."""
+    batch, context, max_size = load
+    steps = steps_of(cost, acceptance, batch, max_size)
+    best = best_of(steps)
+    shown = tuple(step for step in steps if step.size in (*SIZES, best.size))
+    batches = tuple(
+        best if size == batch else best_of(steps_of(cost, acceptance, size, max_size))
+        for size in sorted({batch, *BATCHES})
+    )
+    return Plan(
+        model,
+        hardware,
+        acceptance.source,
+        batch,
+        context,
+        None,
+        None,
+        shown,
+        best,
+        batches,
+        notes=notes,
+    )
+
+
+def budget_of(card: ModelCard, peak: Peak) -> float | None:
+    """Return the free budget of [hidden, hidden] products; None if unbounded."""
+    return free_budget(card.shapes.hidden, peak, card.shapes.width)
+
+
+def operations(card: ModelCard, batch: int, size: int, context: int) -> tuple[Operation, ...]:
+    """Return the operations of a forward (table 1 of the paper)."""
+    return (*card.shapes.products(batch, size), *card.shapes.attention(batch, size, context))

@@ -1,0 +1,147 @@
+"""Seal the lines of recorded answers with chained checksums, and check them.
+
+A file consists of JSON Lines: first the settings, then one answer per line. A line's checksum
+    covers the line itself and the previous line's checksum, so changed, lost, duplicated or moved
+    lines are detected. The first line holds the number of answers to come, so an unfinished file
+    can be recognised without an end mark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.util.files import digest_of, parse_json
+
+KIND, VERSION = "paceline answers", 1
+_CHECK = "check"  # key of the checksum in a line
+_CHECK_DIGITS = 16
+_MAX_FIRST_LINE = 1 << 20  # bytes; a longer first line belongs to another kind of file
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnswer:
+    """A model's answer to one prompt.
+
+    Attributes:
+        id: Name of the prompt.
+        category: Category of the prompt.
+        prompt_ids: Token ids of the prompt, including the chat template.
+        output_ids: Token ids of the answer, including an end-of-sequence token.
+        finish_reason: "stop" or "length".
+    """
+
+    id: str
+    category: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    finish_reason: str
+
+
+def first_line(path: Path) -> bytes:
+    """Return the first line of a file, or b"" if there is no file."""
+    try:
+        with path.open("rb") as file:
+            return file.readline(_MAX_FIRST_LINE)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ConfigError(
+            f"answers {str(path)!r}: got {error}; expected a file that can be read. Name another"
+            " file."
+        ) from error
+
+
+def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Yield the record, checksum and end offset of each complete line, settings first.
+
+    Raises:
+        ConfigError: A line does not match its checksum, or there are too many lines.
+    """
+    check, end, count = "", 0, 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):  # cut off by an interruption
+                    return
+                record, check = open_line(path, number, line, check)
+                count = record["count"] if number == 1 else count
+                if number - 1 > count:
+                    raise _damaged(
+                        path,
+                        number,
+                        f"there are more than the {count} answers that the first line promises",
+                    )
+                end += len(line)
+                yield record, check, end
+    except OSError as error:
+        raise ConfigError(
+            f"answers {str(path)!r}: got {error}; expected a file that can be read. Check its"
+            " permissions."
+        ) from error
+
+
+def seal_line(record: dict[str, Any], previous_check: str) -> tuple[bytes, str]:
+    """Return the line for a record, and the line's checksum.
+
+    Args:
+        record: JSON values of the line.
+        previous_check: Checksum of the previous line; "" for the first line.
+    """
+    check = digest_of({"record": record, "before": previous_check})[:_CHECK_DIGITS]
+    return json.dumps({**record, _CHECK: check}, separators=(",", ":")).encode() + b"\n", check
+
+
+def open_line(
+    path: str | Path, number: int, line: bytes, previous_check: str
+) -> tuple[dict[str, Any], str]:
+    """Return the record in a line, and the line's checksum.
+
+    Raises:
+        ConfigError: The line does not match its checksum.
+    """
+    try:
+        record = parse_json(line)
+        check = record.pop(_CHECK)
+        expected = digest_of({"record": record, "before": previous_check})[:_CHECK_DIGITS]
+        matches = check == expected
+    except (ValueError, LookupError, AttributeError, TypeError):
+        matches = False
+    if not matches:
+        raise _damaged(path, number, "its checksum does not match")
+    return record, check
+
+
+def other_file(path: str | Path) -> ConfigError:
+    """Return the error for a path without a file of recorded answers."""
+    content = "something else" if Path(path).exists() else "no such file"
+    return ConfigError(
+        f"answers {str(path)!r}: got {content}; expected one of `paceline record`. Name another"
+        " file."
+    )
+
+
+def write_error(content: str, path: Path, error: OSError) -> ConfigError:
+    """Return the error for a file that cannot be written.
+
+    Args:
+        content: What the file holds, such as "answers".
+        path: The file.
+        error: The error of the operating system.
+    """
+    return ConfigError(
+        f"{content} {str(path)!r}: got {error}; expected a file that can be written. Free some"
+        " space or name another file."
+    )
+
+
+def _damaged(path: str | Path, number: int, reason: str) -> ConfigError:
+    return ConfigError(
+        f"answers {str(path)!r}, line {number}: got a damaged line, as {reason}; expected it as it"
+        " was written. Delete it and all lines after it, and run the same command (`paceline"
+        " record`) again: it continues from there."
+    )

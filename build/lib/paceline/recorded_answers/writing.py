@@ -1,0 +1,160 @@
+"""Write recorded answers into a file that an interrupted run can continue.
+
+The first line holds the settings, the number of answers to come, and a digest of the prompts.
+Answers are appended in batches. The next run drops what an interruption left of a batch. It then
+answers in the same batches as an uninterrupted run and leaves the same bytes.
+
+With the setting `top`, the target's top-k tokens at each position are in a second file
+(`paceline.recorded_answers.top_tokens`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from paceline.errors import ConfigError
+from paceline.recorded_answers.lines import (
+    KIND,
+    VERSION,
+    RecordedAnswer,
+    checked_lines,
+    first_line,
+    other_file,
+    seal_line,
+    write_error,
+)
+from paceline.recorded_answers.reading import read_settings
+from paceline.recorded_answers.top_tokens import AnswerKey, TopFile, TopRows
+from paceline.util.files import write_atomically
+
+# Settings that may differ between runs of one file: the fingerprint identifies the model.
+_DESCRIPTIVE = ("model",)
+
+
+class AnswerFile:
+    """A file of recorded answers that is being written; see `writing`.
+
+    Attributes:
+        done: Number of answers in the file.
+        count: Number of answers that the finished file has.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], count: int, batch: int) -> None:
+        self.path, self.count = path, count
+        first = {"kind": KIND, "version": VERSION, "count": count, "batch": batch, **settings}
+        line, _ = seal_line(first, "")
+        existing = first_line(path)
+        # There is no file, or one that was cut within its first line.
+        if not existing.endswith(b"\n") and line.startswith(existing):
+            write_atomically(path, line)
+        _require_same_settings(path, read_settings(path), first)
+        ends = [
+            (end, AnswerKey(check, len(record.get("output_ids", ()))))
+            for record, check, end in checked_lines(path)
+        ]
+        num_complete = len(ends) - 1
+        self.done = num_complete if num_complete == count else num_complete // batch * batch
+        end, (self._check, _) = ends[self.done]
+        (_, (owner, _)), *answers = ends[: self.done + 1]
+        top = settings.get("top")
+        self._top = (
+            TopFile(path, top, settings["vocab_size"], owner, [key for _, key in answers])
+            if top
+            else None
+        )
+        try:
+            if path.stat().st_size != end:
+                os.truncate(path, end)
+        except OSError as error:
+            raise write_error("answers", path, error) from error
+
+    def write(self, answers: Sequence[RecordedAnswer], tops: Sequence[TopRows] = ()) -> None:
+        """Append the answers of a batch; they are on the disk when this returns.
+
+        Args:
+            answers: The answers of the batch.
+            tops: Top-k tokens of each answer, with the setting `top`.
+        Raises:
+            ConfigError: The file cannot be written. The next run uses its complete batches.
+        """
+        lines, checks = [], []
+        for answer in answers:
+            line, self._check = seal_line(asdict(answer), self._check)
+            lines.append(line)
+            checks.append(self._check)
+        if self._top is not None:
+            self._top.write(zip(tops, checks, strict=True))
+        try:
+            with self.path.open("ab") as file:
+                file.write(b"".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise write_error("answers", self.path, error) from error
+        self.done += len(answers)
+
+
+@contextmanager
+def writing(
+    path: str | Path, settings: Mapping[str, Any], count: int, batch: int
+) -> Iterator[AnswerFile]:
+    """Begin or continue a file of recorded answers, and lock it against other writers.
+
+    The lock file PATH.lock remains afterwards.
+
+    Args:
+        path: The file.
+        settings: JSON values that distinguish these answers from others. With "top" and
+            "vocab_size", that many top-k tokens per position are written to a second file.
+        count: Number of answers that the finished file has.
+        batch: Number of answers that are written together.
+    Raises:
+        ConfigError: It is another file, it was begun with other settings, it is damaged or being
+            written, or it cannot be written.
+    """
+    path = Path(path)
+    lock = FileLock(f"{path}.lock", mode=0o644, blocking=False, fallback_to_soft=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"answers {str(path)!r}: got a second writer; expected one. Wait for it, or end it."
+        ) from error
+    except OSError as error:
+        raise write_error("answers", path, error) from error
+    try:
+        yield AnswerFile(path, settings, count, batch)
+    finally:
+        lock.release()
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name, with the groups, such as "sampling", resolved."""
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        values |= value if isinstance(value, dict) else {name: value}
+    return values
+
+
+def _require_same_settings(
+    path: Path, recorded: dict[str, Any] | None, wanted: dict[str, Any]
+) -> None:
+    if recorded is None:
+        raise other_file(path)
+    old, new = _flat(recorded), _flat(json.loads(json.dumps(wanted)))
+    for name in [*new, *(old.keys() - new.keys())]:
+        if name not in _DESCRIPTIVE and old.get(name) != new.get(name):
+            raise ConfigError(
+                f"answers {str(path)!r}: {name}: got {new.get(name)!r}; expected"
+                f" {old.get(name)!r}, as the file was begun. Continue with the same settings, or"
+                " name another file."
+            )

@@ -1,0 +1,8 @@
+"""Replay recorded answers through a drafter, without a model.
+
+result = replay(drafter, traces, max_nodes)
+"""
+
+from paceline.replay.run import ReplayResult, Trace, replay
+
+__all__ = ["ReplayResult", "Trace", "replay"]

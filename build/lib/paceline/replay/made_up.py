@@ -1,0 +1,99 @@
+"""Let a chat model write user prompts itself (Magpie, Xu et al. 2024).
+
+The model continues its chat template from the start of a user message. Use these prompts to record
+answers if you have no prompts from the model's users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+from paceline.replay.recorder import answer
+from paceline.replay.replay_settings import MAX_TRIES
+from paceline.report.progress import progress_bar
+from paceline.report.prompts import Prompt
+from paceline.text.conversations import around_question
+from paceline.util.config import require_range
+
+CATEGORY = "made-up"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUp:
+    """Prompts that a run of `make_up` has collected so far.
+
+    Attributes:
+        prompts: The prompts, without duplicates.
+        tries: Number of texts that the model has started.
+    """
+
+    prompts: list[Prompt]
+    tries: int
+
+
+def make_up(
+    llm: LLM, count: int, params: SamplingParams, batch: int = 32, progress: bool = False
+) -> Iterator[MadeUp]:
+    """Let a model write prompts; yield the prompts so far after every batch.
+
+    The last result has `count` prompts, or fewer if four texts per prompt have been generated. A
+    text is skipped if it does not end within `params.max_new_tokens`, is empty, or repeats an
+    earlier one.
+
+    Args:
+        count: Number of prompts.
+        params: Sampling parameters; text number n uses seed + n.
+        batch: Number of texts generated together.
+    Raises:
+        ConfigError: `params` are greedy, so that all texts would be the same; the model has no chat
+            template; or no text can be used.
+    """
+    require_range("prompts", "count", count, 1)
+    require_range("prompts", "batch", batch, 1)
+    if params.temperature == 0:
+        raise ConfigError(
+            "prompts: temperature: got 0, which makes all prompts the same; expected more than 0."
+            " Set 1."
+        )
+    opening, params = _opening(llm, params)
+    numbers: dict[str, int] = {}  # text -> its number
+    with progress_bar(shown=progress) as bar:
+        task = bar.add_task("prompts", total=count)
+        for first in range(0, MAX_TRIES * count, batch):
+            tries = min(batch, MAX_TRIES * count - first)
+            completions = answer(llm, [opening] * tries, params, first)
+            for number, completion in enumerate(completions, first):
+                text = completion.text.strip()
+                if completion.finish_reason == "stop" and text and len(numbers) < count:
+                    numbers.setdefault(text, number)
+            bar.update(task, completed=len(numbers))
+            prompts = [
+                Prompt(f"{CATEGORY}/{number}", CATEGORY, text) for text, number in numbers.items()
+            ]
+            yield MadeUp(prompts, first + tries)
+            if len(numbers) == count:
+                return
+    if not numbers:
+        raise ConfigError(
+            f"prompts: none of {MAX_TRIES * count} texts ended within {params.max_new_tokens}"
+            " tokens. Raise max_new_tokens, or write prompts yourself."
+        )
+
+
+def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+    """Return the ids before a user message, and `params` that stop at its end."""
+    if not getattr(llm.tokenizer, "chat_template", None):
+        raise ConfigError("prompts: the model has no chat template. Use a chat model.")
+    before, after = around_question(llm.tokenizer, "prompts")
+    ids = [int(token) for token in llm.tokenizer(before, add_special_tokens=False)["input_ids"]]
+    if not ids:
+        raise ConfigError(
+            "prompts: the chat template has nothing before the first user message, so the model"
+            " has no text to continue. Use another model."
+        )
+    ends = (after.strip(),) if after.strip() else ()
+    return ids, replace(params, stop=(*params.stop, *ends))

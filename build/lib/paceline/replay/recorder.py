@@ -1,0 +1,224 @@
+"""Record a model's answers to prompts into a file (`paceline.recorded_answers`).
+
+An interrupted run can be continued. Drafts never change an answer, so you may use any drafter. The
+    file still names the drafter: in bfloat16, nearly equal logits can lead to a different token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.datastore.fingerprint import fingerprint_of
+from paceline.errors import CapacityError, ConfigError
+from paceline.llm import LLM, Completion
+from paceline.model.identity import model_identity
+from paceline.recorded_answers.lines import RecordedAnswer
+from paceline.recorded_answers.writing import writing
+from paceline.replay.keeping import KeepsTop
+from paceline.replay.replay_settings import MAX_TOP, MIN_PROMPT_TOKENS
+from paceline.report.progress import progress_bar
+from paceline.report.prompts import Prompt, encode, shortened
+from paceline.util.config import require_range
+from paceline.util.files import digest_of
+from paceline.util.options import flat
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingPrompt:
+    """A prompt as token ids, with the id and category from its file.
+
+    Attributes:
+        cut: Whether the prompt was too long and was truncated in the middle.
+    """
+
+    id: str
+    category: str
+    prompt_ids: list[int]
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Counts of a finished run of `record_answers`.
+
+    Attributes:
+        count: Number of answers in the file.
+        new: Number of answers from this run.
+        tokens: Number of tokens in the new answers.
+        seconds: Time that the new answers took, in seconds.
+        cut: Number of prompts that were too long and were truncated.
+    """
+
+    count: int
+    new: int
+    tokens: int
+    seconds: float
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Options for `record_answers`.
+
+    Attributes:
+        batch: Number of prompts answered and written together; at least 1.
+        model: Model name to store alongside the model's fingerprint.
+        drafter: Drafter spec to store. Default: the drafter's name.
+        top: Top-k tokens of the target to record per position, for replays of drafters that learn
+            from them; from 0 to 64; 0 records none.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    batch: int = 8
+    model: str = ""
+    drafter: str | None = None
+    top: int = 0
+
+    def __post_init__(self) -> None:
+        require_range("record", "batch", self.batch, 1)
+        require_range("record", "top", self.top, 0, MAX_TOP)
+
+
+def record_answers(
+    path: str | Path,
+    llm: LLM,
+    questions: Sequence[RecordingPrompt],
+    params: SamplingParams,
+    options: RecordOptions | None = None,
+    progress: bool = False,
+) -> Recorded:
+    """Answer all prompts into a file, or continue an unfinished file.
+
+    Args:
+        path: File for the answers. It grows by one batch at a time, so an interruption loses at
+            most one batch.
+        llm: Engine that answers the prompts.
+        questions: Prompts to answer.
+        params: Sampling parameters for all answers; prompt number n uses seed + n.
+        options: Additional options.
+        progress: Show a progress bar on standard error.
+    Raises:
+        ConfigError: There is no prompt; or the file has different settings, is damaged, is being
+            written by another process, or holds something else.
+    """
+    options = options or RecordOptions()
+    if not questions:
+        raise ConfigError(
+            "record: got no prompt; expected at least one. Name a file that has some."
+        )
+    batch, top = options.batch, min(options.top, llm.model.vocab_size)
+    target = llm.model.model
+    settings = {
+        "model": options.model,
+        "model_fingerprint": model_identity(target)[0],
+        "tokenizer": fingerprint_of(llm.tokenizer),
+        "vocab_size": llm.model.vocab_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "drafter": llm.drafter.name if options.drafter is None else options.drafter,
+        "sampling": flat(params),
+        "prompts": digest_of({"questions": list(map(_identity, questions))}),
+        **({"top": top} if top else {}),
+    }
+    columns = (
+        TextColumn("recording"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("answers"),
+        TimeRemainingColumn(),
+    )
+    tokens = 0
+    with writing(path, settings, len(questions), batch) as file, _keeping(llm, top) as keeper:
+        begin, first = time.perf_counter(), file.done
+        with progress_bar(*columns, shown=progress) as bar:
+            task = bar.add_task("", total=len(questions), completed=first)
+            for start in range(first, len(questions), batch):
+                group = questions[start : start + batch]
+                prompt_ids = [question.prompt_ids for question in group]
+                completions = answer(llm, prompt_ids, params, start)
+                answers = [_recorded(*pair) for pair in zip(group, completions, strict=True)]
+                file.write(answers, () if keeper is None else keeper.taken())
+                tokens += sum(len(completion.token_ids) for completion in completions)
+                bar.update(task, completed=file.done)
+        cut = sum(question.cut for question in questions)
+        seconds = time.perf_counter() - begin
+        return Recorded(len(questions), len(questions) - first, tokens, seconds, cut)
+
+
+@contextmanager
+def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
+    """Record the target's top tokens while open; yield None if `top` is 0."""
+    if not top:
+        yield None
+        return
+    inner = llm.drafter
+    keeper = KeepsTop(inner, top)
+    llm.change_drafter(keeper)
+    try:
+        yield keeper
+    finally:
+        llm.change_drafter(inner)
+
+
+def answer(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int
+) -> list[Completion]:
+    """Answer a recording's prompts from number `first`; prompt n uses seed + n."""
+    numbers = range(first, first + len(prompts))
+    return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
+
+
+def encode_prompts(
+    prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None
+) -> list[RecordingPrompt]:
+    """Return prompts as token ids; truncate over-long prompts in the middle.
+
+    Args:
+        max_new_tokens: Number of tokens for which to leave room after each prompt.
+        context: Maximum number of tokens in the prompt and answer together. Default: the model's
+            context length.
+    Raises:
+        CapacityError: The context leaves hardly any room for prompts.
+        ConfigError: The model has no tokenizer, or a prompt has no tokens.
+    """
+    if llm.tokenizer is None:
+        raise ConfigError(
+            "record: the model has no tokenizer, but the prompts are text. Pass tokenizer=... to"
+            " LLM."
+        )
+    require_range("record", "max_new_tokens", max_new_tokens, 1)
+    context = llm.max_length if context is None else context
+    room = context - max_new_tokens
+    if room < MIN_PROMPT_TOKENS:
+        raise CapacityError(
+            f"max_new_tokens: got {max_new_tokens} with a context of {context} tokens, which leaves"
+            f" {room} for prompts; expected at least {MIN_PROMPT_TOKENS}. Reduce max_new_tokens."
+        )
+    encoded = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
+    return [
+        RecordingPrompt(prompt.id, prompt.category, shortened(ids, room), len(ids) > room)
+        for prompt, ids in encoded
+    ]
+
+
+def _identity(question: RecordingPrompt) -> dict[str, Any]:
+    return {"id": question.id, "category": question.category, "prompt_ids": question.prompt_ids}
+
+
+def _recorded(question: RecordingPrompt, completion: Completion) -> RecordedAnswer:
+    return RecordedAnswer(
+        question.id,
+        question.category,
+        question.prompt_ids,
+        completion.token_ids,
+        completion.finish_reason,
+    )

@@ -1,0 +1,109 @@
+"""Read recorded answers as token ids, from recordings or other JSON Lines files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.drafter import TopTokens
+from paceline.datastore.inputs import check_recorded, parse_record
+from paceline.errors import ConfigError
+from paceline.recorded_answers.reading import read_answers, read_settings, read_tops
+from paceline.util.text_files import read_text
+
+
+def read_traces(
+    path: str | Path, tokenizer: Any = None, limit: int | None = None
+) -> list[tuple[list[int], list[int]]]:
+    """Return (prompt ids, output ids) of each record of a file.
+
+    Args:
+        path: File written by `paceline record`, or JSON Lines with `prompt` and `output`, each as
+            text or token ids.
+        tokenizer: Transformers tokenizer, or a callable with the same interface; None if all
+            records are ids. For a file written by `paceline record`, the fingerprint is enough.
+        limit: Maximum number of records. Default: no limit.
+    Raises:
+        ConfigError: The file cannot be read, or a line lacks these fields. There is text but no
+            tokenizer. A recording is damaged, unfinished or made with a different tokenizer.
+    """
+    if check_recorded(path, tokenizer):
+        return [(answer.prompt_ids, answer.output_ids) for answer in read_answers(path, limit)]
+    try:
+        lines = read_text(path).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"traces {str(path)!r}: the file cannot be read: {error}. Check its name."
+        ) from error
+    traces: list[tuple[list[int], list[int]]] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and (limit is None or len(traces) < limit):
+            where = f"{path}, line {number}"
+            record = _record(where, line)
+            traces.append(
+                (_ids(where, record["prompt"], tokenizer), _ids(where, record["output"], tokenizer))
+            )
+    if not traces:
+        raise ConfigError(
+            f"traces {str(path)!r}: got no record; expected lines with prompt and output. Check"
+            " its name."
+        )
+    return traces
+
+
+def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | None:
+    """Return the target's recorded top tokens at every position of each answer.
+
+    Returns:
+        None if no top tokens were recorded.
+    Raises:
+        ConfigError: The file with the top tokens is missing, damaged or belongs to other answers.
+    """
+    tops = read_tops(path, limit)
+    if tops is None:
+        return None
+    return [TopTokens(rows.token_ids, np.exp(rows.log_probs)) for rows in tops]
+
+
+def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
+    """Return the tokenizer fingerprint that `paceline record` files share.
+
+    Returns:
+        None if another kind of file is among them.
+    Raises:
+        ConfigError: Two of the files have different tokenizers.
+    """
+    known = None
+    for path in paths:
+        settings = read_settings(path)
+        if settings is None:
+            return None
+        check_recorded(path, known)
+        known = settings["tokenizer"]
+    return known
+
+
+def _record(where: str, line: str) -> dict[str, Any]:
+    record = parse_record(where, line)
+    if not isinstance(record, dict) or not {"prompt", "output"} <= set(record):
+        raise ConfigError(
+            f"{where}: got another record; expected one with prompt and output (text or ids)."
+            " Rename its fields."
+        )
+    return record
+
+
+def _ids(where: str, value: Any, tokenizer: Any) -> list[int]:
+    if isinstance(value, list) and all(type(token) is int and token >= 0 for token in value):
+        return value
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{where}: got {type(value).__name__}; expected prompt and output as text or a list of"
+            " token ids."
+        )
+    if tokenizer is None:
+        raise ConfigError(f"{where}: got text, but no tokenizer to encode it. Give --tokenizer.")
+    return list(tokenizer(value, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,1 @@
+"""Common parts of reports: documents, tables, drawings and prompts."""

@@ -1,0 +1,210 @@
+"""Draw the common parts of plots: pages, titles, colours, bars and lines."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.report.report_settings import BAR_SHARE, LEGEND_DEPTH
+from paceline.report.tables import Table
+from paceline.util.files import write_atomically
+
+# The palette of Okabe and Ito is distinguishable with every common colour blindness.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+OURS, THEIRS, INK = COLOURS[0], "#B0B0B0", "#222222"
+
+
+def page(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure; sizes are in inches.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            "picture: matplotlib is not installed. Run: pip install 'paceline[bench]'."
+        ) from error
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(
+    figure: Any, path: str | Path, setting: Sequence[str], columns: int, size: float = 9
+) -> None:
+    """Write the setting above the figure, and the figure as a PNG file.
+
+    Args:
+        figure: A matplotlib figure.
+        path: The file.
+        setting: Phrases about the run. Lines break between phrases only.
+        columns: Maximum characters of a line.
+        size: Font size.
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    text = "; ".join(phrase.replace(" ", "\N{NO-BREAK SPACE}") for phrase in setting)
+    lines = textwrap.wrap(text, columns, break_long_words=False)
+    figure.suptitle("\n".join(lines), fontsize=size, color=INK, x=0.01, ha="left")
+    picture = io.BytesIO()
+    figure.canvas.print_png(picture)  # savefig would draw everything twice
+    write_atomically(path, picture.getvalue())
+
+
+def label(axes: Any, title: str, x_label: str, y_label: str, grid: str, legend: int = 0) -> None:
+    """Write title and axis labels in the common style.
+
+    Args:
+        axes: matplotlib axes.
+        title: Title.
+        x_label, y_label: Axis labels.
+        grid: "x", "y" or "both".
+        legend: Columns of a legend below the axes; 0 draws none.
+    """
+    axes.set_title(title, fontsize=10, color=INK, loc="left")
+    axes.set_xlabel(x_label, fontsize=9, color=INK)
+    axes.set_ylabel(y_label, fontsize=9, color=INK)
+    axes.tick_params(labelsize=9, colors=INK, length=0)
+    axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if legend:
+        _legend_below(axes, legend)
+
+
+def bars(
+    axes: Any,
+    names: Sequence[str],
+    series: Sequence[tuple[str, str, Sequence[float | None]]],
+    reference: float | None = None,
+) -> None:
+    """Draw groups of horizontal bars, one group per name, with a legend below.
+
+    Args:
+        axes: matplotlib axes.
+        names: Names of the groups.
+        series: Label, colour and one value per name; None is shown as "-".
+        reference: Position of a dotted line; None draws none.
+    """
+    height = BAR_SHARE / len(series)
+    for number, (title, colour, values) in enumerate(series):
+        positions = [
+            position + height * (number - (len(series) - 1) / 2) for position in range(len(names))
+        ]
+        axes.barh(
+            positions, [value or 0.0 for value in values], color=colour, height=height, label=title
+        )
+        for position, value in zip(positions, values, strict=True):
+            text = "-" if value is None else f"{value:.2f}"
+            axes.annotate(
+                text,
+                (value or 0.0, position),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=INK,
+            )
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    if reference is not None:
+        axes.axvline(reference, color=INK, linewidth=0.8, linestyle=":", zorder=0.5)
+    longest = max(
+        [reference or 0.0, *(value or 0.0 for _, _, values in series for value in values)]
+    )
+    axes.set_xlim(0, 1.12 * longest or 1.0)
+    _legend_below(axes, len(series))
+
+
+def compared(axes: Any, table: Table, measured: str, published: str, setting: str) -> None:
+    """Draw two columns of a table as bars: measured ratios and the paper's.
+
+    Args:
+        axes: matplotlib axes.
+        table: The table.
+        measured: Heading of the column with our ratios.
+        published: Heading of the column with the paper's ratios.
+        setting: Setting of the paper's ratios.
+    """
+    series = [
+        ("here", OURS, table.column(measured)),
+        (f"the paper ({setting})", THEIRS, table.column(published)),
+    ]
+    bars(axes, table.column(0), series, 1.0)
+
+
+def line(
+    axes: Any,
+    positions: Sequence[float],
+    values: Sequence[float | None],
+    name: str,
+    color: str,
+    marker: str = "",
+    style: str = "-",
+) -> None:
+    """Draw a line with markers through the known values; None is not known."""
+    known = [
+        (position, value)
+        for position, value in zip(positions, values, strict=True)
+        if value is not None
+    ]
+    if known:
+        axes.plot(
+            *zip(*known, strict=True),
+            linestyle=style,
+            color=color,
+            marker=marker or None,
+            markersize=6,
+            markeredgecolor="white",
+            linewidth=1.4,
+            label=name,
+        )
+
+
+def reference_line(axes: Any) -> None:
+    """Draw a dotted line at 1, the ratio of plain decoding."""
+    axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=":", zorder=0.5)
+
+
+def marked_line(axes: Any, position: float, text: str) -> None:
+    """Draw a vertical line with a text at its top."""
+    axes.axvline(position, color=THEIRS, linewidth=1)
+    axes.annotate(
+        text,
+        (position, 0.98),
+        (3, 0),
+        xycoords=("data", "axes fraction"),
+        va="top",
+        textcoords="offset points",
+        fontsize=8,
+        color=INK,
+    )
+
+
+def _legend_below(axes: Any, columns: int) -> None:
+    """Draw a legend under the axis label; draw none if nothing has a label."""
+    if not axes.get_legend_handles_labels()[0]:
+        return
+    from matplotlib.transforms import ScaledTranslation  # a caller with axes has matplotlib
+
+    below = axes.transAxes + ScaledTranslation(
+        0, LEGEND_DEPTH, axes.get_figure(root=True).dpi_scale_trans
+    )
+    axes.legend(
+        frameon=False,
+        fontsize=8,
+        loc="upper center",
+        bbox_to_anchor=(0.4, 0.0),
+        bbox_transform=below,
+        ncols=columns,
+        labelcolor=INK,
+    )

@@ -1,0 +1,143 @@
+"""Find the scores that options of requests change, as arrays for the device.
+
+A place is an index into scores [rows, vocab], row by row. Every request has one row for its root
+and one for each node of its tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree, IntArray, node_depths, tree_shape
+from paceline.sampling.settings import MAX_DIVISOR, MIN_DIVISOR
+
+_NO_PLACES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+
+
+class Places(NamedTuple):
+    """Hold what options change.
+
+    Attributes:
+        owner: [rows] request of each row; empty if no token is counted.
+        penalties: float32 [3, rows] repetition, frequency and presence penalty of each row; empty
+            if no token is counted.
+        paths: Places of the tokens on the path to each row's node, in the order of the rows.
+        biased: Places with a bias.
+        biases: float32, the bias at each of them.
+        banned: Places of forbidden tokens.
+    """
+
+    owner: IntArray
+    penalties: NDArray[np.float32]
+    paths: IntArray
+    biased: IntArray
+    biases: NDArray[np.float32]
+    banned: IntArray
+
+
+def clamp_divisor(value: float) -> float:
+    """Return `value` within bounds that float32 logits can be divided by."""
+    return min(max(value, MIN_DIVISOR), MAX_DIVISOR)
+
+
+def find_places(requests: Sequence[Request], trees: Sequence[DraftTree], vocab: int) -> Places:
+    """Return what the options of requests change.
+
+    Args:
+        requests: Requests of a step.
+        trees: Their draft trees.
+        vocab: Number of tokens.
+    """
+    sizes = [1 + len(tree) for tree in trees]
+    starts = accumulate((size * vocab for size in sizes), initial=0)
+    found: tuple[list[IntArray], ...] = [], [], []  # paths, biased, banned
+    biases: list[float] = []
+    for start, size, request, tree in zip(starts, sizes, requests, trees, strict=False):
+        bias = request.params.logit_bias
+        if tree.token_ids and counts_tokens(request):
+            found[0].append(start + _on_path(tree, vocab))
+        if bias:
+            found[1].append(start + _cross(range(size), list(bias), vocab))
+            biases += [*bias.values()] * size
+        if bans_tokens(request):
+            found[2].append(start + _banned(request, tree, vocab))
+    owner, penalties = _NO_PLACES, _NO_NUMBERS
+    if any(map(counts_tokens, requests)):
+        owner = np.repeat(np.arange(len(requests), dtype=np.int64), sizes)
+        penalties = np.array(list(map(_penalties, requests)), dtype=np.float32)[owner].T.copy()
+    paths, biased, banned = (np.concatenate(places) if places else _NO_PLACES for places in found)
+    return Places(owner, penalties, paths, biased, np.array(biases, dtype=np.float32), banned)
+
+
+def _penalties(request: Request) -> tuple[float, float, float]:
+    params = request.params
+    return (
+        clamp_divisor(params.repetition_penalty),
+        params.frequency_penalty,
+        params.presence_penalty,
+    )
+
+
+def bans_tokens(request: Request) -> bool:
+    """Return whether tokens may be forbidden at the next position."""
+    return bool(request.params.bad_words) or _missing(request) > 0
+
+
+def counts_tokens(request: Request) -> bool:
+    """Return whether penalties depend on how often tokens occur in the text."""
+    params = request.params
+    return bool(
+        params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    )
+
+
+def _on_path(tree: DraftTree, vocab: int) -> IntArray:
+    nodes, ancestors = tree_shape(tuple(tree.parents))[1].nonzero()
+    places: IntArray = (nodes + 1) * vocab + np.array(tree.token_ids, dtype=np.int64)[ancestors]
+    return places
+
+
+def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:
+    """Return the places of tokens that complete a bad word, or end the text too early."""
+    output = request.output_ids if request.params.bad_words else []
+    found = []
+    for word in request.params.bad_words:
+        *before, last = map(int, word)
+        rows: Sequence[int] = range(1 + len(tree))
+        if before:
+            rows = [row for row in rows if _ends_with(output, tree, row - 1, before)]
+        found.append(_cross(rows, [last], vocab))
+    missing = _missing(request)
+    if missing > 0:
+        depths = (0, *node_depths(tree.parents).tolist())
+        early = [row for row, depth in enumerate(depths) if depth < missing]
+        ends = [token for token in request.eos_token_ids if token < vocab]
+        found.append(_cross(early, ends, vocab))
+    return np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+
+def _missing(request: Request) -> int:
+    """Return the number of tokens before the first that may end the text."""
+    return request.params.min_tokens - (len(request) - request.prompt_length)
+
+
+def _cross(rows: Sequence[int], tokens: Any, vocab: int) -> IntArray:
+    """Return the places of all given tokens in all given rows."""
+    rows_array = np.array(rows, dtype=np.int64)
+    return (rows_array[:, None] * vocab + np.array(tokens, dtype=np.int64)).reshape(-1)
+
+
+def _ends_with(output: list[int], tree: DraftTree, node: int, tokens: list[int]) -> bool:
+    """Return whether the answer with the path to `node` ends with `tokens`."""
+    left = len(tokens)
+    while left and node >= 0:
+        if tree.token_ids[node] != tokens[left - 1]:
+            return False
+        left, node = left - 1, tree.parents[node]
+    return left == 0 or output[-left:] == tokens[:left]

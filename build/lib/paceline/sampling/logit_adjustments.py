@@ -1,0 +1,83 @@
+"""Adjust logits for biases, penalties, bad words and minimum length.
+
+The order is vLLM's, and transformers' for the options that it has: logit_bias, repetition penalty,
+frequency and presence penalty, bad_words, min_tokens. The prefix of a node is the request's text
+and the path to the node, so drafts change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.sampling.adjustment_places import bans_tokens, counts_tokens, find_places
+from paceline.sampling.penalties import penalise
+from paceline.sampling.token_counts import count_changes, counts_of
+from paceline.util.device_copies import upload
+
+
+def adjust_scores(
+    scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
+) -> Tensor:
+    """Return the scores with the adjustments of every request.
+
+    Args:
+        scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 follows the root, row 1 + i follows
+            node i.
+        requests: Requests of the batch.
+        trees: Draft trees that were verified with them.
+    Returns:
+        Adjusted scores with forbidden tokens at -inf; the same tensor if no request adjusts scores.
+    """
+    rows = [row for row, request in enumerate(requests) if request.params.adjusts]
+    if not rows:
+        return scores
+    batch, width, vocab = scores.shape
+    own, own_trees = [requests[row] for row in rows], [trees[row] for row in rows]
+    which = [row * width + node for row in rows for node in range(1 + len(trees[row]))]
+    places = find_places(own, own_trees, vocab)
+    changes = count_changes(own, vocab) if any(map(counts_tokens, own)) else ()
+    row_index, owner, penalties, paths, biased, biases, banned, *changed = upload(
+        scores.device, which, *places, *changes
+    )
+    flat, is_all = scores.reshape(-1, vocab), len(which) == batch * width
+    adjusted = flat.clone() if is_all else flat[row_index]
+    if len(places.biased):
+        adjusted.view(-1).index_add_(0, biased, biases)
+    if changes:
+        counts = counts_of(own, changed, vocab)
+        penalise(adjusted, counts, places, (owner, penalties, paths), own)
+    if any(map(bans_tokens, own)):
+        _ban(adjusted, banned)
+    return (adjusted if is_all else flat.index_copy(0, row_index, adjusted)).view_as(scores)
+
+
+def _ban(scores: Tensor, banned: Tensor) -> None:
+    """Set scores [rows, vocab] at the banned places to -inf, in place."""
+    had_tokens = (scores > -torch.inf).any(-1, keepdim=True)
+    scores.view(-1).index_fill_(0, banned, -torch.inf)
+    # If all tokens are forbidden, keep a distribution; `contains_forbidden_token` reports it.
+    scores.masked_fill_(had_tokens & ~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
+
+
+def contains_forbidden_token(request: Request, run: list[int]) -> bool:
+    """Return whether new tokens include a forbidden one, as all tokens were forbidden.
+
+    Args:
+        request: Request that emits the tokens.
+        run: New tokens, not yet appended.
+    """
+    start = len(request) - request.prompt_length
+    if not request.eos_token_ids.isdisjoint(run[: max(0, request.params.min_tokens - start)]):
+        return True
+    output = request.output_ids + run if request.params.bad_words else []
+    ends = range(start + 1, len(output) + 1)
+    return any(
+        tuple(output[max(0, end - len(word)) : end]) == word
+        for word in request.params.bad_words
+        for end in ends
+    )

@@ -1,0 +1,66 @@
+"""Penalise tokens by how often they occur in a request's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.sampling.adjustment_places import Places
+from paceline.sampling.settings import CPU_PART_SCORES
+from paceline.sampling.token_counts import ANSWER, TEXT
+
+
+def penalise(
+    scores: Tensor,
+    counts: Tensor,
+    places: Places,
+    on_device: Sequence[Tensor],
+    requests: Sequence[Request],
+) -> None:
+    """Apply repetition, frequency and presence penalties in place.
+
+    Args:
+        scores: Scores [rows, vocab].
+        counts: Counts of the requests' tokens, from `counts_of`.
+        places: Places of the scores' rows.
+        on_device: Owner, penalties and paths of `places` on the device.
+        requests: The requests.
+    """
+    owner, penalties, paths = on_device
+    vocab, num_rows = scores.shape[1], len(scores)
+    # Parts that stay in a processor's cache.
+    step = max(1, CPU_PART_SCORES // vocab) if scores.device.type == "cpu" else num_rows
+    firsts = [*range(0, num_rows, step), num_rows]
+    ends = np.searchsorted(places.paths // vocab, firsts).tolist()
+    repeats = any(request.params.repetition_penalty != 1.0 for request in requests)
+    counts_answer = any(
+        request.params.frequency_penalty or request.params.presence_penalty for request in requests
+    )
+
+    def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
+        """Return how often each token occurs before each row's node."""
+        if not len(places.paths) and num_rows == len(requests):
+            return counts[rows, kind]
+        at_nodes = counts[:, kind][owner[rows]]
+        ones = torch.ones_like(own_paths, dtype=at_nodes.dtype)
+        at_nodes.view(-1).index_add_(0, own_paths, ones)
+        return at_nodes
+
+    for (first, last), (start, stop) in zip(pairwise(firsts), pairwise(ends), strict=True):
+        rows, own_paths = slice(first, last), paths[start:stop]
+        own_paths = own_paths - first * vocab if first else own_paths
+        part = scores[rows]
+        repetition, frequency, presence = penalties[:, rows, None]
+        if repeats:
+            seen = counts_at(TEXT, rows, own_paths) > 0
+            penalised = torch.where(part < 0, part * repetition, part / repetition)
+            torch.where(seen, penalised, part, out=part)
+        if counts_answer:
+            answer = counts_at(ANSWER, rows, own_paths)
+            part -= frequency * answer
+            part -= presence * (answer > 0)

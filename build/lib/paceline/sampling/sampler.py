@@ -1,0 +1,252 @@
+"""Compute the target distribution from logits, and sample from it.
+
+`target_scores` applies, in transformers' order: adjustments by earlier tokens
+(`logit_adjustments`), temperature, top_k, top_p, min_p. Tokens are drawn with the Gumbel-max trick:
+`argmax(log target_probs + noise)`. An integer hash of (request seed, position in the answer,
+stream) keys the noise. So one call draws all rows of all requests, alike on any device, and a token
+does not depend on the tree, the drafter or the batch. Gumbel noise is -log of exponential noise E,
+so the draw is computed as `argmax(target_probs / E)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.backend.resolve import argmax_tokens
+from paceline.core.not_numbers import marked_argmax
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree, node_depths
+from paceline.sampling.logit_adjustments import adjust_scores
+from paceline.sampling.warping import try_warp, warp_scores
+from paceline.util.device_copies import Arrays, fetch, upload
+
+# Streams keep draws at the same position independent of each other.
+TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
+
+_MASK64 = (1 << 64) - 1
+_MASK32 = (1 << 32) - 1
+
+
+def target_scores(
+    logits: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
+) -> Tensor:
+    """Return scores whose softmax is the target distribution at every node.
+
+    Args:
+        logits: Logits [batch, 1 + width, vocab]. Row 0 follows the root, row 1 + i follows node i;
+            rows beyond a tree are padding.
+        requests: Requests of the batch.
+        trees: Draft trees that were verified with them.
+    Returns:
+        Scores, float32 [batch, 1 + width, vocab], with excluded tokens at -inf. Scores of greedy
+        requests are adjusted, but not warped.
+    """
+    return warp_scores(
+        adjust_scores(logits.float(), requests, trees), [request.params for request in requests]
+    )
+
+
+def is_greedy(requests: Sequence[Request]) -> bool:
+    """Return whether every request takes the most likely token of unchanged logits."""
+    return all(request.params.greedy and not request.params.adjusts for request in requests)
+
+
+class Drawn(NamedTuple):
+    """Hold drawn tokens, and what was copied from the device along with them.
+
+    Attributes:
+        scores: Scores [batch, 1 + width, vocab] from `target_scores`.
+        tokens: Token ids, batch lists of 1 + width; entries beyond a tree mean nothing. NO_TOKEN
+            stands for scores that are not numbers.
+        others: Copied tensors of the caller.
+    """
+
+    scores: Tensor
+    tokens: list[list[int]]
+    others: Arrays
+
+
+def draw_tokens(
+    logits: Tensor,
+    requests: Sequence[Request],
+    trees: Sequence[DraftTree],
+    stream: int = TARGET,
+    others: Callable[[Tensor, Tensor], Sequence[Tensor]] = lambda scores, tokens: (),
+) -> Drawn:
+    """Sample the token after the root and after every node; wait for the device once.
+
+    It waits again only if truncation had sorted too few tokens.
+
+    Args:
+        logits: As in `target_scores`.
+        requests: Requests of the batch.
+        trees: Draft trees of the requests.
+        stream: Stream of the noise.
+        others: Function that returns other tensors to copy from the device, given the scores and
+            the tokens.
+    """
+    adjusted = adjust_scores(logits.float(), requests, trees)
+    params = [request.params for request in requests]
+    warped = try_warp(adjusted, params)
+    while True:
+        tokens = draw(warped.scores, requests, trees, stream)
+        flag = () if warped.is_short is None else (warped.is_short,)
+        drawn, *copied = fetch(tokens, *others(warped.scores, tokens), *flag)
+        if not flag or not copied.pop():
+            return Drawn(warped.scores, drawn.tolist(), copied)
+        warped = try_warp(adjusted, params, warped.num_sorted)
+
+
+def draw(
+    scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], stream: int = TARGET
+) -> Tensor:
+    """Sample the token after the root and after every node, in one vectorised call.
+
+    Args:
+        scores: Scores [batch, 1 + width, vocab] from `target_scores`.
+        requests: Requests of the batch.
+        trees: Draft trees of the requests.
+        stream: Stream of the noise.
+    Returns:
+        Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree mean
+        nothing. NO_TOKEN stands for scores that are not numbers.
+    """
+    sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
+    if not sampled:
+        return argmax_tokens(scores)
+    keys: list[tuple[int, int]] = []  # one row of noise per distinct (request, position)
+    index = np.zeros((len(sampled), scores.shape[1]), dtype=np.int64)
+    for sample, row in enumerate(sampled):
+        request, tree = requests[row], trees[row]
+        first, start = len(keys), len(request) - request.prompt_length
+        depth = node_depths(tree.parents)
+        deepest = int(depth.max()) if len(tree) else 0
+        keys.extend(
+            noise_key(request.params.seed, start + offset, stream) for offset in range(deepest + 1)
+        )
+        index[sample] = first
+        index[sample, 1 : 1 + len(tree)] += depth
+    rows, which, words = upload(scores.device, sampled, index, words_of(keys))
+    noise = noise_from(words, scores.shape[-1])[which]
+    if len(sampled) == len(requests):
+        return marked_argmax(scores.softmax(-1).div_(noise))
+    drawn = marked_argmax(scores[rows].softmax(-1).div_(noise))
+    return argmax_tokens(scores).index_copy(0, rows, drawn)
+
+
+class LazyDraws:
+    """Tokens after the root and every node of a tree, each drawn on access.
+
+    The tokens are those of `draw`. Verification reads only the tokens that it emits, so the others
+    need not be drawn.
+
+    Args:
+        logits: Logits [1 + width, vocab] of a request that only warps them.
+        request: Request that the tokens are for.
+        tree: Draft tree of the request.
+    """
+
+    def __init__(self, logits: Tensor, request: Request, tree: DraftTree) -> None:
+        self._logits, self._params = logits, request.params
+        self._depths = (0, *node_depths(tree.parents).tolist())
+        self._start = len(request) - request.prompt_length
+
+    def __getitem__(self, row: int) -> int:
+        """Draw the token after the root (row 0) or after node `row` - 1."""
+        weights = warp_scores(self._logits[None, row : row + 1].float(), [self._params])[
+            0, 0
+        ].softmax(-1)
+        return draw_one(weights, self._params.seed, self._start + self._depths[row], TARGET)
+
+
+def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
+    """Sample a token with probability proportional to `weights`.
+
+    Args:
+        weights: Weights [vocab].
+        seed: Seed of the request.
+        position: Position of the token in the answer, from 0.
+        stream: Stream of the noise.
+    Returns:
+        The token id; NO_TOKEN if the weights are not numbers.
+    """
+    return int(draw_row(weights, seed, position, stream))
+
+
+def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
+    """Return the token of `draw_one`, int64 [], on the device."""
+    noise = exponential_noise(
+        [noise_key(seed, position, stream)], weights.shape[-1], weights.device
+    )[0]
+    return marked_argmax(weights / noise)
+
+
+def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
+    """Return two 32-bit words that select one row of noise."""
+    word = _splitmix(_splitmix(seed & _MASK64) ^ (position * 4 + stream))
+    return word >> 32, word & _MASK32
+
+
+def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
+    """Return a uniform number in [0, 1) that depends on the arguments alone."""
+    high, low = noise_key(seed, position, stream)
+    return (_splitmix(((high << 32) | low) ^ (index + 1)) >> 11) * 2.0**-53
+
+
+def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
+    """Return exponential noise, float32 [len(keys), vocab], one row per key.
+
+    Equal keys give equal rows.
+    """
+    return noise_from(upload(device, words_of(keys))[0], vocab)
+
+
+def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """Return keys of noise as the words that `noise_from` reads, [n, 2]."""
+    return np.array(keys, dtype=np.uint32).view(np.int32)
+
+
+def noise_from(words: Tensor, vocab: int) -> Tensor:
+    """Return `exponential_noise` from the words [n, 2] of its keys, on their device."""
+    high, low = words[:, :, None].unbind(1)
+    bits = _mix((_token_words(vocab, words.device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
+    # E = -log(1 - v): small v give the small E that win, and floats are finest there.
+    fraction = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    return fraction.neg_().log1p_().neg_()
+
+
+@lru_cache(maxsize=8)
+def _token_words(vocab: int, device: torch.device) -> Tensor:
+    """Return a fixed random word per token id.
+
+    Without it, rows of different keys would be permutations of each other.
+    """
+    with torch.inference_mode(False):
+        return _mix(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
+
+
+def _mix(words: Tensor) -> Tensor:
+    """Apply a bijective 32-bit hash in place.
+
+    Products wrap around; masks make the shifts logical.
+    """
+    words ^= (words >> 16).bitwise_and_(0xFFFF)
+    words *= 0x21F0AAAD
+    words ^= (words >> 15).bitwise_and_(0x1FFFF)
+    words *= 0x735A2D97
+    words ^= (words >> 15).bitwise_and_(0x1FFFF)
+    return words
+
+
+def _splitmix(word: int) -> int:
+    word = (word + 0x9E3779B97F4A7C15) & _MASK64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return word ^ (word >> 31)

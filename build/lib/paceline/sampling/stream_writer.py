@@ -1,0 +1,142 @@
+"""Write the text of a stream: no part of a stop string, no text that may change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+from paceline.text.stop_strings import DeltaDecoder, StopStrings, TextDelta
+
+
+class TokenMark(NamedTuple):
+    """Token that a part of the text belongs to.
+
+    Attributes:
+        step: Step of the answer, from 1.
+        token_index: Index of the token in that step.
+        origin: Source of the token.
+    """
+
+    step: int
+    token_index: int
+    origin: Origin
+
+
+class StreamWriter:
+    """Turns the tokens of a stream into text.
+
+    Args:
+        tokenizer: Tokenizer of the model; None = the stream has no text.
+        prompt_ids: As in `Detokenizer`.
+        stop: Stop strings of the answer, whose text is cut before them.
+        skip_special_tokens: As in `Detokenizer`.
+    Attributes:
+        step: Number of steps written.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt_ids: Sequence[int],
+        stop: StopStrings | None,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._texts: DeltaDecoder | None = None
+        if tokenizer is not None:
+            self._texts = (
+                DeltaDecoder(tokenizer, prompt_ids, skip_special_tokens, full=False)
+                if stop is None
+                else stop.texts()
+            )
+        self._stop = stop
+        self._held: list[tuple[TextDelta, TokenMark]] = []  # text that may begin a stop string
+        self._returned: list[str] = []
+        self.step = 0
+
+    @property
+    def text(self) -> str:
+        """Text that was returned so far."""
+        return "".join(self._returned)
+
+    def write(
+        self, token_ids: list[int], origins: list[Origin], last: bool
+    ) -> list[tuple[str, TokenMark]]:
+        """Add the tokens of a step; return the text that is final now, with its tokens.
+
+        Args:
+            token_ids: New tokens of the step.
+            origins: Source of each token.
+            last: Whether the answer ends with this step.
+        """
+        self.step += 1
+        if self._texts is None:
+            return []
+        deltas = self._held
+        for index, (token, origin) in enumerate(zip(token_ids, origins, strict=True)):
+            deltas.append((self._texts.push(token), TokenMark(self.step, index, origin)))
+        if last:
+            deltas.append(
+                (
+                    self._texts.rest(),
+                    TokenMark(self.step, max(0, len(token_ids) - 1), Origin.TARGET),
+                )
+            )
+        certain, self._held = self._split_final(deltas, last)
+        written = [(delta.shown, mark) for delta, mark in certain if delta.shown]
+        self._returned += [text for text, _ in written]
+        return written
+
+    def _split_final(
+        self, deltas: list[tuple[TextDelta, TokenMark]], last: bool
+    ) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
+        """Return the text that is final, and the rest."""
+        if self._stop is None:
+            return deltas, []
+        texts = [delta for delta, _ in deltas]
+        return (
+            (_cut(deltas, self._stop.cut(texts)), [])
+            if last
+            else _split(deltas, self._stop.certain(texts))
+        )
+
+
+def token_origins(outcome: Outcome) -> list[Origin]:
+    """Return the source of each new token of a step."""
+    known = outcome.tree.origins
+    drafted = [Origin.DRAFT if known is None else Origin(known[node]) for node in outcome.accepted]
+    new = len(outcome.new_token_ids)
+    return [*drafted[:new], *[Origin.TARGET] * (new - len(drafted))]
+
+
+def _split(
+    deltas: list[tuple[TextDelta, TokenMark]], length: int
+) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
+    """Split text after `length` characters of the full text."""
+    head, tail = [], []
+    for delta, mark in deltas:
+        shown, full = delta
+        if length <= 0:
+            tail.append((delta, mark))
+        elif length >= len(full):
+            head.append((delta, mark))
+        else:
+            num_shown = max(0, length - len(full) + len(shown))
+            head.append((TextDelta(shown[:num_shown], full[:length]), mark))
+            tail.append((TextDelta(shown[num_shown:], full[length:]), mark))
+        length -= len(full)
+    return head, tail
+
+
+def _cut(
+    deltas: list[tuple[TextDelta, TokenMark]], length: int | None
+) -> list[tuple[TextDelta, TokenMark]]:
+    """Return the first `length` characters of the shown text; None = all."""
+    if length is None:
+        return deltas
+    result = []
+    for delta, mark in deltas:
+        result.append((TextDelta(delta.shown[: max(0, length)], ""), mark))
+        length -= len(delta.shown)
+    return result

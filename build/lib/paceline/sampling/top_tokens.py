@@ -1,0 +1,22 @@
+"""Attach the most likely tokens of every row to the logits of a forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.backend.resolve import topk_tokens
+from paceline.core.node_logits import NodeLogits, TopLogits
+from paceline.core.tree import IntArray
+
+
+def find_top_tokens(
+    logits: NodeLogits, count: int, vocabulary_ids: IntArray | None = None
+) -> NodeLogits:
+    """Return the logits with the `count` most likely tokens of each row.
+
+    Args:
+        logits: Logits of a forward pass.
+        count: Number of tokens per row; at least 1.
+        vocabulary_ids: Token id of each column of the logits; None = column i is token i.
+    """
+    return replace(logits, top=TopLogits(*topk_tokens(logits.flat, count), vocabulary_ids))

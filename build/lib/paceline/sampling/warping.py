@@ -1,0 +1,177 @@
+"""Apply temperature, top_k, top_p and min_p to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.sampling.adjustment_places import clamp_divisor
+from paceline.sampling.settings import (
+    DEVICE_SORTED_TOKENS,
+    MIN_PLAIN_TEMPERATURE,
+    SORTED_GROWTH,
+    SORTED_TOKENS,
+)
+from paceline.util.device_copies import upload
+
+
+class Warped(NamedTuple):
+    """Hold warped scores, which may rest on too few sorted tokens.
+
+    Attributes:
+        scores: The scores, with excluded tokens at -inf.
+        num_sorted: Number of most likely tokens that were sorted.
+        is_short: bool [] on the device: whether a nucleus may have more tokens, so that the scores
+            are wrong. None = it has not.
+    """
+
+    scores: Tensor
+    num_sorted: int = 0
+    is_short: Tensor | None = None
+
+
+class _Limits(NamedTuple):
+    """Hold the limits of each request, [batch, 1, 1] each.
+
+    Attributes:
+        top_k: Number of tokens; the whole vocabulary if it is not limited.
+        top_p: Probability of the nucleus.
+        min_p: Probability relative to the most likely token.
+        is_unlimited: Whether all tokens stay.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    is_unlimited: Tensor
+
+
+def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Apply temperature, top_k, top_p and min_p to the scores of each request.
+
+    Args:
+        scores: Scores [batch, rows, vocab].
+        params: Sampling parameters of each request. Scores of greedy requests stay as they are.
+    """
+    warped = try_warp(scores, params)
+    while warped.is_short is not None and bool(warped.is_short):
+        warped = try_warp(scores, params, warped.num_sorted)
+    return warped.scores
+
+
+def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0) -> Warped:
+    """Run `warp_scores` without waiting for a device other than the CPU.
+
+    Args:
+        scores: As in `warp_scores`.
+        params: As in `warp_scores`.
+        too_few: Number of sorted tokens that was too small; 0 = not tried yet.
+    """
+    heated = any(p.temperature not in (0.0, 1.0) for p in params)
+    limited = any(map(_is_limited, params))
+    if all(p.greedy for p in params) or not (heated or limited):
+        return Warped(scores)
+    divisors, is_cold, *rest = _upload(scores, params)
+    if heated:
+        if any((p.temperature or 1.0) < MIN_PLAIN_TEMPERATURE for p in params):
+            # At tiny temperatures the best score becomes 0, so that none overflows.
+            scores = torch.where(is_cold, scores - scores.amax(-1, keepdim=True), scores)
+        scores = scores / divisors
+    if not limited:
+        return Warped(scores)
+    limits = _Limits(*rest)
+    waits, vocab = scores.device.type == "cpu", scores.shape[-1]
+    most = max((_top_k(p, 0) for p in params if _top_k(p, 0) < vocab), default=0)
+    num_sorted = max(SORTED_TOKENS, most) if waits else max(DEVICE_SORTED_TOKENS, most + 1)
+    nucleus = _find_nucleus(scores, limits, SORTED_GROWTH * too_few or num_sorted)
+    while waits and nucleus.is_short is not None and bool(nucleus.is_short):
+        nucleus = _find_nucleus(scores, limits, SORTED_GROWTH * nucleus.best.shape[-1])
+    floor = nucleus.best.gather(-1, nucleus.num_kept - 1)
+    warped = scores.masked_fill((scores < floor) & ~limits.is_unlimited, -torch.inf)
+    return Warped(warped, nucleus.best.shape[-1], None if waits else nucleus.is_short)
+
+
+def _is_limited(params: SamplingParams) -> bool:
+    return not params.greedy and (params.top_k, params.top_p, params.min_p) != (0, 1.0, 0.0)
+
+
+def _top_k(params: SamplingParams, unlimited: int) -> int:
+    """Return top_k of a request; `unlimited` if it has none."""
+    return params.top_k if _is_limited(params) and params.top_k > 0 else unlimited
+
+
+def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
+    """Return divisors, whether they are tiny, and `_Limits`, [batch, 1, 1] each."""
+    vocab = scores.shape[-1]
+    floats = np.array(
+        [
+            (
+                clamp_divisor(p.temperature or 1.0),
+                *((p.top_p, p.min_p) if _is_limited(p) else (1.0, 0.0)),
+            )
+            for p in params
+        ],
+        dtype=np.float32,
+    ).T.copy()
+    is_cold = np.array([(p.temperature or 1.0) < MIN_PLAIN_TEMPERATURE for p in params])
+    top_k = [min(vocab, _top_k(p, vocab)) for p in params]
+    is_unlimited = (floats[1] >= 1.0) & (floats[2] <= 0.0) & (np.array(top_k) >= vocab)
+    columns, *rest = upload(scores.device, floats, is_cold, top_k, is_unlimited)
+    cold, ks, unlimited = (tensor[:, None, None] for tensor in rest)
+    divisors, top_p, min_p = columns[..., None, None]
+    return [divisors, cold, ks, top_p, min_p, unlimited]
+
+
+class _Nucleus(NamedTuple):
+    """Hold the most likely tokens that stay.
+
+    Attributes:
+        best: Highest scores, in order, [batch, rows, sorted tokens].
+        num_kept: Number of them that stay, [batch, rows, 1].
+        is_short: As in `Warped`.
+    """
+
+    best: Tensor
+    num_kept: Tensor
+    is_short: Tensor | None
+
+
+def _find_nucleus(scores: Tensor, limits: _Limits, num_sorted: int) -> _Nucleus:
+    """Return the tokens inside top_k, then top_p, then min_p.
+
+    Tokens with the same score as the last one inside stay, too. The nucleus is nearly always among
+    the few most likely tokens, so only these are sorted.
+
+    Args:
+        scores: Scores [batch, rows, vocab].
+        limits: Limits of each request.
+        num_sorted: Number of tokens to sort.
+    """
+    vocab = scores.shape[-1]
+    num_sorted = min(vocab, num_sorted)
+    best = scores.topk(num_sorted, dim=-1).values
+    rank = torch.arange(num_sorted, device=scores.device)
+    last = (limits.top_k - 1).clamp(max=num_sorted - 1).expand(-1, scores.shape[1], 1)
+    kth = best.gather(-1, last)
+    total = torch.where(
+        limits.top_k < vocab,
+        best.masked_fill(best < kth, -torch.inf).logsumexp(-1, True),
+        scores.logsumexp(-1, True),
+    )
+    probs = (best - total).exp()
+    stays = (
+        (probs.cumsum(-1) - probs < limits.top_p)
+        & (probs >= limits.min_p * probs[..., :1])
+        & (rank < limits.top_k)
+    )
+    stays |= rank == 0
+    num_kept = stays.sum(-1, keepdim=True)
+    is_short = (
+        ((num_kept == num_sorted) & ~limits.is_unlimited).any() if num_sorted < vocab else None
+    )
+    return _Nucleus(best, num_kept, is_short)

@@ -1,0 +1,136 @@
+"""Generate the answers to one HTTP request.
+
+Each answer has a task that reads a stream from the engine and puts chunks into a queue without
+    waiting. A client that reads slowly therefore delays no other request: the answer finishes at
+    full speed and frees its slot. The request's token limit bounds the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import BusyError
+from paceline.llm import LLM, Chunk, Completion
+from paceline.serve.limits import AdmissionLimit
+from paceline.serve.metrics import ServerMetrics
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """Hold the prompt token ids and the sampling parameters of one answer."""
+
+    prompt: list[int]
+    params: SamplingParams
+
+
+class CompletionSet:
+    """Generates the answers to one request; iterating yields their chunks.
+
+    Args:
+        answer_requests: Prompts and parameters of the answers.
+        seconds: Time limit per answer, including the time it waits; None sets no limit.
+        gate: Limit on open answers.
+        meter: Server metrics.
+    Attributes:
+        count: Number of answers.
+        completions: Finished answers by index.
+        error: Message of the error that ended a stream early, if any.
+    Raises:
+        ApiError: Too many answers are open.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        answer_requests: Sequence[AnswerRequest],
+        seconds: float | None,
+        gate: AdmissionLimit,
+        meter: ServerMetrics,
+    ) -> None:
+        gate.enter(len(answer_requests))
+        self._llm, self._seconds, self._gate, self._meter = llm, seconds, gate, meter
+        self._chunks: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
+        self.count = len(answer_requests)
+        self.completions: dict[int, Completion] = {}
+        self.error: str | None = None
+        self._tasks = [
+            asyncio.create_task(self._run(index, entry))
+            for index, entry in enumerate(answer_requests)
+        ]
+        for task in self._tasks:
+            # also if it is cancelled before it starts
+            task.add_done_callback(lambda _: gate.leave())
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
+        """Yield (index, chunk) until all answers end; raise an error that ended an answer."""
+        while len(self.completions) < self.count:
+            event = await self._chunks.get()
+            if isinstance(event, Exception):
+                raise event
+            index, chunk = event
+            if chunk.completion is not None:
+                self.completions[index] = chunk.completion
+            yield index, chunk
+
+    async def finish(self) -> list[Completion]:
+        """Wait for all answers and return their completions in order."""
+        async for _ in self:
+            pass
+        return [self.completions[index] for index in range(self.count)]
+
+    async def aclose(self) -> None:
+        """Cancel the unfinished answers and wait until their slots are free."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, index: int, answer_request: AnswerRequest) -> None:
+        watch = self._meter.watch()
+        try:
+            async with (
+                asyncio.timeout(self._seconds),
+                aclosing(self._llm.astream(answer_request.prompt, answer_request.params)) as chunks,
+            ):
+                async for chunk in chunks:
+                    watch.record(chunk)
+                    self._chunks.put_nowait((index, chunk))
+        except BusyError as error:
+            self._chunks.put_nowait(self._gate.busy_error(str(error)))
+        except Exception as error:
+            self._chunks.put_nowait(error)
+        finally:
+            watch.end()
+
+
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Await `work` while the client is connected.
+
+    The request's body must already have been read.
+
+    Raises:
+        ClientDisconnect: The client disconnected, and `work` was cancelled.
+    """
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

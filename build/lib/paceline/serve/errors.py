@@ -1,0 +1,197 @@
+"""Define the error responses that OpenAI clients expect."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+
+from paceline.errors import CapacityError, ConfigError, PacelineError
+from paceline.serve.protocol_settings import CLIENT_CLOSED
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_FIELD_IN_MESSAGE = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
+# pydantic's names for the alternatives in a union
+_KINDS = {
+    "str",
+    "int",
+    "float",
+    "bool",
+    "none",
+    "dict",
+    "list",
+    "is-instance",
+}
+_log = logging.getLogger("paceline.serve")
+
+
+class ErrorDetail(BaseModel):
+    """Describe an error: message, type, field and code."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """Body of every response with a status of 400 or more."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An error with an HTTP status.
+
+    Args:
+        status: HTTP status.
+        message: Text for the client: what happened and how to fix it.
+        param: Request field that is wrong.
+        code: OpenAI's error code, if clients check for one.
+        headers: Additional HTTP headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = (
+            status,
+            message,
+            param,
+            code,
+            headers,
+        )
+
+    @staticmethod
+    def from_exception(error: BaseException) -> ApiError:
+        """Convert any exception into an error for the client."""
+        match error:
+            case ApiError():
+                return error
+            case CapacityError():
+                return ApiError(400, str(error), code="context_length_exceeded")
+            case ConfigError():
+                match = _FIELD_IN_MESSAGE.match(str(error))
+                return ApiError(400, str(error), match[1] if match else None)
+            case TimeoutError():
+                return ApiError(
+                    504,
+                    "The answer exceeded the time limit. Request fewer tokens, or raise --timeout.",
+                )
+            case MemoryError():
+                return ApiError(
+                    503, "The server has too little memory for this request. Try again later."
+                )
+            case PacelineError():
+                _log.error("request ended by %s: %s", type(error).__name__, error)
+                return ApiError(500, str(error))
+        _log.error("request ended by %s", type(error).__name__, exc_info=error)
+        return ApiError(
+            500, f"Internal server error: {type(error).__name__}. The server's log has the details."
+        )
+
+    @property
+    def body(self) -> ErrorBody:
+        """Return the JSON body; invalid surrogates in the message are escaped."""
+        kind = _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        message = self.message.encode("utf-8", "backslashreplace").decode()
+        return ErrorBody(
+            error=ErrorDetail(message=message, type=kind, param=self.param, code=self.code)
+        )
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        headers = None if self.headers is None else dict(self.headers)
+        return JSONResponse(self.body.model_dump(), self.status, headers)
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Make an application report every error in this format."""
+
+    def respond_with(request: Request, error: ApiError) -> Response:
+        request.state.error = error.message  # for the log
+        return error.response()
+
+    async def package_error(request: Request, error: Exception) -> Response:
+        return respond_with(request, ApiError.from_exception(error))
+
+    async def framework_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = (
+            f"{request.method} {request.url.path}: got {error.detail!r}; expected a request as in"
+            " the server's /openapi.json."
+        )
+        return respond_with(request, ApiError(error.status_code, message, headers=error.headers))
+
+    async def validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return respond_with(request, _refusal(error.errors()))
+
+    async def disconnected(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    for kind in (ApiError, PacelineError, TimeoutError, MemoryError, Exception):
+        app.add_exception_handler(kind, package_error)
+    app.add_exception_handler(HTTPException, framework_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(ClientDisconnect, disconnected)
+
+
+def _refusal(errors: Any) -> ApiError:
+    """Describe the first invalid field and all values that it accepts."""
+    first_error = errors[0]
+    field = first_error["loc"][1:2]
+    if first_error["type"] == "json_invalid":
+        return ApiError(
+            400,
+            f"body: invalid JSON at character {first_error['loc'][-1]}:"
+            f" {first_error['ctx']['error']}. Send a JSON object.",
+        )
+    name = ".".join(str(part) for part in first_error["loc"][1:] if _is_field(part)) or "body"
+    param = str(field[0]) if field else None
+    if first_error["type"] == "missing":
+        return ApiError(400, f"{name}: the field is missing. Add it.", param)
+    alternatives = dict.fromkeys(_expected(error) for error in errors if error["loc"][1:2] == field)
+    shown = repr(first_error["input"])
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+    return ApiError(
+        400, f"{name}: got {shown}; expected {' or '.join(list(alternatives)[:4])}.", param
+    )
+
+
+def _is_field(part: Any) -> bool:
+    """Return whether one part of a path is a field or an index.
+
+    Other parts are pydantic's names for the alternatives in a union.
+    """
+    return isinstance(part, int) or (part.isidentifier() and part.islower() and part not in _KINDS)
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    message = str(error["msg"])
+    for opening in ("Input should be ", "Value error, "):
+        message = message.removeprefix(opening)
+    return message

@@ -1,0 +1,103 @@
+"""Limit request sizes and the number of open answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.serve.errors import ApiError
+from paceline.serve.settings import RetrySettings
+
+_RETRY = RetrySettings()
+
+
+class BodyLimitMiddleware:
+    """Middleware that rejects requests whose body exceeds a given size.
+
+    Args:
+        app: Application to wrap.
+        max_bytes: Maximum size of a body, in bytes.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward the request, or respond with status 413."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            await self._too_large(declared).response()(scope, receive, send)
+            return
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:
+                raise HTTPException(413, f"more than {self._max_bytes} bytes")
+            return message
+
+        await self.app(scope, counted, send)
+
+    def _too_large(self, size: str) -> ApiError:
+        return ApiError(
+            413, f"body: got {size} bytes; expected at most {self._max_bytes}. Shorten the request."
+        )
+
+
+class AdmissionLimit:
+    """Limits the number of open answers and estimates when an answer will finish.
+
+    Args:
+        max_open: Maximum number of open answers.
+    Attributes:
+        open: Number of open answers.
+    """
+
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        self._ended: deque[float] = deque(maxlen=_RETRY.num_recent)
+        self.open = 0
+
+    def enter(self, count: int) -> None:
+        """Admit either all answers to a request or none.
+
+        Raises:
+            ApiError: Too many answers are open. The status is 429, with Retry-After in seconds.
+        """
+        excess = self.open + count - self._max_open
+        if excess > 0:
+            raise self.busy_error(
+                f"The server is busy: {self.open} answers are open, at most {self._max_open} may"
+                " be.",
+                excess,
+            )
+        self.open += count
+
+    def busy_error(self, reason: str, count: int = 1) -> ApiError:
+        """Return the error for a request that may succeed after `count` answers."""
+        seconds = self.seconds_until(count)
+        return ApiError(
+            429, f"{reason} Try again in {seconds} seconds.", headers={"Retry-After": str(seconds)}
+        )
+
+    def leave(self) -> None:
+        """Count an answer as finished, regardless of how it ended."""
+        self.open -= 1
+        self._ended.append(time.monotonic())
+
+    def seconds_until(self, count: int) -> int:
+        """Estimate the seconds until `count` answers finish, from the recent rate."""
+        if len(self._ended) < 2:
+            return 1
+        seconds_per_answer = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)
+        return min(max(1, math.ceil(count * seconds_per_answer)), _RETRY.max_seconds)

@@ -1,0 +1,176 @@
+"""Format log-probabilities as in OpenAI's completions and chats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from paceline.serve.protocol_settings import MIN_LOGPROB
+from paceline.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from paceline.text.detokenizer import Detokenizer, TokenText
+from paceline.text.token_bytes import context_token_ids
+
+TokenLogprobs = Sequence[Mapping[int, float]]
+
+
+class Scored(NamedTuple):
+    """Pair a token with its log-probability."""
+
+    token: TokenText
+    value: float
+
+
+class Position(NamedTuple):
+    """Hold the token at one position of an answer and the top-k tokens there."""
+
+    chosen: Scored
+    top: list[Scored]
+
+
+class AnswerSpelling:
+    """Spells the tokens of one answer, in order.
+
+    Joining the texts of the tokens gives the text of the answer. If several tokens form one
+    character, its text belongs to the last of these tokens, as in vLLM; each token keeps its own
+    bytes. Hidden special tokens have neither text nor bytes. The other top-k tokens are spelled as
+    if the model had chosen them.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        prompt_ids: Token ids before the answer. Default: None (the text before the answer is
+            unknown).
+        skip_special_tokens: Whether to hide special tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt_ids: Sequence[int] | None = None,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        before = context_token_ids(tokenizer) if prompt_ids is None else prompt_ids
+        self._detokenizer = Detokenizer(tokenizer, before, skip_special_tokens)
+
+    def spell(
+        self, token_ids: Sequence[int], logprobs: TokenLogprobs, last: bool
+    ) -> list[Position]:
+        """Spell the next tokens.
+
+        Args:
+            token_ids: Token ids of the answer.
+            logprobs: Top-k log-probabilities per position, as in `Completion.logprobs`.
+            last: Whether the answer ends with these tokens. If so, the last token shows an
+                incomplete character as U+FFFD.
+        """
+        positions = [
+            self._position(token, token_logprobs)
+            for token, token_logprobs in zip(token_ids, logprobs, strict=True)
+        ]
+        if last:
+            rest = self._detokenizer.rest()
+            self._detokenizer.flush()
+            if positions and rest.text:
+                positions[-1] = _with(positions[-1], rest)
+        return positions
+
+    def _position(self, token: int, logprobs: Mapping[int, float]) -> Position:
+        others = {other: self._detokenizer.peek(other) for other in logprobs if other != token}
+        chosen = self._detokenizer.spell(token)
+        return Position(
+            Scored(chosen, _finite(logprobs[token])),
+            [
+                Scored(others.get(other, chosen), _finite(value))
+                for other, value in logprobs.items()
+            ],
+        )
+
+
+def completion_logprobs(
+    spelling: AnswerSpelling,
+    token_ids: Sequence[int],
+    logprobs: TokenLogprobs,
+    offset: int,
+    last: bool = True,
+) -> CompletionLogprobs:
+    """Format the log-probabilities of a completion.
+
+    Args:
+        spelling: Speller for the answer.
+        token_ids: Token ids of the answer.
+        logprobs: Top-k log-probabilities per position.
+        offset: Number of characters before the first token.
+        last: Whether the answer ends with these tokens.
+    """
+    positions = spelling.spell(token_ids, logprobs, last)
+    tokens = [position.chosen.token.text for position in positions]
+    ends = [offset]
+    for text in tokens:
+        ends.append(ends[-1] + len(text))
+    return CompletionLogprobs(
+        tokens=tokens,
+        token_logprobs=[position.chosen.value for position in positions],
+        top_logprobs=[_by_text(position) for position in positions],
+        text_offset=ends[:-1],
+    )
+
+
+def chat_logprobs(
+    spelling: AnswerSpelling,
+    token_ids: Sequence[int],
+    logprobs: TokenLogprobs,
+    top: int,
+    last: bool = True,
+) -> ChatLogprobs:
+    """Format the log-probabilities of a chat answer.
+
+    Args:
+        spelling: Speller for the answer.
+        token_ids: Token ids of the answer.
+        logprobs: Top-k log-probabilities per position.
+        top: Number of top-k tokens to report per position.
+        last: Whether the answer ends with these tokens.
+    """
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                **_top(position.chosen).model_dump(),
+                top_logprobs=[_top(scored) for scored in islice(position.top, top)],
+            )
+            for position in spelling.spell(token_ids, logprobs, last)
+        ]
+    )
+
+
+def _with(position: Position, rest: TokenText) -> Position:
+    """Append the rest of the text to the token of a position."""
+    text, data, _ = position.chosen.token
+    chosen = TokenText(text + rest.text, data + rest.data)
+    top = [
+        Scored(chosen, scored.value) if scored.token is position.chosen.token else scored
+        for scored in position.top
+    ]
+    return Position(Scored(chosen, position.chosen.value), top)
+
+
+def _by_text(position: Position) -> dict[str, float]:
+    by_text: dict[str, float] = {}
+    for token, value in position.top:
+        text = (
+            token.text if token.complete or token is position.chosen.token else _escaped(token.data)
+        )
+        by_text.setdefault(text, value)  # if tokens have the same text, keep the most likely
+    return by_text
+
+
+def _escaped(data: bytes) -> str:
+    """Write the bytes of an incomplete character as OpenAI does."""
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _top(scored: Scored) -> TopLogprob:
+    return TopLogprob(token=scored.token.text, logprob=scored.value, bytes=list(scored.token.data))
+
+
+def _finite(value: float) -> float:
+    return max(value, MIN_LOGPROB)

@@ -1,0 +1,209 @@
+"""Send answers to the client, complete or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from paceline.llm import Chunk, Completion
+from paceline.serve.answers import AnswerRequest, CompletionSet, unless_disconnected
+from paceline.serve.errors import ApiError
+from paceline.serve.requests import GenerationRequest
+from paceline.serve.responses import CompletionDetails, PromptDetails, Usage
+from paceline.serve.serving import Serving
+from paceline.serve.settings import ConnectionSettings
+from paceline.serve.trace import step
+
+_CONNECTIONS = ConnectionSettings()
+_EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+DONE = "[DONE]"
+# OpenAPI schema of the stream
+EVENTS = {
+    "content": {
+        "text/event-stream": {
+            "schema": {
+                "type": "object",
+                "properties": {"data": {"type": "string"}},
+                "required": ["data"],
+                "description": f"Events with JSON data; the data of the last is {DONE}.",
+            }
+        }
+    }
+}
+
+
+class ResponseFormatter(Protocol):
+    """Converts answers into the response format of one endpoint."""
+
+    def full(self, completions: Sequence[Completion], usage: Usage) -> BaseModel:
+        """Return one response with all answers, in order."""
+        ...
+
+    def first(self, index: int, chunk: Chunk) -> BaseModel | None:
+        """Return the event before the text of an answer, if the endpoint has one.
+
+        Args:
+            index: Index of the answer.
+            chunk: First chunk of the answer.
+        """
+        ...
+
+    def delta(self, index: int, chunk: Chunk) -> BaseModel:
+        """Return the event with the result of one step."""
+        ...
+
+    def usage(self, usage: Usage) -> BaseModel:
+        """Return the event with the token counts, after all answers."""
+        ...
+
+
+class EventStream(StreamingResponse):
+    """Streams server-sent events; it aborts the answers if the client stops reading.
+
+    Args:
+        events: Encoded events.
+        answers: Answers that the events report.
+        seconds: Time limit for reading the stream; None sets no limit.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterator[str], answers: CompletionSet, seconds: float | None
+    ) -> None:
+        super().__init__(events, headers=_EVENT_HEADERS)
+        self._answers, self._seconds = answers, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events, then abort unfinished answers."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                await super().__call__(scope, receive, send)
+        finally:
+            await self._answers.aclose()
+
+
+async def respond(
+    serving: Serving,
+    request: Request,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    answer_requests: Sequence[AnswerRequest],
+    formatter: ResponseFormatter,
+) -> Response:
+    """Generate answers and return the response of an endpoint.
+
+    A stream starts with its first token. An error before that token is sent as an HTTP status; a
+    later error is sent as an event.
+
+    Args:
+        serving: Served model.
+        request: HTTP request.
+        body: Parsed body of the request.
+        prompts: Token ids of the prompts.
+        answer_requests: Answers to generate, in order, with the same number for each prompt.
+        formatter: Response format of the endpoint.
+    Raises:
+        ApiError, PacelineError, TimeoutError, ClientDisconnect: The error that ended the answers.
+    """
+    seconds = serving.settings.timeout or None
+    answers = CompletionSet(serving.llm, answer_requests, seconds, serving.gate, serving.meter)
+    request.state.answers, request.state.prompt_tokens = answers, sum(map(len, prompts))
+    try:
+        if not body.stream:
+            completions = await unless_disconnected(request, answers.finish())
+            return _json(formatter.full(completions, usage_of(prompts, completions)))
+        chunks = aiter(answers)
+        first = await unless_disconnected(request, anext(chunks))
+    except BaseException:
+        await answers.aclose()
+        raise
+    events = _events(serving, body, prompts, answers, formatter, first, chunks)
+    return EventStream(
+        events, answers, None if seconds is None else seconds + _CONNECTIONS.read_seconds
+    )
+
+
+def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Usage:
+    """Count a request's tokens from all its answers, in order."""
+    answers_per_prompt = len(completions) // len(prompts)
+    stats = [completion.stats for completion in completions]
+    accepted_tokens = sum(stat.accepted_tokens for stat in stats)
+    prompt_tokens, completion_tokens = (
+        sum(map(len, prompts)),
+        sum(stat.new_tokens for stat in stats),
+    )
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptDetails(
+            cached_tokens=sum(stat.cached_tokens for stat in stats[::answers_per_prompt])
+        ),
+        completion_tokens_details=CompletionDetails(
+            accepted_prediction_tokens=accepted_tokens,
+            rejected_prediction_tokens=sum(stat.drafted_tokens for stat in stats) - accepted_tokens,
+        ),
+    )
+
+
+async def _events(
+    serving: Serving,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    answers: CompletionSet,
+    formatter: ResponseFormatter,
+    first: tuple[int, Chunk],
+    chunks: AsyncIterator[tuple[int, Chunk]],
+) -> AsyncIterator[str]:
+    opened: set[int] = set()
+    try:
+        async for index, chunk in _with(first, chunks):
+            if index not in opened and (first_event := formatter.first(index, chunk)) is not None:
+                yield _event(first_event)
+            opened.add(index)
+            if body.trace or chunk.text or chunk.logprobs or chunk.completion is not None:
+                yield _event(
+                    formatter.delta(index, chunk),
+                    step(chunk, serving.llm.tokenizer) if body.trace else None,
+                )
+        if body.stream_options is not None and body.stream_options.include_usage:
+            yield _event(
+                formatter.usage(
+                    usage_of(
+                        prompts,
+                        [answers.completions[index] for index in sorted(answers.completions)],
+                    )
+                )
+            )
+    except Exception as error:
+        api_error = ApiError.from_exception(error)
+        answers.error = api_error.message
+        yield _event(api_error.body)
+    yield f"data: {DONE}\n\n"
+
+
+async def _with(
+    first: tuple[int, Chunk], rest: AsyncIterator[tuple[int, Chunk]]
+) -> AsyncIterator[tuple[int, Chunk]]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+def _event(content: BaseModel, trace: dict[str, Any] | None = None) -> str:
+    if trace is None:
+        return f"data: {content.model_dump_json()}\n\n"
+    event = {**content.model_dump(mode="json"), "paceline": trace}
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+
+def _json(content: BaseModel) -> Response:
+    return Response(content.model_dump_json(), media_type="application/json")

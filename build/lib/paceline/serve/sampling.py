@@ -1,0 +1,132 @@
+"""Convert the fields of a request into `SamplingParams`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline import grammars
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+from paceline.serve.protocol_settings import NUM_SEEDS
+from paceline.serve.requests import GenerationRequest, ResponseFormat
+from paceline.serve.speculation import Speculations
+
+# the fields that vLLM reads
+_FROM_MODEL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class Sampler:
+    """Converts requests into sampling parameters.
+
+    Args:
+        llm: Model to serve.
+        speculations: Drafters that requests may select.
+        ignore_generation_config: Whether to ignore the model's sampling defaults, as in `Settings`.
+    """
+
+    def __init__(
+        self, llm: LLM, speculations: Speculations, ignore_generation_config: bool
+    ) -> None:
+        self._llm = llm
+        self._speculations = speculations
+        own = {} if ignore_generation_config else llm.model.model.generation_config.to_diff_dict()
+        self.defaults = {"temperature": 1.0} | {
+            name: own[name] for name in _FROM_MODEL if own.get(name) is not None
+        }
+
+    def params(
+        self,
+        request: GenerationRequest,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+    ) -> list[SamplingParams]:
+        """Return the parameters for each of the n answers to a prompt.
+
+        Args:
+            request: Body of the request; a grammar in it is compiled.
+            max_tokens: Maximum number of tokens per answer; also limited by the model's context.
+            logprobs: Number of top-k tokens to report per position, as in `SamplingParams`.
+            prompt_logprobs: Number of top-k tokens to report per prompt position.
+        Raises:
+            ConfigError: A value is out of range.
+        """
+        spec, max_nodes = self._speculations.spec(request.speculation)
+        max_new_tokens = min(max_tokens, self._llm.max_length)
+        fields = {
+            "temperature": request.temperature,
+            "top_k": None if request.top_k is None else max(request.top_k, 0),
+            "top_p": request.top_p,
+            "min_p": request.min_p,
+            "repetition_penalty": request.repetition_penalty,
+            "stop": request.stop,
+            "presence_penalty": request.presence_penalty,
+            "frequency_penalty": request.frequency_penalty,
+            "min_tokens": request.min_tokens,
+            "ignore_eos": request.ignore_eos,
+            "stop_token_ids": request.stop_token_ids,
+            "bad_words": request.bad_words,
+            "priority": request.priority,
+            "max_nodes": max_nodes,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "skip_special_tokens": request.skip_special_tokens,
+        }
+        first_seed = secrets.randbelow(NUM_SEEDS) if request.seed is None else request.seed
+        values: dict[str, Any] = self.defaults | {
+            name: value for name, value in fields.items() if value is not None
+        }
+        params = SamplingParams(
+            max_new_tokens,
+            speculation=spec,
+            logit_bias=_bias(request.logit_bias),
+            n=request.n or 1,
+            seed=first_seed,
+            **values,
+        )
+        processors = self._grammar(request.response_format)
+        return [
+            _params_of_answer(params, first_seed + number, processors) for number in range(params.n)
+        ]
+
+    def _grammar(self, response_format: ResponseFormat | None) -> list[Callable[..., Any]]:
+        """Return the logits processors for a response format.
+
+        Raises:
+            ConfigError: The schema cannot be compiled.
+        """
+        if response_format is None or response_format.type == "text":
+            return []
+        if response_format.type == "json_object":
+            return [grammars.json_object(self._llm.tokenizer, self._llm.eos_token_ids)]
+        if response_format.json_schema is None:
+            raise ConfigError(
+                'response_format: the schema is missing. Add {"json_schema": {"schema": ...}}.'
+            )
+        return [
+            grammars.json_schema(
+                self._llm.tokenizer, response_format.json_schema.schema_, self._llm.eos_token_ids
+            )
+        ]
+
+
+def _bias(logit_bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    if logit_bias is None:
+        return None
+    invalid = next((key for key in logit_bias if not (key.isascii() and key.isdigit())), None)
+    if invalid is not None:
+        raise ConfigError(
+            f"logit_bias: got token {invalid!r}; expected token ids, such as {{'42': -5}}. Correct"
+            " it."
+        )
+    return {int(key): bias for key, bias in logit_bias.items()}
+
+
+def _params_of_answer(
+    params: SamplingParams, seed: int, processors: list[Callable[..., Any]]
+) -> SamplingParams:
+    return replace(params, seed=seed, n=1, logits_processors=processors)

@@ -1,0 +1,181 @@
+"""Define the limits that a server imposes on clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError
+from paceline.util.config import require_range
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyBuckets:
+    """Bucket bounds of the latency histograms, in seconds; the same as vLLM's.
+
+    Attributes:
+        first_token: Time to the first token.
+        token_interval: Time between two steps of an answer; also the time per token.
+        request: Duration of a request; also its time in the queue.
+    """
+
+    first_token: tuple[float, ...] = (
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        2.5,
+        5.0,
+        7.5,
+        10.0,
+        20.0,
+        40.0,
+        80.0,
+        160.0,
+        640.0,
+        2560.0,
+    )
+    token_interval: tuple[float, ...] = (
+        0.001,
+        0.0025,
+        0.005,
+        0.01,
+        0.025,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+        0.75,
+        1.0,
+        2.5,
+        5.0,
+        7.5,
+        10.0,
+        20.0,
+        40.0,
+        80.0,
+    )
+    request: tuple[float, ...] = (
+        0.3,
+        0.5,
+        0.8,
+        1.0,
+        1.5,
+        2.0,
+        2.5,
+        5.0,
+        10.0,
+        15.0,
+        20.0,
+        30.0,
+        40.0,
+        50.0,
+        60.0,
+        120.0,
+        240.0,
+        480.0,
+        960.0,
+        1920.0,
+        7680.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySettings:
+    """Settings for the waiting time in the Retry-After header.
+
+    Attributes:
+        num_recent: Number of recently finished answers used to estimate the rate.
+        max_seconds: Longest waiting time sent to a client, in seconds.
+    """
+
+    num_recent: int = 64
+    max_seconds: int = 600
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Time limits for connections.
+
+    Attributes:
+        read_seconds: Additional time for a client to read the rest of a stream after its request
+            has reached the time limit, in seconds.
+        close_seconds: Time for idle connections to close at shutdown, in seconds.
+    """
+
+    read_seconds: float = 60.0
+    close_seconds: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Set the limits that a server imposes on clients.
+
+    Attributes:
+        served_name: Name that requests may use for the model; repeatable. Responses use the first
+            name. Default: the model's name.
+        max_batch: Maximum number of answers generated at a time; at least 1.
+        max_waiting: Maximum number of answers waiting for a slot; at least 0. Additional requests
+            get status 429.
+        max_answers: Maximum number of answers per request (prompts times n); at least 1.
+        max_prompt: Maximum number of tokens per prompt; at least 1. Default: as many as fit in the
+            model's context.
+        max_body: Maximum size of a request body, in KiB; at least 1.
+        max_logprobs: Maximum number of top-k tokens reported per position; at least 0.
+        timeout: Time limit per request in seconds, including waiting time; at least 0. 0 disables
+            the limit.
+        allow_drafter: Drafter spec that uses files and that requests may select; repeatable.
+            Default: none.
+        ignore_generation_config: Ignore the sampling defaults in the model's
+            generation_config.json. Fields omitted from a request then disable temperature scaling,
+            top_k, top_p, min_p and repetition_penalty.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    served_name: tuple[str, ...] = ()
+    max_batch: int = 8
+    max_waiting: int = 1024
+    max_answers: int = 128
+    max_prompt: int | None = None
+    max_body: int = 2048
+    max_logprobs: int = 20
+    timeout: float = 600.0
+    allow_drafter: tuple[str, ...] = ()
+    ignore_generation_config: bool = False
+
+    def __post_init__(self) -> None:
+        minima = {
+            "max_batch": 1,
+            "max_waiting": 0,
+            "max_answers": 1,
+            "max_body": 1,
+            "max_logprobs": 0,
+            "timeout": 0,
+        }
+        for name, low in minima.items():
+            require_range("serve", name, getattr(self, name), low)
+        if self.max_prompt is not None:
+            require_range("serve", "max_prompt", self.max_prompt, 1)
+        if "" in self.served_name:
+            raise ConfigError(
+                "serve: served_name: the name is empty. Leave the option out to use the model's"
+                " name."
+            )
+
+    @property
+    def max_open(self) -> int:
+        """Return the maximum number of open answers, running or waiting."""
+        return self.max_batch + self.max_waiting

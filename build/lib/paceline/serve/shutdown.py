@@ -1,0 +1,58 @@
+"""Shut a server down after its open requests have finished."""
+
+from __future__ import annotations
+
+import logging
+from types import FrameType
+
+import uvicorn
+
+from paceline.serve.settings import ConnectionSettings
+
+
+class ShutdownState:
+    """Holds the shutdown state and counts open requests.
+
+    Attributes:
+        begun: Whether the shutdown has begun; new requests are then rejected.
+        open: Number of unfinished requests.
+    """
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.open = 0
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that keeps listening until the open requests have finished.
+
+    Clients can therefore query the server's health during shutdown. SIGTERM and Ctrl-C begin the
+    shutdown; a second signal ends it immediately.
+
+    Args:
+        config: uvicorn settings.
+        drain: Shutdown state.
+    Attributes:
+        forced: Second signal, which ended the shutdown immediately; None if there was no second
+            signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: ShutdownState) -> None:
+        config.timeout_graceful_shutdown = ConnectionSettings().close_seconds
+        super().__init__(config)
+        self._drain = drain
+        self.forced: int | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the shutdown, or end it immediately on a second signal."""
+        if self._drain.begun:
+            logging.getLogger(
+                "uvicorn.error"
+            ).disabled = True  # it would log a traceback per aborted request
+            self.should_exit = self.force_exit = True
+            self.forced = sig
+        self._drain.begun = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to exit now; uvicorn calls it ten times a second."""
+        return await super().on_tick(counter) or (self._drain.begun and not self._drain.open)

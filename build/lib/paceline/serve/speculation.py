@@ -1,0 +1,121 @@
+"""Decide which drafters a request may select.
+
+Clients must not be able to open server files or import modules through drafter options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from paceline.drafters import PLAIN, available, entry
+from paceline.errors import ConfigError, did_you_mean
+from paceline.serve.requests import Speculation
+from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
+
+# String options that accept one of a few words and never name a file.
+_WORDS = {"stop_rule", "verification", "fusion", "inspiration", "on_invalid_file"}
+
+
+class Speculations:
+    """Converts a request's `speculation` field into a drafter spec.
+
+    Args:
+        own: Name of the engine's own drafter.
+        allowed: Additional specs that requests may select, regardless of their options.
+    """
+
+    def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:
+        self._own = own
+        self._allowed = {spec_key(spec): spec for spec in allowed}
+        self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
+
+    def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
+        """Return the drafter spec and the maximum number of nodes per step.
+
+        If the spec is None, the engine's drafter is used. If the number of nodes is None, there is
+        no limit. A name without options selects the engine's drafter or the allowed spec of that
+        name.
+
+        Raises:
+            ConfigError: The drafter or an option is unknown, the drafter is not part of this
+                package, or an option may name a file.
+        """
+        if isinstance(speculation, bool) or speculation is None:
+            return (PLAIN, None) if speculation is False else (None, None)
+        spec, max_nodes = (
+            (speculation, None)
+            if isinstance(speculation, str)
+            else (_spec(speculation), speculation.max_nodes)
+        )
+        if spec is None:
+            return None, max_nodes
+        name, options = parse_spec(spec)
+        if not options and (name == self._own or name in self._by_name):
+            return self._by_name.get(name) if name != self._own else None, max_nodes
+        if spec_key(spec) in self._allowed:
+            return self._allowed[spec_key(spec)], max_nodes
+        _check(name, options)
+        return spec, max_nodes
+
+
+def _spec(speculation: Speculation) -> str | None:
+    options = speculation.model_extra or {}
+    if speculation.drafter is None:
+        if options:
+            raise ConfigError(
+                f"speculation: the options {', '.join(options)} need a drafter. Add the field"
+                " drafter."
+            )
+        return None
+    if ":" in speculation.drafter and options:
+        raise ConfigError(
+            f"speculation: {speculation.drafter!r} and the other fields both hold options. Use"
+            " only one of them."
+        )
+    return f"{speculation.drafter}:{_listed(options)}" if options else speculation.drafter
+
+
+def _listed(options: dict[str, Any]) -> str:
+    for name, value in options.items():
+        valid = (
+            name.isidentifier()
+            and isinstance(value, str | int | float)
+            and not set(str(value)) & set("\"'")
+        )
+        if not valid:
+            raise ConfigError(
+                f"speculation: got {name!r} = {value!r}; expected an option's name, and a number,"
+                " word or truth value."
+            )
+    return ",".join(f"{name}={in_quotes(str(value))}" for name, value in options.items())
+
+
+def _check(name: str, options: dict[str, str]) -> None:
+    if name not in available() or ":" in split_spec(name)[0]:
+        raise ConfigError(
+            f"speculation: unknown drafter {name!r}.{did_you_mean(name, available())}"
+        )
+    types = {field.name: str(field.type) for field in fields(entry(name).options())}
+    for option, value in options.items():
+        if option not in types:
+            raise ConfigError(
+                f"speculation: {name} has no option {option!r}.{did_you_mean(option, types)}"
+            )
+        plain = (
+            option in _WORDS or _is_number(value) or ("bool" in types[option] and is_truth(value))
+        )
+        if "str" in types[option] and not plain:
+            raise ConfigError(
+                f"speculation: requests may not set {option}, as it may name a file. Start the"
+                " server with --allow-drafter and this drafter."
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

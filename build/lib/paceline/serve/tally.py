@@ -1,0 +1,48 @@
+"""Count verified and accepted draft tokens by their source."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+
+
+class Tally:
+    """Counts draft tokens over all answers from a server.
+
+    Attributes:
+        drafted: Verified draft tokens by origin.
+        accepted: Accepted draft tokens by origin.
+        num_tokens: Number of tokens in all answers.
+    """
+
+    def __init__(self) -> None:
+        self.drafted: Counter[int] = Counter()
+        self.accepted: Counter[int] = Counter()
+        self.num_tokens = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count the outcome of one step."""
+        tree, accepted = outcome.tree, outcome.accepted[: len(outcome.new_token_ids)]
+        origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
+        self.num_tokens += len(outcome.new_token_ids)
+        self.drafted.update(origins)
+        self.accepted.update(origins[node] for node in accepted)
+
+    def rows(self) -> list[dict[str, int | str]]:
+        """Return the non-empty counts by origin; the target counts its own tokens."""
+        target_tokens = self.num_tokens - sum(self.accepted.values())
+        rows: list[dict[str, int | str]] = [
+            {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target_tokens}
+        ]
+        for origin in Origin:
+            if self.drafted[origin]:
+                rows.append(
+                    {
+                        "origin": origin.word,
+                        "drafted": self.drafted[origin],
+                        "accepted": self.accepted[origin],
+                    }
+                )
+        return rows

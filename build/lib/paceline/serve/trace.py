@@ -1,0 +1,140 @@
+"""Describe one step of an answer as JSON: new text, sources and draft tree.
+
+The draft tree is stored in columns, one entry per node, which keeps it small:
+
+    {"tokens": [318, 262, 11], "texts": [" is", " the", ","], "parents": [-1, 0, -1],
+     "probabilities": [0.81, 0.6, 0.12], "origins": ["prompt", "prompt", "recycled"],
+     "status": ["accepted", "accepted", "other"], "target_token": [null, null, 0]}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+from paceline.core.tree import node_depths
+from paceline.llm import Chunk
+from paceline.text.detokenizer import REPLACEMENT, Detokenizer
+from paceline.text.token_bytes import context_token_ids
+
+ACCEPTED = "accepted"
+OTHER = "other"  # the target chose another token: `target_token`
+PARENT = "parent"  # the node's parent was not accepted
+END = "end"  # the answer ended before the node
+PROBE = "probe"  # a scoring-only node: not a candidate
+
+
+def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
+    """Return a description of one step.
+
+    Args:
+        chunk: Chunk of the step.
+        tokenizer: Tokenizer of the model, for the texts of individual tokens.
+    Returns:
+        A dictionary with these entries.
+        step, forwards: Numbers of steps and target forward passes of the answer so far.
+        tokens, texts, origins: New tokens with their texts and sources.
+        pieces: Text that became final, as {text, origin, step, token}; token is an index within
+            that step.
+        tree: Draft tree of the step, or None.
+        done: Statistics for the whole answer; only in the last step.
+    """
+    description: dict[str, Any] = {
+        "step": chunk.step,
+        "forwards": chunk.forwards,
+        "tokens": chunk.token_ids,
+        "texts": _texts(tokenizer, chunk.token_ids),
+        "origins": chunk.origins,
+        "pieces": [
+            {"text": text, "origin": mark.origin.word, "step": mark.step, "token": mark.token_index}
+            for (text, _), mark in zip(chunk.pieces, chunk.marks, strict=True)
+        ],
+        "tree": None
+        if chunk.outcome is None or not len(chunk.outcome.tree)
+        else tree_of(chunk.outcome, tokenizer),
+    }
+    if chunk.completion is not None:
+        stats = chunk.completion.stats
+        description["done"] = {
+            "finish_reason": chunk.completion.finish_reason,
+            "new_tokens": stats.new_tokens,
+            "target_forwards": stats.target_forwards,
+            "tokens_per_forward": round(stats.tokens_per_forward, 4),
+            "drafted_tokens": stats.drafted_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+            "seconds": round(stats.seconds, 6),
+            "batch_invariant": stats.batch_invariant,
+        }
+    return description
+
+
+def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
+    """Return the draft tree of a step in columns, one entry per node.
+
+    Args:
+        outcome: Outcome of the step.
+        tokenizer: Tokenizer of the model.
+    Returns:
+        A dictionary with the following columns.
+        tokens, texts: Draft tokens.
+        parents: Index of the parent node; -1 is the newest token before the step.
+        probabilities: Probability of the token given its parent; null if the drafter reports none.
+        origins: Sources of the tokens.
+        status: Result of verification.
+        target_token: For the status `other`, index of the chosen token among the step's new tokens;
+            else null.
+    """
+    tree = outcome.tree
+    status, target_token = node_outcomes(outcome)
+    return {
+        "tokens": list(tree.token_ids),
+        "texts": _texts(tokenizer, tree.token_ids),
+        "parents": list(tree.parents),
+        "probabilities": [None] * len(tree)
+        if tree.confidence is None
+        else [round(probability, 3) for probability in tree.confidence],
+        "origins": [Origin.DRAFT.word] * len(tree)
+        if tree.origins is None
+        else [Origin(origin).word for origin in tree.origins],
+        "status": status,
+        "target_token": target_token,
+    }
+
+
+def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
+    """Return each node's status and, for `other`, the index of the target's token."""
+    tree, new_tokens = outcome.tree, outcome.new_token_ids
+    accepted = set(outcome.accepted[: len(new_tokens)])
+    statuses: list[str] = []
+    target_tokens: list[int | None] = []
+    for node, depth in enumerate(node_depths(tree.parents).tolist()):
+        parent, target_token = tree.parents[node], None
+        if node in accepted:
+            status = ACCEPTED
+        elif node >= tree.num_candidates:
+            status = PROBE
+        elif parent >= 0 and parent not in accepted:
+            status = PARENT
+        elif depth > len(new_tokens):
+            status = END
+        else:
+            status, target_token = OTHER, depth - 1
+        statuses.append(status)
+        target_tokens.append(target_token)
+    return statuses, target_tokens
+
+
+def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
+    """Return the text of each token as it appears after other text.
+
+    A token that ends in the middle of a character appears as in the vocabulary.
+    """
+    detokenizer = Detokenizer(tokenizer, context_token_ids(tokenizer), skip_special_tokens=False)
+    spelled = [detokenizer.peek(token) for token in token_ids]
+    return [
+        text
+        if complete and REPLACEMENT not in text
+        else tokenizer.convert_ids_to_tokens(token) or text
+        for token, (text, _, complete) in zip(token_ids, spelled, strict=True)
+    ]

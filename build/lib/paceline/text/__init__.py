@@ -1,0 +1,1 @@
+"""Decode token ids to text incrementally, and find stop strings in it."""

@@ -1,0 +1,299 @@
+"""Decode token ids to text, token by token."""
+
+from __future__ import annotations
+
+import re
+from codecs import utf_8_decode
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from paceline.text.settings import MAX_OPEN_TOKENS, WINDOW_TOKENS
+from paceline.text.token_bytes import (
+    Spelling,
+    TokenBytes,
+    cleans_up_spaces,
+    has_byte_fallback,
+    token_bytes,
+)
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Ends of texts that the next token may change: unfinished characters, and "@@", after which the
+# next token continues a word.
+_OPEN = re.compile(rf"(?:{REPLACEMENT}+|@@)$")
+# Also beginnings of the patterns that `clean_up_tokenization` replaces, such as " n't".
+_OPEN_SPACES = re.compile(rf"(?:{REPLACEMENT}+|@@|(?:[ ']|(?<=[ '])[nvr])+)$")
+
+
+class Decoder(Protocol):
+    """The tokenizer method that this module needs, as in transformers' tokenizers."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of `token_ids`."""
+        ...
+
+
+class TokenText(NamedTuple):
+    """Text that one token adds to an answer.
+
+    Attributes:
+        text: Characters that the token finishes.
+        data: Bytes of the token.
+        complete: Whether the token ends with a finished character.
+    """
+
+    text: str
+    data: bytes
+    complete: bool = True
+
+
+_NOTHING = TokenText("", b"")
+
+
+class Detokenizer:
+    """Turns the tokens of an answer into text, one after another.
+
+    The texts that `push` and `flush` return continue the prompt's text. Joined with it, they equal
+    the text that `tokenizer.decode` gives for all tokens. A character of several tokens comes with
+    its last token. An unfinished character at the end, and bytes that form no character, become
+    U+FFFD. Finished characters before them stay, unlike in `tokenizer.decode` of tokenizers with
+    byte fallback. The cost per token does not depend on the length of the text.
+
+    Args:
+        tokenizer: Tokenizer of transformers, or any object with its `decode`.
+        prompt_ids: Tokens before the answer; empty = the answer begins the text.
+        skip_special_tokens: Whether special tokens, such as end of sequence, have no text.
+    """
+
+    def __init__(
+        self, tokenizer: Decoder, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        table = token_bytes(tokenizer)
+        self._decoding: _Bytes | _Window = (
+            _Window(tokenizer, prompt_ids, skip_special_tokens)
+            if table is None
+            else _Bytes(table, prompt_ids, skip_special_tokens)
+        )
+        self.push, self.rest = self._decoding.push, self._decoding.rest
+
+    def flush(self) -> str:
+        """Return the rest of the text, and restart after the prompt.
+
+        An unfinished character becomes U+FFFD.
+        """
+        rest = self._decoding.rest()
+        self._decoding.begin()
+        return rest.text
+
+    def spell(self, token: int) -> TokenText:
+        """Add one token; return its text, as `push` does, and its bytes.
+
+        All bytes joined are the text in UTF-8.
+        """
+        return self._decoding.spell(token)
+
+    def peek(self, token: int) -> TokenText:
+        """Return what `token` would add if it came next.
+
+        A hidden special token has its name as text, and no bytes.
+        """
+        return self._decoding.peek(token)
+
+
+def text_of(tokenizer: Decoder, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    """Return the text of tokens that begin a text."""
+    detokenizer = Detokenizer(tokenizer, (), skip_special_tokens)
+    return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
+
+
+class _Bytes:
+    """Detokenizer for tokenizers whose tokens have fixed bytes."""
+
+    def __init__(
+        self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool
+    ) -> None:
+        self._table, self._skips = table, skip_special_tokens
+        self._start = self._after_prompt(prompt_ids)
+        self.begin()
+
+    def begin(self) -> None:
+        self._first, self._open, self._shown = self._start
+
+    def _after_prompt(self, prompt_ids: Sequence[int]) -> tuple[bool, bytes, bool]:
+        """Return the decoder state after a prompt.
+
+        The state is whether the answer begins the text, the bytes of the prompt's unfinished
+        character, and whether such a character is shown as U+FFFD.
+        """
+        first, data = True, b""
+        for token in reversed(prompt_ids):
+            spelling = self._table[token]
+            if spelling.data and not self._hides(spelling):
+                first, data = False, spelling.data + data
+            if len(data) >= 4:  # the longest character has four bytes
+                break
+        unfinished = data[utf_8_decode(data, "replace", False)[1] :]
+        return first, unfinished, bool(unfinished)
+
+    def push(self, token: int) -> str:
+        """Add one token; return the text that became final (may be empty)."""
+        spelling = self._table[token]
+        if spelling.text is not None and not (self._open or self._first or spelling.special):
+            return spelling.text
+        data = self._data(spelling)
+        text, self._open, self._shown = self._with(data)
+        self._first = self._first and (self._hides(spelling) or not spelling.data)
+        return text
+
+    def rest(self) -> TokenText:
+        """Return the text that would end the answer here, with the bytes of no token."""
+        return (
+            TokenText(self._open.decode(errors="replace"), b"")
+            if self._open and not self._shown
+            else _NOTHING
+        )
+
+    def spell(self, token: int) -> TokenText:
+        data = self._data(self._table[token])
+        text = self.push(token)
+        return TokenText(text, data, not self._open and not text.endswith(REPLACEMENT))
+
+    def peek(self, token: int) -> TokenText:
+        spelling = self._table[token]
+        if self._hides(spelling):
+            return TokenText(spelling.data.decode(errors="replace"), b"")
+        data = self._data(spelling)
+        text, unfinished, _ = self._with(data)
+        return TokenText(text, data, not unfinished and not text.endswith(REPLACEMENT))
+
+    def _hides(self, spelling: Spelling) -> bool:
+        return self._skips and spelling.special
+
+    def _data(self, spelling: Spelling) -> bytes:
+        if self._hides(spelling):
+            return b""
+        return spelling.first if self._first else spelling.data
+
+    def _with(self, data: bytes) -> tuple[str, bytes, bool]:
+        """Return the text that `data` finishes and the decoder state after it.
+
+        The state is the bytes of an unfinished character, and whether the prompt's text shows it
+        already.
+        """
+        pending = self._open + data
+        text, used = utf_8_decode(pending, "replace", False)
+        if self._shown and used:
+            text = text.removeprefix(self._open.decode(errors="replace"))
+        return text, pending[used:], self._shown and not used
+
+
+class _Window:
+    """Detokenizer that decodes the newest tokens together with a few before them."""
+
+    def __init__(
+        self, tokenizer: Decoder, prompt_ids: Sequence[int], skip_special_tokens: bool
+    ) -> None:
+        self._tokenizer, self._skips = tokenizer, skip_special_tokens
+        self._ends_open = _OPEN_SPACES if cleans_up_spaces(tokenizer) else _OPEN
+        self._falls_back = has_byte_fallback(tokenizer)
+        self._prompt_ids = self._newest(list(prompt_ids))
+        self._shown = self._finished(self._prompt_ids, self._decode(self._prompt_ids))
+        self.begin()
+
+    def begin(self) -> None:
+        self._ids = list(self._prompt_ids)
+        # Text of the window, and the part of it that was returned.
+        self._text = self._released = self._shown
+
+    def push(self, token: int) -> str:
+        """Add one token; return the text that became final (may be empty)."""
+        self._ids.append(token)
+        self._text = self._decode(self._ids)
+        open_end = self._ends_open.search(self._text)
+        final = (
+            self._text
+            if open_end is None or len(self._ids) > MAX_OPEN_TOKENS
+            else self._text[: open_end.start()]
+        )
+        new = ""
+        if len(final) > len(self._released) or not self._released.startswith(final):
+            new, self._released = self._beyond(final), final
+        if len(self._ids) > 2 * WINDOW_TOKENS:
+            self._shorten()
+        return new
+
+    def rest(self) -> TokenText:
+        text = self._finished(self._ids, self._text)
+        if self._released.startswith(text):
+            return _NOTHING
+        rest = self._beyond(text)
+        unfinished = len(rest) - len(rest.rstrip(REPLACEMENT))
+        if unfinished and self._falls_back:
+            num_finished = len(rest) - unfinished
+            rest = rest[:num_finished] + (
+                REPLACEMENT if num_finished or not self._released.endswith(REPLACEMENT) else ""
+            )
+        return TokenText(rest, rest.encode())
+
+    def spell(self, token: int) -> TokenText:
+        text = self.push(token)
+        return TokenText(text, text.encode(), not self._text.endswith(REPLACEMENT))
+
+    def peek(self, token: int) -> TokenText:
+        text = self._decode([*self._ids, token])
+        if text == self._text:
+            return TokenText(self._tokenizer.decode([token], skip_special_tokens=False), b"")
+        new = self._beyond(text).rstrip(REPLACEMENT)
+        return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
+
+    def _finished(self, token_ids: list[int], text: str) -> str:
+        """Return the text of tokens, repaired where they end within a character.
+
+        Some tokenizers spoil finished characters before an unfinished one.
+        """
+        if not text.endswith(REPLACEMENT):
+            return text
+        # Leave out the one to three tokens of the unfinished character.
+        heads = (self._decode(token_ids[:-count]) for count in range(1, 4))
+        head = next((head for head in heads if not head.endswith(REPLACEMENT)), "")
+        return text if text.startswith(head) else head + REPLACEMENT
+
+    def _beyond(self, text: str) -> str:
+        """Return the part of the window's text after the text that was returned.
+
+        The window's text may no longer begin with the returned text.
+        """
+        if text.startswith(self._released):
+            return text[len(self._released) :]
+        pairs = zip(text, self._released, strict=False)
+        return text[
+            next((index for index, (new, old) in enumerate(pairs) if new != old), len(text)) :
+        ]
+
+    def _shorten(self) -> None:
+        """Drop old tokens if the rest still shows which text was returned."""
+        if not self._text.startswith(self._released):
+            return
+        ids = self._newest(self._ids)
+        text, pending = self._decode(ids), self._text[len(self._released) :]
+        if text.endswith(pending) and (
+            len(text) > len(pending) or len(self._ids) > MAX_OPEN_TOKENS
+        ):
+            self._ids, self._text, self._released = ids, text, text[: len(text) - len(pending)]
+
+    def _newest(self, token_ids: list[int]) -> list[int]:
+        """Return the newest tokens that have text and do not begin within a character.
+
+        Tokens that begin within a character would spoil the text of others.
+        """
+        size = WINDOW_TOKENS
+        while size < len(token_ids):
+            text = self._decode(token_ids[-size:])
+            if text.strip() and (not text.startswith(REPLACEMENT) or size == 2 * WINDOW_TOKENS):
+                break
+            size += 1 if text.strip() else size
+        return token_ids[-size:]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return (
+            self._tokenizer.decode(token_ids, skip_special_tokens=self._skips) if token_ids else ""
+        )

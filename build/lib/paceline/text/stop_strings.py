@@ -1,0 +1,193 @@
+"""Find stop strings: the token that completes one, and the text before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paceline.text.detokenizer import Decoder, Detokenizer
+
+
+class TextDelta(NamedTuple):
+    """Text of one token.
+
+    Attributes:
+        shown: Text as it appears in the answer.
+        full: Text with special tokens written out, which the answer may hide.
+    """
+
+    shown: str
+    full: str
+
+
+class DeltaDecoder:
+    """Turns the tokens of an answer into shown and full text.
+
+    Args:
+        tokenizer: As in `Detokenizer`.
+        prompt_ids: As in `Detokenizer`.
+        skip_special_tokens: As in `Detokenizer`.
+        full: Whether the full text is needed; otherwise it repeats the shown text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Decoder,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool,
+        full: bool = True,
+    ) -> None:
+        self._shown = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
+        hides = full and skip_special_tokens
+        self._full = (
+            Detokenizer(tokenizer, prompt_ids, skip_special_tokens=False) if hides else None
+        )
+
+    def push(self, token: int) -> TextDelta:
+        """Add one token; return the text that became final."""
+        shown = self._shown.push(token)
+        return TextDelta(shown, shown if self._full is None else self._full.push(token))
+
+    def rest(self) -> TextDelta:
+        """Return the text that would end the answer here."""
+        shown = self._shown.rest().text
+        return TextDelta(shown, shown if self._full is None else self._full.rest().text)
+
+
+class StopStrings:
+    """Stop strings of one answer.
+
+    A stop string ends the answer with the token that completes it. As in transformers, it may occur
+    in the answer's text or in the text with all special tokens written out. It begins in the
+    answer, never in the prompt.
+
+    Args:
+        stop: Stop strings; at least one.
+        tokenizer: As in `Detokenizer`.
+        prompt_ids: As in `Detokenizer`.
+        skip_special_tokens: As in `Detokenizer`.
+    """
+
+    def __init__(
+        self,
+        stop: Sequence[str],
+        tokenizer: Decoder,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._stop = tuple(stop)
+        # A stop string may begin this many characters before the newest one.
+        self._before = max(map(len, stop)) - 1
+        self._tokenizer, self._prompt_ids, self._skips = (
+            tokenizer,
+            list(prompt_ids),
+            skip_special_tokens,
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._texts = self.texts()
+        self._answer: list[int] = []  # tokens of the answer that were searched
+        self._stop_length: int | None = None  # number of them up to the first stop string
+        self._tail = TextDelta("", "")
+
+    def texts(self) -> DeltaDecoder:
+        """Return a decoder for the answer, before its first token."""
+        return DeltaDecoder(self._tokenizer, self._prompt_ids, self._skips)
+
+    def ends(self, token_ids: Sequence[int], run: list[int]) -> bool:
+        """Return whether the last token of `run` completes a stop string.
+
+        Args:
+            token_ids: Prompt and answer before `run`. They are read only if they differ from those
+                of the last call.
+            run: New tokens.
+        """
+        done = len(token_ids) - len(self._prompt_ids)
+        known = self._answer[done : done + len(run)]
+        if len(self._answer) < done or known != run[: len(known)]:
+            self._begin()
+            self._add(token_ids[len(self._prompt_ids) :])
+            known = []
+        self._add(run[len(known) :])
+        return self._stop_length is not None and self._stop_length <= done + len(run)
+
+    def _add(self, token_ids: Sequence[int]) -> None:
+        for token in token_ids:
+            self._answer.append(token)
+            completes = self._completes(self._texts.push(token), self._texts.rest())
+            if completes and self._stop_length is None:
+                self._stop_length = len(self._answer)
+
+    def _completes(self, delta: TextDelta, rest: TextDelta) -> bool:
+        shown, full = self._tail.shown + delta.shown, self._tail.full + delta.full
+        has_stop = self._in(shown + rest.shown) or (full != shown and self._in(full + rest.full))
+        self._tail = TextDelta(
+            shown[max(0, len(shown) - self._before) :], full[max(0, len(full) - self._before) :]
+        )
+        return has_stop
+
+    def _in(self, text: str) -> bool:
+        return any(stop in text for stop in self._stop)
+
+    def cut(self, deltas: Sequence[TextDelta]) -> int | None:
+        """Return how many shown characters come before the earliest stop string.
+
+        None means that there is no stop string.
+
+        Args:
+            deltas: Text of the answer so far.
+        """
+        shown, full = _joined(deltas)
+        indices = [index for index in map(shown.find, self._stop) if index >= 0]
+        if shown != full:
+            indices += [
+                _in_shown(deltas, index) for index in map(full.find, self._stop) if index >= 0
+            ]
+        return min(indices, default=None)
+
+    def certain(self, deltas: Sequence[TextDelta]) -> int:
+        """Return how many characters of the full text can no longer be in a stop string.
+
+        Args:
+            deltas: Text of the answer so far.
+        """
+        shown, full = _joined(deltas)
+        certain = len(full) - self.held_back(full)
+        if shown != full:
+            certain = min(certain, _in_full(deltas, len(shown) - self.held_back(shown)))
+        return certain
+
+    def held_back(self, text: str) -> int:
+        """Return how many trailing characters of `text` may begin a stop string."""
+        for size in range(min(self._before, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self._stop):
+                return size
+        return 0
+
+
+def _joined(deltas: Sequence[TextDelta]) -> tuple[str, str]:
+    return "".join(delta.shown for delta in deltas), "".join(delta.full for delta in deltas)
+
+
+def _in_full(deltas: Sequence[TextDelta], index: int) -> int:
+    """Return the index in the full text of the character at `index` of the shown text.
+
+    An index after the shown text gives the end of the full text.
+    """
+    start = 0
+    for shown, full in deltas:
+        if index < len(shown):
+            return start + max(0, len(full) - len(shown) + index)
+        index, start = index - len(shown), start + len(full)
+    return start
+
+
+def _in_shown(deltas: Sequence[TextDelta], index: int) -> int:
+    """Return how many shown characters come before `index` of the full text."""
+    count = 0
+    for shown, full in deltas:
+        if index < len(full):
+            return count + min(len(shown), max(0, index - len(full) + len(shown)))
+        index, count = index - len(full), count + len(shown)
+    return count

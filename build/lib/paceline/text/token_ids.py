@@ -1,0 +1,68 @@
+"""Map token ids to tokens, and compare tokenizers; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.text.settings import MAX_PADDING_ROWS, TOKENS_PER_PADDING_ROW
+
+
+def is_padded(rows: int, tokens: int) -> bool:
+    """Return whether an embedding may belong to a tokenizer, apart from padding.
+
+    Args:
+        rows: Rows of the embedding.
+        tokens: Tokens of the tokenizer.
+    """
+    padding = max(min(MAX_PADDING_ROWS, tokens), tokens // TOKENS_PER_PADDING_ROW)
+    return tokens <= rows <= tokens + padding
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """The vocabulary of a tokenizer.
+
+    Attributes:
+        tokens: Tokens by id.
+        added: Ids of added tokens, such as special ones, which model families rename.
+    """
+
+    tokens: Mapping[int, str]
+    added: frozenset[int]
+
+
+def token_ids_of(tokenizer: Any) -> TokenIds | None:
+    """Return the vocabulary of a tokenizer; None if it does not expose one."""
+    vocabulary = getattr(tokenizer, "get_vocab", None)
+    if vocabulary is None:
+        return None
+    tokens = {int(number): str(token) for token, number in vocabulary().items()}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return TokenIds(tokens, frozenset(map(int, added))) if tokens else None
+
+
+def size(ids: TokenIds) -> int:
+    """Return the largest id plus one."""
+    return 1 + max(ids.tokens)
+
+
+def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
+    """Return the first id with different tokens, in words; None if there is none.
+
+    Ids of only one tokenizer, such as added tokens, are no difference. Names of added tokens may
+    differ, too.
+
+    Args:
+        first: A vocabulary.
+        second: Another vocabulary.
+    Returns:
+        A phrase with the id and its token in `first`, and its token in `second`.
+    """
+    ignored = first.added | second.added
+    for number, token in sorted(first.tokens.items()):
+        other = second.tokens.get(number, token)
+        if other != token and number not in ignored:
+            return f"id {number} is {token!r}", f"{other!r}"
+    return None

@@ -1,0 +1,1 @@
+"""Record data for, train, evaluate and calibrate acceptance heads (SpecDec++)."""

@@ -1,0 +1,117 @@
+"""Define the settings for recording data for, and training, acceptance heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import ConfigError
+from paceline.training.settings import TrainingSettings
+from paceline.util.config import require_range
+from paceline.util.options import ModelOptions, PromptOptions, refuse_per_request
+
+MAX_GRADIENT_NORM = 1.0  # Maximum gradient norm; larger gradients are clipped.
+FIT_STEPS = 200  # Maximum number of L-BFGS steps; fitting a few weights takes 20.
+FIT_GRADIENT, FIT_CHANGE = 1e-10, 1e-14  # Gradient and change at which L-BFGS stops.
+CALIBRATION_BINS = 15  # Bins for the expected calibration error, as in Guo et al. (2017).
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # Stopping thresholds measured.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """Set how training data for an acceptance head is recorded.
+
+    Attributes:
+        out: Folder for the recording; an interrupted recording is resumed.
+        models: Target and draft model.
+        selection: Prompts, selected as for a benchmark.
+        answers: File written by `paceline record` to use instead of prompts, with the sampling
+            settings in that file. Default: none.
+        skip_every: Skip every n-th line of each file, to keep it for a later report; at least 0. 0
+            skips none.
+        keep: Probability that a position keeps the target's token (the paper's r); from 0 to below
+            1. With high values, the features resemble those in use.
+        mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. For draft
+            models that read target states, the number of chain positions per token.
+        sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
+            min_tokens are not supported.
+        batch: Number of prompts answered together and stored per shard; at least 1.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    out: Path = Path("recording")
+    models: ModelOptions = ModelOptions()
+    selection: PromptOptions = PromptOptions()
+    answers: Path | None = None
+    skip_every: int = 0
+    keep: float = 0.15
+    mixtures: int = 1
+    sampling: SamplingParams = SamplingParams()
+    batch: int = 8
+
+    def __post_init__(self) -> None:
+        require_range("head record", "batch", self.batch, 1)
+        require_range("head record", "mixtures", self.mixtures, 1)
+        require_range("head record", "skip_every", self.skip_every, 0)
+        refuse_per_request("head record", self.sampling)
+        if not 0 <= self.keep < 1:
+            raise ConfigError(f"head record: got keep={self.keep}; expected 0 to below 1.")
+        neutral = {
+            "repetition_penalty": 1,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "min_tokens": 0,
+        }
+        for name, off in neutral.items():
+            value = getattr(self.sampling, name)
+            if value != off:
+                raise ConfigError(
+                    f"head record: {name}: got {value}; expected {off}, off. Leave it out."
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig(TrainingSettings):
+    """Set how an acceptance head is trained.
+
+    Attributes:
+        batch: Number of positions per training step; at least 1.
+        lr: Peak learning rate of AdamW; above 0.
+        seed: Random seed for the split, weight initialisation and data order.
+        note: Text for the card, such as sources and licences of the prompts. Default: none.
+        depth: Number of residual blocks, from 0 to 4 (the paper's D).
+        reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0. Acceptances
+            have weight 1.
+        scalars: Feed scalars computed from the draft's distribution to the last layer; not in the
+            paper.
+        epochs: Number of passes over the recordings; at least 1.
+        weight_decay: Weight decay of AdamW; at least 0.
+        warmup: Share of the steps during which the learning rate increases.
+        dev: Share of the prompts used to fit the calibration; from 0 to 0.5.
+        held_out: Share of the prompts held out for the report; from 0 to 0.5.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    depth: int = 3
+    reject_weight: float = 6.0
+    scalars: bool = True
+    epochs: int = 10
+    weight_decay: float = 0.01
+    warmup: float = 0.03
+    dev: float = 0.1
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        # imports torch, which help texts do not need
+        from paceline.drafters.specdec_pp.settings import MAX_BLOCKS
+
+        require_range("head train", "depth", self.depth, 0, MAX_BLOCKS)
+        minimums = {"epochs": 1, "weight_decay": 0}
+        self.require("head train", minimums, positive=("reject_weight",))
+        for name in ("warmup", "dev", "held_out"):
+            require_range("head train", name, getattr(self, name), 0, 0.5)

@@ -1,0 +1,196 @@
+"""Draft a token at each position of an answer, and label whether it is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE
+from paceline.errors import UnsupportedModelError
+from paceline.model.pairing import shared_vocabulary
+from paceline.model.vocabulary import SharedVocabulary
+from paceline.sampling.sampler import target_scores
+
+# columns of `Recording`, in the order that drafting returns them
+DRAFT_COLUMNS = ("hidden", "prompts", "log_probs", "entropies", "labels", "top_probs")
+
+
+class AnsweredPrompts(NamedTuple):
+    """Hold prompts with the target's answers.
+
+    Attributes:
+        prompts: Token ids of each prompt, at least one token.
+        answers: Token ids of each answer, at least one token.
+        params: Sampling parameters for target and draft.
+    """
+
+    prompts: Sequence[list[int]]
+    answers: Sequence[list[int]]
+    params: SamplingParams
+
+
+def joined_columns(rows: Iterable[Sequence[Tensor]]) -> dict[str, Tensor]:
+    """Concatenate the tensors of answers into columns of a recording, on the CPU."""
+    columns = zip(*rows, strict=True)
+    return {
+        name: torch.cat([tensor.cpu() for tensor in column])
+        for name, column in zip(DRAFT_COLUMNS, columns, strict=True)
+    }
+
+
+def teacher_force(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    answered: AnsweredPrompts,
+    keep: float,
+    mixtures: int,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Draft a token at each position of the answers, and record mixed sequences.
+
+    Args:
+        target: Target model.
+        draft: Independent draft model.
+        answered: Prompts with their answers.
+        keep: Probability that a position keeps the target's token, as in `RecordConfig`.
+        mixtures: Number of mixed sequences per answer, as in `RecordConfig`.
+        generator: Random generator for draft tokens and mixtures, on the CPU.
+    Returns:
+        Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
+    """
+    prompts, answers, _ = answered
+    # position whose logits predict each answer's first token
+    starts = [len(prompt) - 1 for prompt in prompts]
+    count = max(map(len, answers))
+    shared = shared_vocabulary(draft, target)
+    drafted = _drafted(target, draft, answered, shared, generator)
+    rows = []
+    for _ in range(mixtures):
+        keep_masks = [torch.rand(len(answer), generator=generator) < keep for answer in answers]
+        mixed = [
+            prompt + torch.where(keep_mask, torch.tensor(answer), drawn).tolist()
+            for prompt, answer, keep_mask, (drawn, *_) in zip(
+                prompts, answers, keep_masks, drafted, strict=True
+            )
+        ]
+        hidden = run_from(draft, mixed, [start + 1 for start in starts], count, shared)[1].cpu()
+        for row, (keep_mask, (drawn, *labels)) in enumerate(zip(keep_masks, drafted, strict=True)):
+            numbers = torch.full_like(drawn, row, dtype=torch.int32)
+            columns = (hidden[row, : len(drawn)], numbers, *labels)
+            rows.append([column[~keep_mask] for column in columns])
+    return joined_columns(rows)
+
+
+def _drafted(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    answered: AnsweredPrompts,
+    shared: SharedVocabulary | None,
+    generator: torch.Generator,
+) -> list[list[Tensor]]:
+    """Sample and label the draft tokens for each answer."""
+    prompts, answers, params = answered
+    texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    starts, count = [len(prompt) - 1 for prompt in prompts], max(map(len, answers))
+    # A greedy answer is the target's choice at each position, so the target is not run again.
+    models = (draft,) if params.greedy else (draft, target)
+    logits = [
+        run_from(model, texts, starts, count, None if model is target else shared)[0].cpu()
+        for model in models
+    ]
+    drafted = []
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        requests = [Request(prompt, params)]
+        scores = [
+            target_scores(model_logits[row, : len(answer)][None], requests, [EMPTY_TREE])[0]
+            for model_logits in logits
+        ]
+        choice = torch.tensor(answer) if params.greedy else scores[1]
+        drafted.append(draft_and_label(scores[0], choice, params.greedy, generator))
+    return drafted
+
+
+def draft_and_label(
+    draft_scores: Tensor, target_choice: Tensor, greedy: bool, generator: torch.Generator
+) -> list[Tensor]:
+    """Sample a token from each row of the draft's scores, and label the token.
+
+    Args:
+        draft_scores: The draft's scores, [n, vocab].
+        target_choice: The target's scores, [n, vocab]; for greedy decoding, its tokens, [n].
+        greedy: Whether decoding is greedy.
+        generator: Random generator for the tokens.
+    Returns:
+        Token ids, log-probabilities, entropies, labels and top probabilities, each [n].
+    """
+    draft_log_probs = draft_scores.log_softmax(-1)
+    draft_probs = draft_log_probs.exp()
+    if greedy:
+        drawn = draft_scores.argmax(-1)
+    else:
+        drawn = torch.multinomial(draft_probs, 1, generator=generator)[:, 0]
+    log_probs = draft_log_probs.gather(-1, drawn[:, None])[:, 0]
+    if greedy:
+        labels = (target_choice == drawn).float()
+    else:
+        target_log_probs = target_choice.log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
+        labels = (target_log_probs - log_probs).clamp(max=0).exp()
+    entropies = torch.special.entr(draft_probs).sum(-1)
+    return [drawn, log_probs, entropies, labels, draft_probs.amax(-1)]
+
+
+def run_from(
+    model: PreTrainedModel,
+    texts: Sequence[list[int]],
+    starts: Sequence[int],
+    count: int,
+    shared: SharedVocabulary | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run one forward pass, applying the LM head to some of the positions.
+
+    Args:
+        model: Model to run.
+        texts: Token ids of each text.
+        starts: First position in each text that the LM head is applied to.
+        count: Number of positions that the LM head is applied to. Beyond the end of the longest
+            text, the last position repeats.
+        shared: Vocabulary that a draft model shares with its target; the logits are indexed by its
+            ids.
+    Returns:
+        Logits [batch, count, vocab] and the LM head's inputs [batch, count, hidden].
+    Raises:
+        UnsupportedModelError: The model has no LM head.
+    """
+    lm_head = model.get_output_embeddings()
+    if lm_head is None:
+        raise UnsupportedModelError(
+            f"head record: got {type(model).__name__} without an LM head; expected one whose input"
+            " can be recorded. Use another model."
+        )
+    longest, device = max(map(len, texts)), model.device
+    padded = np.array([text + [0] * (longest - len(text)) for text in texts])
+    ids = torch.from_numpy(padded if shared is None else shared.readable(padded)).to(device)
+    mask = torch.tensor(
+        [[1] * len(text) + [0] * (longest - len(text)) for text in texts], device=device
+    )
+    positions = torch.tensor(starts, device=device)[:, None] + torch.arange(count, device=device)
+    positions.clamp_(max=longest - 1)
+    inputs_seen: list[Tensor] = []
+
+    def select(_: Any, inputs: tuple[Tensor, ...]) -> Tensor:
+        inputs_seen.append(inputs[0].take_along_dim(positions[:, :, None], dim=1))
+        return inputs_seen[0]
+
+    hook = lm_head.register_forward_pre_hook(select)
+    try:
+        logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    finally:
+        hook.remove()
+    return logits if shared is None else shared.logits(logits), inputs_seen[0]

@@ -1,0 +1,88 @@
+"""Compute the expected accepted tokens per chain from per-token acceptance.
+
+As long as a chain is accepted, its context is the target's text. The draft's predictions along that
+text therefore determine how much of every chain is accepted. The result is exact for greedy
+answers; for sampled answers, it is the expected value under rejection sampling. A draft that reads
+target states also depends on the position in the chain, because draft tokens have no target states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Hold the expected acceptance of chains of K draft tokens.
+
+    Attributes:
+        chains: Expected number of chains.
+        accepted: Expected number of accepted tokens by position in the chain, [K].
+        agreed: Sum of the acceptance probabilities of individual tokens.
+        places: Number of individual tokens in that sum.
+    """
+
+    chains: float
+    accepted: tuple[float, ...]
+    agreed: float
+    places: int
+
+    @property
+    def per_chain(self) -> float:
+        """Expected number of accepted tokens per chain."""
+        return sum(self.accepted) / max(self.chains, 1e-9)
+
+    @property
+    def agreement(self) -> float:
+        """Mean acceptance probability of an individual token."""
+        return self.agreed / max(self.places, 1)
+
+    @property
+    def by_position(self) -> list[float]:
+        """Acceptance rate at each chain position, if all earlier tokens are accepted."""
+        reached = [self.chains, *self.accepted[:-1]]
+        return [
+            accepted / before if before else 0.0
+            for accepted, before in zip(self.accepted, reached, strict=True)
+        ]
+
+
+def expected_chains(
+    answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int
+) -> Chains:
+    """Return the expected acceptance of consecutive chains along answers.
+
+    Args:
+        answers: Acceptance probability of the draft's token at each token of an answer, [tokens];
+            or by position in a chain, [positions, tokens], where the last row also applies to later
+            positions. The prompt's forward pass produces the first token, so no chain drafts it.
+            The target adds a token after each chain.
+        length: Number of draft tokens per chain.
+    """
+    chains = agreed = 0.0
+    num_tokens, accepted = 0, np.zeros(length)
+    for answer in answers:
+        rates = np.atleast_2d(np.asarray(answer, dtype=np.float64))
+        count = rates.shape[1]
+        agreed, num_tokens = agreed + float(rates[0, 1:].sum()), num_tokens + max(0, count - 1)
+        # probability that a chain begins at each token
+        begun = np.zeros(count + length + 1)
+        begun[1] = 1.0
+        for start in range(1, count):
+            reached = float(begun[start])
+            if not reached:
+                continue
+            chains += reached
+            for step in range(length):
+                token = start + step
+                rate = float(rates[min(step, len(rates) - 1), token]) if token < count else 0.0
+                survived = reached * rate
+                accepted[step] += survived
+                begun[token + 1] += reached - survived
+                reached = survived
+            begun[start + length + 1] += reached
+    return Chains(chains, tuple(accepted.tolist()), agreed, num_tokens)

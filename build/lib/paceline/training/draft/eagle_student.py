@@ -1,0 +1,217 @@
+"""Train a draft model that reads the target's hidden states (EAGLE).
+
+The method follows Li et al. (2024), section 3.2, with the following changes.
+
+Every position in a text is trained both directly after the target's newest token and after guesses,
+which have no states. The loss compares the draft with the target's full distribution, computed from
+the target's hidden state. The first layer's input starts as the linear least-squares prediction of
+the next state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaConfig, PreTrainedModel
+
+from paceline.model.eagle.checkpoint import build
+from paceline.model.eagle.modules import READS, attach, embedding_and_lm_head
+from paceline.model.identity import Sketch
+from paceline.training.draft import settings
+from paceline.training.draft.chains import Chains, expected_chains
+from paceline.training.draft.evaluate import guesses_agree
+from paceline.training.draft.independent_student import shrink_residuals
+from paceline.training.draft.loss import states_loss
+from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
+from paceline.training.draft.sampled_head import SampledHead
+from paceline.training.draft.settings import DraftTraining
+from paceline.training.optimisers import product_dtype
+from paceline.training.text_chunks import TextChunk, token_counts
+
+
+class EagleStudent:
+    """Hold a draft model that reads target states, while it is trained.
+
+    Args:
+        target: Target model, whose states are read.
+        name: Human-readable name of the target.
+        config: Settings of the training.
+        token_ids: Token ids of the reduced draft vocabulary, ascending.
+        chunks: Training chunks with their states.
+    Attributes:
+        model: The draft model, in float32.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        name: str,
+        config: DraftTraining,
+        token_ids: NDArray[np.int64],
+        chunks: Sequence[TextChunk],
+    ) -> None:
+        self._config = config
+        self.model = _first_model(target, name, config, token_ids).to(target.device)
+        attach(self.model, target)
+        with torch.no_grad():
+            self._start_linear(target, chunks)
+        self._dtype = product_dtype(self.model.device)
+        head: Any = self.model.get_output_embeddings()
+        self._out: Any = head.out
+        self._head = SampledHead(head, token_counts(chunks, head.vocab_size), self._dtype)
+
+    def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
+        """Return the weighted mean cross-entropy against the target's distribution."""
+        random = np.random.default_rng((self._config.seed, step))
+        chain, width, device = self._config.length, max(map(len, chunks)), self.model.device
+        first = min(chunk.first for chunk in chunks)
+        rows = Rows.for_training(width, chain, int(random.integers(chain)), first)
+        unread = int(random.integers(width)) if random.random() < settings.UNREAD_SHARE else 0
+        token_ids, states = (tensor.to(device) for tensor in _padded(chunks))
+        embedding = self._in_product_dtype(self.model.get_input_embeddings())
+        decoder = self._in_product_dtype(self.model.get_decoder())
+        hidden = hidden_of_rows(embedding, decoder, token_ids, shifted(states), rows, unread)
+        drafted = self._in_product_dtype(self._out)(hidden)
+        present, shares = _loss_shares(rows, chunks)
+        shares = shares.to(device)
+        text, row = present.nonzero().T.to(device)
+        target = states[text, rows.positions.to(device)[row], 0]
+        weight, bias = self._head.sample(token_ids, random)
+        return states_loss(drafted[text, row], target, weight, bias, shares / shares.sum())
+
+    def _in_product_dtype(self, module: nn.Module) -> Callable[..., Any]:
+        """Return the module as a function whose weights are cast to the product dtype."""
+        weights = {
+            name: weight.to(self._dtype)
+            for name, weight in module.state_dict(keep_vars=True).items()
+        }
+        return lambda *args, **named: functional_call(module, weights, args, named)
+
+    def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
+        """Return the acceptance of chains of `length` draft tokens along answers."""
+        return expected_chains(
+            [guesses_agree(self.model, chunk, length) for chunk in held_out], length
+        )
+
+    def _start_linear(self, target: PreTrainedModel, chunks: Sequence[TextChunk]) -> None:
+        """Scale the inputs to unit size, and fit the input layer to predict next states."""
+        embedding: Any = self.model.get_input_embeddings()
+        norm: Any = self.model.get_decoder().norm
+        tokens, states, following = (tensor.to(self.model.device) for tensor in _pairs(chunks))
+        table = embedding_and_lm_head(target)[0].weight.detach()
+        sizes = states.square().mean(0).sqrt().clamp(min=1e-6)
+        size = sizes[: following.shape[1]]
+        embedding.state_scale.copy_(1 / sizes)
+        embedding.token_scale.fill_(1 / float(table.float().square().mean().sqrt()))
+        if norm.weight.shape != size.shape:
+            return
+        norm.weight.copy_(size)
+        inputs = torch.cat((table[tokens].float() * embedding.token_scale, states / sizes), dim=1)
+        width = table.shape[1]
+        embedding.read.weight.copy_(_least_squares(inputs, following / size))
+        embedding.unread.weight.copy_(_least_squares(inputs[:, :width], following / size))
+        embedding.unread.bias.zero_()
+
+
+def _loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
+    """Return which rows each chunk has, [b, rows], and their loss weights, [n]."""
+    lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
+    present = rows.positions < lengths
+    weights = torch.tensor(settings.GUESS_WEIGHTS)[
+        rows.guessed.clamp(max=len(settings.GUESS_WEIGHTS) - 1)
+    ]
+    in_prompt = rows.positions + 1 < firsts
+    return present, torch.where(in_prompt, settings.PROMPT_WEIGHT * weights, weights)[present]
+
+
+def _first_model(
+    target: PreTrainedModel, name: str, config: DraftTraining, token_ids: NDArray[np.int64]
+) -> PreTrainedModel:
+    """Build the untrained draft model in float32, with random layers that add little."""
+    target_config = target.config.get_text_config(decoder=True)
+    embedding, head = embedding_and_lm_head(target)
+    hidden = config.hidden or settings.HEAD_SIZE * max(
+        1, round(head.in_features / settings.HEAD_SIZE)
+    )
+    size = settings.HEAD_SIZE * (1 + (hidden % (2 * settings.HEAD_SIZE) == 0))
+    heads = max(1, hidden // size)
+    shape = LlamaConfig(
+        vocab_size=target_config.vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=config.layers or settings.EAGLE_LAYERS,
+        head_dim=size,
+        intermediate_size=config.neurons or 64 * max(1, round(hidden / 48)),
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 3 if heads % 3 == 0 else heads,
+        max_position_embeddings=target_config.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+        dtype="float32",
+        initializer_range=settings.EAGLE_DEVIATION,
+    )
+    reads = {
+        "target": name,
+        "sketch": Sketch.from_model(target).encode(),
+        "embedding": embedding.embedding_dim,
+        "states": head.in_features,
+        "layers": middle_layers(target, config.reads_at),
+        "depth": target_config.num_hidden_layers,
+    }
+    setattr(shape, READS, reads)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model: PreTrainedModel = build(shape, token_ids.tolist())
+    shrink_residuals(model)
+    return model
+
+
+def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
+    """Return the layers whose states a draft reads in addition to the last layer's.
+
+    Args:
+        target: Target model.
+        reads_at: Depth of the layer, as in `DraftTraining`.
+    """
+    depth = target.config.get_text_config(decoder=True).num_hidden_layers
+    return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()
+
+
+def _padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
+    """Return token ids [b, width] and states [b, width, 1 + layers, hidden]."""
+    ids = [torch.from_numpy(chunk.token_ids).long() for chunk in chunks]
+    states = [_states(chunk) for chunk in chunks]
+    return pad_sequence(ids, batch_first=True), pad_sequence(states, batch_first=True)
+
+
+def _pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, the states from which they were chosen, and the next states."""
+    tokens, before, after = [], [], []
+    count = 0
+    for chunk in chunks:
+        states = _states(chunk)
+        tokens.append(torch.from_numpy(chunk.token_ids[1:]).long())
+        before.append(states[:-1].flatten(1).float())
+        after.append(states[1:, 0].float())
+        count += len(tokens[-1])
+        if count >= settings.LEAST_SQUARES_PAIRS:
+            break
+    return torch.cat(tokens), torch.cat(before), torch.cat(after)
+
+
+def _states(chunk: TextChunk) -> Tensor:
+    assert chunk.states is not None, "read before the training"
+    return chunk.states
+
+
+def _least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+    square = inputs.T @ inputs
+    square.diagonal().add_(settings.LEAST_SQUARES_RIDGE)
+    solution: Tensor = torch.linalg.solve(square, inputs.T @ outputs)
+    return solution.T

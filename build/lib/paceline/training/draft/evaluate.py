@@ -1,0 +1,264 @@
+"""Evaluate a draft model: accepted tokens per chain, and forward-pass costs."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.core.hidden_state_log import HiddenStateLog
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
+from paceline.model.eagle.modules import layers_read, states_shape
+from paceline.model.model_view import ModelView
+from paceline.model.pairing import pair, shared_vocabulary
+from paceline.model.vocabulary import SharedVocabulary
+from paceline.report.documents import DocumentKind
+from paceline.report.tables import Column, Table
+from paceline.training.draft.chains import Chains, expected_chains
+from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
+from paceline.training.draft.settings import CHAIN_LENGTHS, TIMED_CONTEXT, TIMED_FORWARDS
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Hold the expected gain from chains of one length.
+
+    Attributes:
+        length: Number of draft tokens per chain, K.
+        accepted: Expected number of accepted tokens per chain.
+        speed: Speed relative to plain decoding.
+    """
+
+    length: int
+    accepted: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJudgement:
+    """Hold the evaluation of a draft model.
+
+    Attributes:
+        answers: Number of greedy answers.
+        tokens: Number of tokens in these answers.
+        length: Number of draft tokens per chain in `chains`.
+        chains: Acceptance by prompt category, and for all prompts.
+        target_seconds: Time of a target forward pass over 1, 2, ... tokens, in seconds.
+        draft_seconds: Time of a draft model forward pass, in seconds.
+        gains: Expected gain by chain length.
+    """
+
+    answers: int
+    tokens: int
+    length: int
+    chains: dict[str, Chains]
+    target_seconds: list[float]
+    draft_seconds: float
+    gains: list[Gain]
+
+    @property
+    def cost_ratio(self) -> float:
+        """Cost of a draft model forward pass relative to a target forward pass."""
+        return self.draft_seconds / self.target_seconds[0]
+
+    @property
+    def best(self) -> Gain:
+        """Gain with the fastest chain length."""
+        return max(self.gains, key=lambda gain: gain.speed)
+
+
+JUDGEMENT_KIND = DocumentKind("draft judgement", 1, DraftJudgement)
+
+
+@torch.no_grad()
+def agreements(
+    model: PreTrainedModel,
+    chunks: Iterable[TextChunk],
+    token_ids: Tensor | None = None,
+    shared: SharedVocabulary | None = None,
+) -> list[NDArray[np.float64]]:
+    """Return 1 for each answer token that is the draft's argmax, and 0 otherwise.
+
+    Args:
+        model: Independent draft model.
+        chunks: Answers with their prompts.
+        token_ids: Token ids of the reduced draft vocabulary, in ascending order. None: the LM
+            head's.
+        shared: Vocabulary that the draft shares with the target. None: the whole vocabulary.
+    """
+    decoder: Any = model.get_decoder()
+    head: Any = model.get_output_embeddings()
+    results = []
+    for chunk in chunks:
+        text = chunk.token_ids.astype(np.int64)
+        ids = torch.from_numpy(text if shared is None else shared.readable(text))[None]
+        states = decoder(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
+        hidden = states[0, chunk.first - 1 : -1]
+        if token_ids is None:
+            logits = head(hidden)
+            guesses = (logits if shared is None else shared.logits(logits)).argmax(-1)
+        else:
+            guesses = token_ids[(hidden @ head.weight[token_ids].T).argmax(-1).to(token_ids.device)]
+        agreed = guesses.cpu().numpy() == chunk.token_ids[chunk.first :]
+        results.append(agreed.astype(np.float64))
+    return results
+
+
+@torch.no_grad()
+def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
+    """Return `agreements` for a draft that reads target states, by chain position.
+
+    Args:
+        model: Draft model, attached to its target.
+        chunk: Answer with its prompt and the target's states.
+        length: Number of draft tokens per chain.
+    Returns:
+        1 or 0, [length, tokens].
+    """
+    assert chunk.states is not None, "read before the evaluation"
+    states = chunk.states.to(model.device, model.dtype)
+    ids = torch.from_numpy(chunk.token_ids).long().to(model.device)
+    rows = Rows.for_evaluation(len(ids), length, chunk.first)
+    head: Any = model.get_output_embeddings()
+    embedding, decoder = model.get_input_embeddings(), model.get_decoder()
+    hidden = hidden_of_rows(embedding, decoder, ids[None], shifted(states[None]), rows)[0]
+    drafted = head.out(hidden)
+    positions = rows.positions
+    drafting = ((positions >= chunk.first - 1) & (positions < len(ids) - 1)).nonzero()[:, 0]
+    following = positions[drafting] + 1
+    guesses = head.guess(drafted[drafting.to(model.device)])
+    right = (guesses == ids[following.to(model.device)]).cpu()
+    agreed = np.zeros((length, len(ids) - chunk.first))
+    agreed[rows.guessed[drafting].numpy(), (following - chunk.first).numpy()] = right.numpy()
+    return agreed
+
+
+def evaluate(
+    draft: CachedLM, target: CachedLM, answers: Sequence[TextChunk], length: int
+) -> DraftJudgement:
+    """Evaluate a draft model on the target's greedy answers, and time both models.
+
+    Args:
+        draft: Draft model.
+        target: Target model.
+        answers: Greedy answers with their prompts.
+        length: Number of draft tokens per chain, for the acceptance by category.
+    Raises:
+        ConfigError: There are no answers.
+    """
+    if not answers:
+        raise ConfigError("draft evaluate: no answers. Record some with `paceline record`.")
+    agreed = _agreements_of(draft, target, answers, max(*CHAIN_LENGTHS, length))
+    by_category = defaultdict(list)
+    for chunk, agreement in zip(answers, agreed, strict=True):
+        by_category[chunk.category or ALL].append(agreement)
+    chains = {name: expected_chains(group, length) for name, group in sorted(by_category.items())}
+    text = max(answers, key=len).token_ids.tolist()
+    widths = range(len(CHAIN_LENGTHS) + 1)
+    target_seconds = [forward_seconds(target, text, width) for width in widths]
+    draft_seconds = forward_seconds(draft, text, 0)
+    gains = []
+    for count in CHAIN_LENGTHS:
+        accepted = expected_chains(agreed, count).per_chain
+        step = target_seconds[count] + count * draft_seconds
+        gains.append(Gain(count, accepted, (1 + accepted) * target_seconds[0] / step))
+    return DraftJudgement(
+        len(answers),
+        sum(agreement.shape[-1] for agreement in agreed),
+        length,
+        {**chains, ALL: expected_chains(agreed, length)},
+        target_seconds,
+        draft_seconds,
+        gains,
+    )
+
+
+def _agreements_of(
+    draft: CachedLM, target: CachedLM, answers: Sequence[TextChunk], length: int
+) -> list[NDArray[np.float64]]:
+    pair(draft, target.model)
+    if not draft.uses_target_states:
+        shared = shared_vocabulary(draft.model, target.model)
+        return agreements(draft.model, answers, shared=shared)
+    states = read_states(target, answers, layers_read(draft.model), progress=True)
+    drafting = ModelView(draft.model, draft.products).module  # the same products as in use
+    return [
+        guesses_agree(drafting, replace(chunk, states=state), length)
+        for chunk, state in zip(answers, states, strict=True)
+    ]
+
+
+def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
+    """Return the median time of a forward pass over a token and a chain, in seconds.
+
+    Args:
+        model: Model to time.
+        token_ids: Tokens of a text, which is repeated to fill the timed context.
+        width: Number of draft tokens in the chain.
+    """
+    ids = (token_ids * (1 + TIMED_CONTEXT // len(token_ids)))[:TIMED_CONTEXT]
+    request = Request(ids, SamplingParams(max_new_tokens=TIMED_FORWARDS))
+    if model.uses_target_states:
+        request.states = HiddenStateLog(layers_read(model.model))
+        request.states.write(
+            0, torch.zeros(len(ids) - 1, *states_shape(model.model), device=model.device)
+        )
+    model.open(request)
+    seconds = []
+    try:
+        for _ in range(TIMED_FORWARDS):
+            begin = time.perf_counter()
+            model.forward([request], [DraftTree.chain(ids[:width])])
+            seconds.append(time.perf_counter() - begin)
+            model.commit([()])
+            model.rewind(request, len(ids) - 1)
+    finally:
+        model.close(request)
+    return median(seconds[1:])
+
+
+def print_draft_judgement(judgement: DraftJudgement, console: Console | None = None) -> None:
+    """Print the acceptance by category, the costs, and the gain by chain length."""
+    console = console or Console()
+    names = [
+        Column("prompts"),
+        "tokens",
+        "agree",
+        f"accepted per chain of {judgement.length}",
+        *(f"{position}." for position in range(1, judgement.length + 1)),
+    ]
+    rows = [
+        (name, chains.places, chains.agreement, chains.per_chain, *chains.by_position)
+        for name, chains in judgement.chains.items()
+    ]
+    title = (
+        f"{judgement.answers} greedy answers; acceptance rate at each position of a chain, given"
+        " those before"
+    )
+    Table.of(title, names, rows, form=".3f").show(console)
+    target, draft = 1000 * judgement.target_seconds[0], 1000 * judgement.draft_seconds
+    title = (
+        f"forward pass of the target {target:.2f} ms, of the draft {draft:.2f} ms (ratio"
+        f" {judgement.cost_ratio:.3f})"
+    )
+    names = [Column("K"), "accepted per chain", "speed over plain decoding"]
+    gains = [(str(gain.length), gain.accepted, gain.speed) for gain in judgement.gains]
+    Table.of(title, names, gains, form=".3f").show(console)

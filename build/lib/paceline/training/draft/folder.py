@@ -1,0 +1,200 @@
+"""Store a draft model on disk while it is trained.
+
+`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` hold the best draft so far.
+`training.json` records how it was trained and evaluated. `state.safetensors` allows training to
+resume; training deletes this file when it finishes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from paceline.model.reduced_vocabulary import save_kept
+from paceline.report.documents import DocumentKind, read_document, write_document
+from paceline.training.checkpoint import CheckpointFile, require_same_settings
+from paceline.training.draft.chains import Chains
+from paceline.training.loop import TrainingProgress
+from paceline.training.optimisers import restore_state, state_tensors
+from paceline.util.files import make_folder
+
+RECORD, STATE = "training.json", "state.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPoint:
+    """Hold one point of the learning curve.
+
+    Attributes:
+        minutes: Training time in minutes.
+        steps: Optimiser steps.
+        tokens: Number of training tokens, counting every use.
+        losses: Mean loss over the last steps, by kind of text.
+        agreement: Share of held-out tokens that are the draft's argmax.
+        per_chain: Number of accepted tokens per chain on held-out answers.
+    """
+
+    minutes: float
+    steps: int
+    tokens: int
+    losses: dict[str, float]
+    agreement: float
+    per_chain: float
+
+
+@dataclass(slots=True)
+class DraftProgress(TrainingProgress):
+    """Hold the progress of a draft model's training.
+
+    Attributes:
+        tokens: Number of training tokens, counting every use.
+        batches: Number of batches used, by kind of text.
+        curve: Learning curve, one point per validation.
+    """
+
+    tokens: int = 0
+    batches: dict[str, int] = field(default_factory=lambda: {"answers": 0, "texts": 0})
+    curve: list[TrainingPoint] = field(default_factory=list)
+
+    @property
+    def best(self) -> TrainingPoint:
+        """Point on the curve with the most accepted tokens; on ties, the first."""
+        return max(self.curve, key=lambda point: point.per_chain)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """Describe how a draft model was trained.
+
+    Attributes:
+        settings: Settings that distinguish this training run from others.
+        about: Training texts, machine and library versions.
+        note: Note from the user, such as sources and licences.
+        kept: Size of the reduced draft vocabulary.
+        curve: Learning curve.
+        best: Point on the curve at which the draft in the folder was saved.
+        chains: Acceptance on held-out answers at that point.
+    """
+
+    settings: dict[str, Any]
+    about: dict[str, Any]
+    note: str
+    kept: int
+    curve: list[TrainingPoint]
+    best: TrainingPoint
+    chains: Chains
+
+
+RECORD_KIND = DocumentKind("draft training", 1, TrainingRecord)
+
+
+class DraftFolder:
+    """Manage a draft model's folder while the model is trained.
+
+    Args:
+        path: Folder of the draft model.
+        settings: Settings that distinguish this training run from others.
+        about: Training texts, machine and library versions.
+        note: Note from the user.
+    Raises:
+        ConfigError: The folder cannot be written, or holds a training run with different settings.
+    """
+
+    def __init__(
+        self, path: str | Path, settings: dict[str, Any], about: dict[str, Any], note: str = ""
+    ) -> None:
+        self.path = Path(path)
+        make_folder(self.path)
+        self.about = about
+        self._settings, self._note = json.loads(json.dumps(settings)), note
+        self._state = CheckpointFile(self.path / STATE, "paceline draft state", 1)
+        if self._state.exists:
+            require_same_settings(self.path, self._settings, self._state.value("settings"))
+        elif self.finished:
+            require_same_settings(self.path, self._settings, self.record().settings)
+
+    @property
+    def finished(self) -> bool:
+        """True if the folder holds a completed training run."""
+        return (self.path / RECORD).exists() and not self._state.exists
+
+    def record(self) -> TrainingRecord:
+        """Return how the draft in the folder was trained.
+
+        Raises:
+            ConfigError: The record is missing or damaged.
+        """
+        return read_document(self.path / RECORD, RECORD_KIND)
+
+    def restore(self, model: PreTrainedModel, optimisers: Sequence[Optimizer]) -> DraftProgress:
+        """Load the last checkpoint into the model and optimisers; return its progress.
+
+        Raises:
+            ConfigError: The checkpoint is damaged.
+        """
+        if not self._state.exists:
+            return DraftProgress()
+        values = self._state.value("progress")
+        # tied output embeddings are not stored
+        model.load_state_dict(self._state.tensors("model"), strict=False)
+        restore_state(optimisers, self._state.tensors("optimiser"))
+        curve = [TrainingPoint(**point) for point in values.pop("curve")]
+        return DraftProgress(**values, curve=curve)
+
+    def save_validation(
+        self, model: PreTrainedModel, progress: DraftProgress, chains: Chains, token_ids: Tensor
+    ) -> None:
+        """Write the record; if the last validation is the best so far, write the draft.
+
+        Args:
+            model: Draft model.
+            progress: Training progress, including the curve.
+            chains: Acceptance at the last validation.
+            token_ids: Token ids of the reduced draft vocabulary.
+        """
+        best = progress.best
+        if best is progress.curve[-1]:
+            _save_model(model, self.path)
+            save_kept(self.path, token_ids.tolist(), int(model.config.vocab_size))
+        else:
+            chains = self.record().chains
+        record = TrainingRecord(
+            self._settings, self.about, self._note, len(token_ids), progress.curve, best, chains
+        )
+        write_document(self.path / RECORD, RECORD_KIND, record)
+
+    def save_state(
+        self, model: PreTrainedModel, optimisers: Sequence[Optimizer], progress: DraftProgress
+    ) -> None:
+        """Write the checkpoint from which training can resume."""
+        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+        self._state.save(
+            {"settings": self._settings, "progress": asdict(progress)},
+            {"model": weights, "optimiser": state_tensors(optimisers)},
+        )
+
+    def finish(self) -> TrainingRecord:
+        """Delete the checkpoint, and return how the draft was trained."""
+        record = self.record()
+        self._state.delete()
+        return record
+
+
+def _save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write a bfloat16 copy elsewhere, then move its files; move the weights last."""
+    with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
+        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
+        for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):
+            path.chmod(0o644)  # safetensors writes 0600
+            os.replace(path, folder / path.name)

@@ -1,0 +1,131 @@
+"""Prepare a draft model's training from a command's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline import demo
+from paceline.model.cached_lm import CachedLM
+from paceline.model.eagle.modules import embedding_and_lm_head
+from paceline.model.identity import model_identity
+from paceline.model.loading import load_model
+from paceline.training.draft.eagle_student import middle_layers
+from paceline.training.draft.folder import DraftFolder
+from paceline.training.draft.settings import DraftTraining
+from paceline.training.inputs import describe_run, hold_out, num_predicted, read_texts
+from paceline.training.target_states import read_states
+from paceline.training.text_chunks import TextChunk, recorded_chunks, shortened
+from paceline.util.files import digest_of
+
+# settings that may change when training resumes
+_CHANGEABLE = ("minutes", "note", "validations")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftData:
+    """Hold the texts for training a draft model.
+
+    Attributes:
+        answers: Target answers to train on.
+        texts: Other texts to train on.
+        held_out: Answers for validation.
+    """
+
+    answers: list[TextChunk]
+    texts: list[TextChunk]
+    held_out: list[TextChunk]
+
+    @property
+    def training(self) -> list[TextChunk]:
+        """All chunks to train on, starting with the answers."""
+        return [*self.answers, *self.texts]
+
+    @staticmethod
+    def split(
+        answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
+    ) -> DraftData:
+        """Hold out every n-th answer.
+
+        Raises:
+            ConfigError: There are too few answers.
+        """
+        training, held_out = hold_out("draft train", answers, config.held_out)
+        return DraftData(
+            [shortened(answer, config.context) for answer in training], list(texts), held_out
+        )
+
+    def with_states(self, target: CachedLM, reads_at: float, progress: bool = False) -> DraftData:
+        """Return the same chunks with the target's hidden states.
+
+        Args:
+            target: Target model.
+            reads_at: Depth of the middle layer that is read, as in `DraftTraining`.
+            progress: Show a progress bar.
+        Raises:
+            UnsupportedModelError: The target's hidden states cannot be read.
+        """
+        groups = (self.answers, self.texts, self.held_out)
+        chunks = [chunk for group in groups for chunk in group]
+        layers = middle_layers(target.model, reads_at)
+        states = read_states(target, chunks, layers, progress)
+        return DraftData(
+            *([replace(chunk, states=next(states)) for chunk in group] for group in groups)
+        )
+
+
+def prepare(
+    target: str,
+    recordings: Sequence[str | Path],
+    inputs: Sequence[str],
+    out: Path,
+    config: DraftTraining,
+) -> tuple[PreTrainedModel, DraftData, DraftFolder]:
+    """Return the target, the training texts and the draft's folder.
+
+    Args:
+        target: Target model: directory, hub id or built-in name.
+        recordings: Files written by `paceline record`, with the target's answers.
+        inputs: Text files, as in `paceline.datastore.inputs`.
+        out: Folder for the draft model.
+        config: Settings of the training.
+    Raises:
+        ConfigError: A file cannot be read or belongs to a different target, or the folder holds a
+            training run with different settings.
+    """
+    location = demo.target_of(target)
+    model = load_model(location, "auto" if config.uses_target_states else torch.float32)
+    fingerprint = model_identity(model)[0]
+    answers = recorded_chunks(recordings, fingerprint)
+    texts = read_texts("draft train", location, inputs, config.context)
+    data = DraftData.split(answers, texts, config)
+    if config.uses_target_states:
+        embedding_and_lm_head(model)  # raises now rather than after the states have been read
+    settings: dict[str, Any] = {
+        "target_fingerprint": fingerprint,
+        "inputs": digest_of({"ids": [_checksums(answers), _checksums(texts)]}),
+    }
+    settings |= {name: value for name, value in asdict(config).items() if name not in _CHANGEABLE}
+    about = describe_run(recordings, inputs) | {
+        "target": target,
+        "minutes": config.minutes,
+        "answers": len(answers),
+        "answer_tokens": num_predicted(data.answers),
+        "held_out": len(data.held_out),
+        "with_distribution": num_predicted([chunk for chunk in data.answers if chunk.top]),
+        "text_tokens": num_predicted(data.texts),
+    }
+    return model, data, DraftFolder(out, settings, about, config.note)
+
+
+def _checksums(chunks: Sequence[TextChunk]) -> list[int]:
+    """Return the number of chunks and a checksum for each chunk."""
+    return [
+        len(chunks),
+        *(int(chunk.token_ids.astype("int64") @ range(1, len(chunk) + 1)) for chunk in chunks),
+    ]

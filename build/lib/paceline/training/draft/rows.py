@@ -1,0 +1,142 @@
+"""Lay out the rows in a forward pass that trains or evaluates an EAGLE draft.
+
+A row consists of a position in a text and the number of the draft's own guesses among the tokens up
+to that position. With no guesses, the target has chosen all tokens so far, and the row reads the
+state for its token. Otherwise, the row sees what a draft sees in use: the target's tokens before
+the guesses, and the guesses themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.model.forward_state import TargetStates
+
+
+class Rows(NamedTuple):
+    """Hold the rows of one text.
+
+    Attributes:
+        positions: Position of each row in the text, [rows].
+        guessed: Number of guesses among the tokens up to that position, [rows].
+        mask: Whether a row (first index) sees another row (second index), bool [rows, rows].
+    """
+
+    positions: Tensor
+    guessed: Tensor
+    mask: Tensor
+
+    @staticmethod
+    def of(positions: Tensor, guessed: Tensor) -> Rows:
+        """Return rows with the mask derived from positions and guesses."""
+        roots = positions - guessed  # the newest token that the target has chosen
+        sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
+        sees_guesses = (
+            (guessed[None] > 0)
+            & (roots[None] == roots[:, None])
+            & (positions[None] <= positions[:, None])
+        )
+        return Rows(positions, guessed, sees_target | sees_guesses)
+
+    @staticmethod
+    def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
+        """Return one row without guesses per position, then the rows with guesses.
+
+        Args:
+            length: Number of tokens in the text.
+            chain: Every `chain`-th position is the root of a chain of guesses.
+            offset: Position of the first root.
+            first: Position of the first token that may be guessed.
+        """
+        positions = torch.arange(length)
+        guessed = (positions - offset) % chain
+        drafted = (guessed > 0) & (guessed <= positions - (first - 1))
+        return Rows.of(
+            torch.cat((positions, positions[drafted])),
+            torch.cat((torch.zeros_like(positions), guessed[drafted])),
+        )
+
+    @staticmethod
+    def for_evaluation(length: int, chain: int, first: int) -> Rows:
+        """Return one row per combination of text position and chain position.
+
+        Args:
+            length: Number of tokens in the text.
+            chain: Number of tokens in a chain.
+            first: Position of the first token that may be guessed.
+        """
+        positions = [
+            torch.arange(length),
+            *(torch.arange(first + guessed, length) for guessed in range(1, chain)),
+        ]
+        guessed = [torch.full_like(group, count) for count, group in enumerate(positions)]
+        return Rows.of(torch.cat(positions), torch.cat(guessed))
+
+    def with_drafts(self) -> Rows:
+        """Return these rows, then repeat each guess for a token that no other row sees."""
+        again = (self.guessed > 0).nonzero()[:, 0]
+        count, added = len(self.positions), len(again)
+        mask = torch.zeros(count + added, count + added, dtype=torch.bool)
+        mask[:count, :count] = self.mask
+        mask[count:, :count] = self.mask[again]
+        mask[count + torch.arange(added), again] = False
+        mask[count:, count:] = torch.eye(added, dtype=torch.bool)
+        return Rows(
+            torch.cat((self.positions, self.positions[again])),
+            torch.cat((self.guessed, self.guessed[again])),
+            mask,
+        )
+
+
+def hidden_of_rows(
+    embedding: Callable[..., Tensor],
+    decoder: Callable[..., Any],
+    token_ids: Tensor,
+    chosen_by: Tensor,
+    rows: Rows,
+    unread: int = 0,
+    drafted: Tensor | None = None,
+) -> Tensor:
+    """Return the input of the draft's LM head at each row, [b, rows, hidden].
+
+    All tensors except those in `rows` are on the decoder's device.
+
+    Args:
+        embedding: The draft's input embedding, or a function with its signature.
+        decoder: The draft's decoder, or a function with its signature.
+        token_ids: Token ids of the texts, [b, t].
+        chosen_by: Target states from which each token was chosen, [b, t, 1 + layers, states].
+        rows: Rows for each text.
+        unread: Number of initial tokens whose states are not read.
+        drafted: Token ids for the last n rows, replacing those from the text, [b, n].
+    """
+    texts, device = len(token_ids), token_ids.device
+    readers = ((rows.guessed == 0) & (rows.positions > max(0, unread - 1))).nonzero()[:, 0]
+    text_index = torch.arange(texts).repeat_interleave(len(readers))
+    state_index = torch.stack((text_index, readers.repeat(texts))).to(device)
+    positions, read_positions = rows.positions.to(device), rows.positions[readers].to(device)
+    ids = token_ids[:, positions]
+    if drafted is not None:
+        ids = torch.cat((ids[:, : ids.shape[1] - drafted.shape[1]], drafted), dim=1)
+    states = TargetStates(state_index, chosen_by[:, read_positions].flatten(0, 1))
+    inputs: dict[str, Any] = {
+        "inputs_embeds": embedding(ids, states),
+        "position_ids": positions.expand(texts, -1),
+        "attention_mask": rows.mask.to(device)[None, None].expand(texts, -1, -1, -1),
+        "use_cache": False,
+    }
+    hidden: Tensor = decoder(**inputs).last_hidden_state
+    return hidden
+
+
+def shifted(states: Tensor) -> Tensor:
+    """Return the states from which each token was chosen; zeros for the first token.
+
+    Args:
+        states: States after each token, [b, t, ...].
+    """
+    return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)

@@ -1,0 +1,60 @@
+"""Sample the rows of the target's LM head that a training step uses.
+
+Computing logits over the whole reduced vocabulary takes half the time of a step, although a few
+tokens hold nearly all the probability. A step therefore uses the frequent tokens, the tokens in its
+texts and a random sample of the others. Each sampled token stands for several tokens; the logarithm
+of their number is added to its logits. The method is sampled softmax (Bengio and Senecal 2008; Jean
+et al. 2015).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.training.draft.settings import FREQUENT_SHARE, SAMPLING_INTERVAL
+from paceline.training.text_chunks import smallest_cover
+
+
+class SampledHead:
+    """Sample rows of an LM head for each training step.
+
+    Args:
+        head: A `TargetStateHead` that is attached to its target.
+        counts: Number of times each token is predicted, [vocab].
+        dtype: Dtype of the matrix products.
+    """
+
+    def __init__(self, head: Any, counts: NDArray[np.int64], dtype: torch.dtype) -> None:
+        self._weight: Tensor = head.kept.to(dtype)
+        self._bias = (
+            head.kept.new_zeros(len(head.kept), dtype=torch.float32)
+            if head.added is None
+            else head.added.float()
+        )
+        token_ids = head.token_ids.cpu().numpy()
+        self._row_of_token = np.full(len(counts), len(token_ids))  # last row: not in the head
+        self._row_of_token[token_ids] = np.arange(len(token_ids))
+        self._frequent = np.zeros(len(token_ids) + 1, dtype=bool)
+        self._frequent[smallest_cover(counts[token_ids], FREQUENT_SHARE)] = True
+
+    def sample(self, token_ids: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Return the weight [n, states] and bias [n] of one step's rows.
+
+        Args:
+            token_ids: Token ids of the step's texts.
+            random: Random generator.
+        """
+        certain = self._frequent.copy()
+        certain[self._row_of_token[token_ids.cpu().numpy()]] = True
+        certain = certain[:-1]
+        sampled = random.random(len(certain)) < 1 / SAMPLING_INTERVAL
+        drawn = torch.from_numpy(np.flatnonzero(certain | sampled))
+        offset = torch.where(torch.from_numpy(certain)[drawn], 0.0, math.log(SAMPLING_INTERVAL))
+        rows, device = drawn.to(self._weight.device), self._weight.device
+        return self._weight[rows], (self._bias[rows] + offset.to(device)).to(self._weight.dtype)

@@ -1,0 +1,102 @@
+"""Define the settings and constants for training a draft model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError
+from paceline.training.settings import TrainingSettings
+from paceline.util.config import require_range
+
+HEAD_SIZE = 32  # Dimensions of an attention head.
+
+# Schedule; chosen using drafts for SmolLM2-135M-Instruct.
+WARM_UP_STEPS = 50  # Steps of linear warm-up.
+CONSTANT_SHARE = 0.4  # Share of the time before the learning rate starts its linear decay to 0.
+FIRST_ANSWERS_SHARE = 0.4  # Share of answer steps at the start, relative to the share at the end.
+EMBEDDING_LR_FACTOR = 0.5  # Learning rate of the embedding, relative to the peak.
+MAX_GRADIENT_NORM = 1.0  # Maximum gradient norm; larger gradients are clipped.
+ANSWERS_WEIGHT = 0.7  # Weight of answers, relative to texts, in the reduced vocabulary.
+
+# Initial weights.
+INDEPENDENT_HIDDEN, INDEPENDENT_LAYERS = 96, 3  # Default shape without target states.
+INDEPENDENT_DEVIATION = 0.04  # Standard deviation without target states.
+EMBEDDING_DEVIATION = 0.06  # Standard deviation of the projected embedding.
+EAGLE_LAYERS = 2  # Default number of layers of a draft that reads target states.
+EAGLE_DEVIATION = 0.03  # Standard deviation of that draft's weights.
+LEAST_SQUARES_PAIRS = 60_000  # Pairs of states to which the linear map is fitted.
+LEAST_SQUARES_RIDGE = 100.0  # Ridge, in pairs of unit size whose next state is 0.
+
+# Loss of a draft that reads target states.
+GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # Weight after 0, 1, ... guesses; the last also applies later.
+PROMPT_WEIGHT = 0.3  # Weight of prompt positions, where no draft is needed.
+UNREAD_SHARE = 0.1  # Share of batches whose initial tokens have no state, as with prefix caching.
+FREQUENT_SHARE = 0.9  # Share of all tokens covered by those that every step includes.
+SAMPLING_INTERVAL = 8  # Each sampled token stands for this many rare tokens.
+LOSS_ROWS = 256  # Positions whose logits are computed together, to stay in the cache.
+
+# Evaluation.
+CHAIN_LENGTHS = tuple(range(1, 9))  # Chain lengths K to compare.
+TIMED_FORWARDS = 24  # Forward passes per measurement.
+TIMED_CONTEXT = 160  # Tokens before each timed forward pass.
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTraining(TrainingSettings):
+    """Set how a draft model is trained and evaluated.
+
+    Attributes:
+        batch: Number of tokens per training step; at least 1.
+        lr: Peak learning rate, for both Muon (matrices) and AdamW (embedding and norms); above 0.
+        uses_target_states: Read the target's hidden states (EAGLE-style), with the target's
+            embedding and LM head. The target accepts more tokens from such a draft, but the draft
+            works only with this target. Otherwise, the draft is an independent model.
+        reads_at: Depth of an additional layer whose states the draft reads, as a share of the
+            target's layers; from 0 to 1. 0 reads only the last layer.
+        hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 without target
+            states.
+        layers: Number of decoder layers; at least 0. 0 uses 2 layers, or 3 without target states.
+        neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size, or 4
+            times the hidden size without target states.
+        start: Draft model that provides the initial shape and weights. Default: none.
+        minutes: Training time in minutes, including validation; above 0. A resumed run may use a
+            different time.
+        coverage: Share of the training tokens that the reduced draft vocabulary covers; above 0, at
+            most 1. 1 keeps the whole vocabulary.
+        length: Number of draft tokens per chain in the evaluation; at least 1.
+        context: Maximum number of tokens per text chunk; at least 8.
+        answers: Share of training steps that use recorded answers rather than text, at the end of
+            training; from 0 to 1.
+        held_out: Interval between answers held out for validation (every n-th answer); at least 2.
+        validations: Number of validations; at least 1. The best draft so far is saved.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    batch: int = 2048
+    lr: float = 8e-3
+    uses_target_states: bool = True
+    reads_at: float = 0.75
+    hidden: int = 0
+    layers: int = 0
+    neurons: int = 0
+    start: str = ""
+    minutes: float = 60.0
+    coverage: float = 0.99
+    length: int = 4
+    context: int = 384
+    answers: float = 0.8
+    held_out: int = 16
+    validations: int = 30
+
+    def __post_init__(self) -> None:
+        minimums = {"hidden": 0, "layers": 0, "neurons": 0, "length": 1, "context": 8}
+        minimums |= {"held_out": 2, "validations": 1}
+        self.require("draft train", minimums, positive=("minutes", "coverage"))
+        for name in ("answers", "reads_at", "coverage"):
+            require_range("draft train", name, getattr(self, name), 0, 1)
+        if self.hidden % HEAD_SIZE:
+            raise ConfigError(
+                f"draft train: hidden: got {self.hidden}; expected a multiple of {HEAD_SIZE}."
+            )

@@ -1,0 +1,183 @@
+"""Train a draft model by distillation (Hinton et al. 2015) and on texts.
+
+The teacher's distributions come from recorded target answers.
+
+The training time determines how good a draft becomes, so the schedule depends on time. The learning
+rate is constant at first, then falls linearly to zero, while the share of steps that use answers
+grows. The data order and the initial weights depend only on the seed. An interrupted training run
+resumes from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.engine.keyboard_interrupts import interrupts_held
+from paceline.training.draft import settings
+from paceline.training.draft.batches import Batches
+from paceline.training.draft.chains import Chains
+from paceline.training.draft.eagle_student import EagleStudent
+from paceline.training.draft.folder import DraftFolder, DraftProgress, TrainingPoint
+from paceline.training.draft.independent_student import IndependentStudent
+from paceline.training.draft.prepare import DraftData
+from paceline.training.draft.settings import DraftTraining
+from paceline.training.draft.start import load_start
+from paceline.training.loop import Trainer
+from paceline.training.optimisers import model_optimisers
+from paceline.training.text_chunks import TextChunk, smallest_cover, token_counts
+
+ANSWERS, TEXTS = "answers", "texts"
+
+
+class Student(Protocol):
+    """Compute the loss and acceptance rate of either kind of draft model.
+
+    Attributes:
+        model: The draft model, in float32.
+    """
+
+    model: PreTrainedModel
+
+    def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
+        """Return the loss on a batch.
+
+        Args:
+            chunks: Chunks of the batch.
+            step: Number of the training step, used for random sampling.
+        """
+
+    def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
+        """Return the acceptance of chains of `length` draft tokens along answers."""
+
+
+class DraftTrainer(Trainer):
+    """Train a draft model and store it in a folder.
+
+    Args:
+        target: Target model.
+        data: Training texts.
+        config: Settings of the training.
+        folder: Folder of the draft model and its checkpoint.
+        clock: Returns the time in seconds.
+    Attributes:
+        model: The draft model, in float32.
+        progress: Progress of the training run.
+    Raises:
+        ConfigError: The checkpoint, or the draft to start from, cannot be used.
+    """
+
+    command = "draft train"
+    unit = "seconds"
+    max_gradient_norm = settings.MAX_GRADIENT_NORM
+    progress: DraftProgress
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        data: DraftData,
+        config: DraftTraining,
+        folder: DraftFolder,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        seconds = 60 * config.minutes
+        super().__init__(config, seconds, seconds / config.validations, clock)
+        self._config, self._folder, self._held_out = config, folder, data.held_out
+        vocab_size = int(target.config.get_text_config(decoder=True).vocab_size)
+        token_ids = reduced_vocabulary(data, vocab_size, config.coverage)
+        self._token_ids = torch.from_numpy(token_ids)
+        self._student: Student
+        if config.uses_target_states:
+            name = str(folder.about["target"])
+            self._student = EagleStudent(target, name, config, token_ids, data.training)
+        else:
+            self._student = IndependentStudent(target, config, token_ids)
+        self.model = self._student.model
+        if config.start:
+            load_start(self.model, config.start)
+        self.parameters = list(self.model.parameters())
+        self.optimisers = model_optimisers(
+            self.model, config.lr, settings.EMBEDDING_LR_FACTOR * config.lr
+        )
+        self.progress = folder.restore(self.model, self.optimisers)
+        self.schedules = [LambdaLR(optimiser, self._rate) for optimiser in self.optimisers]
+        groups = {ANSWERS: data.answers, TEXTS: data.texts}
+        self._batches: dict[str, Iterator[list[TextChunk]]] = {
+            kind: Batches(chunks, config.batch, config.seed).after(self.progress.batches[kind])
+            for kind, chunks in groups.items()
+            if chunks
+        }
+
+    def next_loss(self) -> tuple[str, Tensor]:
+        """Return the loss on the next batch of answers or texts."""
+        kind, progress = self._next_kind(), self.progress
+        batch = next(self._batches[kind])
+        progress.batches[kind] += 1
+        progress.tokens += sum(map(len, batch))
+        return kind, self._student.loss(batch, progress.steps)
+
+    def validate(self, losses: dict[str, float]) -> str:
+        """Measure held-out acceptance, and store the checkpoint and the best draft."""
+        config, progress = self._config, self.progress
+        chains = self._student.acceptance(self._held_out, config.length)
+        minutes, scores = progress.seconds / 60, (chains.agreement, chains.per_chain)
+        point = TrainingPoint(minutes, progress.steps, progress.tokens, losses, *scores)
+        with interrupts_held():  # the record and the state must match
+            progress.curve.append(point)
+            self._folder.save_validation(self.model, progress, chains, self._token_ids)
+            self.save_state()
+        return (
+            f"{chains.agreement:.3f} of tokens agree, {chains.per_chain:.3f} of {config.length}"
+            " accepted per chain"
+        )
+
+    def save_state(self) -> None:
+        """Store the checkpoint."""
+        self._folder.save_state(self.model, self.optimisers, self.progress)
+
+    def _rate(self, _: int) -> float:
+        """Return the learning rate as a share of the peak."""
+        warm_up = min(1.0, (self.progress.steps + 1) / settings.WARM_UP_STEPS)
+        return warm_up * min(1.0, (1 - self.share) / (1 - settings.CONSTANT_SHARE))
+
+    def _next_kind(self) -> str:
+        """Choose the kind of the next batch at random; at the start, more are texts."""
+        if len(self._batches) < 2:
+            return next(iter(self._batches))
+        answers = self._config.answers * (
+            settings.FIRST_ANSWERS_SHARE + (1 - settings.FIRST_ANSWERS_SHARE) * self.share
+        )
+        random = np.random.default_rng((self._config.seed, self.progress.steps))
+        return ANSWERS if random.random() < answers else TEXTS
+
+
+def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
+    """Return the fewest tokens that cover a share of predicted tokens, in id order.
+
+    Answers have more weight than texts. The number of tokens is rounded up to a multiple of the
+    SIMD width.
+
+    Args:
+        data: Training texts.
+        vocab_size: Vocabulary size of the target.
+        coverage: Share of the predicted tokens; 1 returns the whole vocabulary.
+    """
+    if coverage >= 1:
+        return np.arange(vocab_size)
+    shares = np.zeros(vocab_size)
+    for chunks, weight in (
+        (data.answers, settings.ANSWERS_WEIGHT),
+        (data.texts, 1 - settings.ANSWERS_WEIGHT),
+    ):
+        counts = token_counts(chunks, vocab_size)
+        shares += weight * counts / max(1, counts.sum())
+    return np.sort(smallest_cover(shares, coverage, WIDTH))

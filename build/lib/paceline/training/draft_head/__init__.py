@@ -1,0 +1,1 @@
+"""Train hidden-state draft heads."""

@@ -1,0 +1,211 @@
+"""Train up to a maximum number of steps or seconds, validating in between.
+
+`Trainer` holds the loop that draft models, draft heads and acceptance heads share. A subclass
+supplies batches, loss and validation, and may store its state.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.engine.keyboard_interrupts import interrupts_held
+from paceline.errors import ConfigError
+from paceline.report.progress import progress_bar
+from paceline.training.settings import LOSS_WINDOW, TrainingSettings
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """Hold the progress of a training run: training time and optimiser steps."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+
+class TrainingReport:
+    """Report training progress with one line per validation and a progress bar.
+
+    Args:
+        write: Function that writes a line. Default: no lines are written.
+        shown: Whether to show a progress bar if standard error is a terminal.
+    Attributes:
+        bar: Progress bar.
+    """
+
+    def __init__(self, write: Callable[[str], None] | None = None, shown: bool = False) -> None:
+        self._write = write
+        self.bar = progress_bar(shown=shown)
+        self._task = self.bar.add_task("training", total=1.0)
+
+    def advance(self, share: float) -> None:
+        """Show what share of the training is complete."""
+        self.bar.update(self._task, completed=share)
+
+    def validation(self, progress: TrainingProgress, losses: dict[str, float], scores: str) -> None:
+        """Write the line of one validation.
+
+        Args:
+            progress: Progress of the training run.
+            losses: Mean loss over the last steps, by kind of batch.
+            scores: Description of the results on held-out data.
+        """
+        if self._write is not None:
+            parts = [", ".join(f"{kind} loss {loss:.3f}" for kind, loss in losses.items()), scores]
+            position = f"{progress.seconds / 60:.1f} min, step {progress.steps}"
+            self._write(f"{position}: {'; '.join(filter(None, parts))}")
+
+
+class Trainer(ABC):
+    """Train a model; subclasses supply its batches, loss and validation.
+
+    Args:
+        settings: Training settings.
+        total: Number of steps or seconds in the whole training run.
+        interval: Number of steps or seconds between two validations.
+        clock: Returns the time in seconds.
+    Attributes:
+        command: Command to name in error messages.
+        unit: Unit of the limit, a field of `progress`.
+        max_gradient_norm: Maximum gradient norm; larger gradients are clipped. None: no clipping.
+        progress: Progress of the training run.
+        parameters: Weights to train, in the order in which the gradient norm sums them.
+        optimisers: Optimisers for these weights.
+        schedules: Learning-rate schedules of the optimisers, advanced after each step.
+    """
+
+    command: ClassVar[str]
+    unit: ClassVar[Literal["steps", "seconds"]] = "steps"
+    max_gradient_norm: ClassVar[float | None] = None
+    progress: TrainingProgress
+    parameters: Sequence[Tensor]
+    optimisers: Sequence[torch.optim.Optimizer]
+    schedules: Sequence[LRScheduler]
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        total: float,
+        interval: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._lr, self._clock = settings.lr, clock
+        self._total, self._interval = total, interval
+        self.progress = TrainingProgress()
+        self._losses: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOSS_WINDOW))
+
+    @abstractmethod
+    def next_loss(self) -> tuple[str, Tensor]:
+        """Return the kind of the next batch and the loss on that batch."""
+
+    def validate(self, losses: dict[str, float]) -> str:
+        """Evaluate the model on held-out data and return a description of the scores.
+
+        Args:
+            losses: Mean loss over the last steps, by kind of batch.
+        """
+        return ""
+
+    def save_state(self) -> None:  # noqa: B027  (optional)
+        """Store the state for resuming after Ctrl-C; the default stores nothing."""
+
+    @property
+    def share(self) -> float:
+        """Share of the training that is complete."""
+        return self._position / self._total
+
+    @property
+    def _position(self) -> float:
+        return float(getattr(self.progress, self.unit))
+
+    def run(self, report: TrainingReport | None = None) -> None:
+        """Train up to the limit.
+
+        On Ctrl-C, the loop completes the current step, stores the state and raises
+        KeyboardInterrupt.
+
+        Raises:
+            ConfigError: A loss is not finite.
+        """
+        report = report or TrainingReport()
+        last, due = self._clock(), self._position + self._interval
+        with report.bar:
+            try:
+                while self.share < 1:
+                    with interrupts_held():  # a half-finished step would corrupt the state
+                        self.step()
+                        last = self._advance(last)
+                    report.advance(self.share)
+                    if self._position >= min(due, self._total):
+                        self.report_validation(report)
+                        due += self._interval
+            except KeyboardInterrupt:
+                with interrupts_held():
+                    self.save_state()
+                raise
+
+    def step(self) -> None:
+        """Take one optimiser step on the next batch."""
+        kind, loss = self.next_loss()
+        require_finite(self.command, loss, self._lr)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.max_gradient_norm)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.progress.steps += 1
+        self._losses[kind].append(loss.item())
+
+    def report_validation(self, report: TrainingReport) -> None:
+        """Validate the model and report the scores."""
+        losses = {kind: float(np.mean(values)) for kind, values in sorted(self._losses.items())}
+        report.validation(self.progress, losses, self.validate(losses))
+
+    def _advance(self, last: float) -> float:
+        """Count the time since `last`, set the next learning rates and return the time."""
+        now = self._clock()
+        self.progress.seconds = self.progress.seconds + now - last
+        # Schedules may depend on the time, so they follow the clock.
+        for schedule in self.schedules:
+            schedule.step()
+        return now
+
+
+def shuffled_batches(
+    rows: Tensor, size: int, generator: torch.Generator, complete: bool = False
+) -> Iterator[Tensor]:
+    """Yield batches of rows indefinitely, with a new random order in each epoch.
+
+    Args:
+        rows: Indices of the training examples, [n].
+        size: Number of rows per batch.
+        generator: Random generator for the order.
+        complete: Whether to leave out the incomplete batch at the end of an epoch.
+    """
+    while True:
+        order = rows[torch.randperm(len(rows), generator=generator)]
+        yield from torch.split(order[: len(order) // size * size] if complete else order, size)
+
+
+def require_finite(command: str, values: Tensor, lr: float) -> None:
+    """Check a loss or weights for infinities and NaNs.
+
+    Raises:
+        ConfigError: The learning rate `lr` has made training diverge.
+    """
+    if not torch.isfinite(values).all():
+        raise ConfigError(
+            f"{command}: lr: got {lr:g}, with which the loss is not finite; expected less. Lower"
+            " it."
+        )

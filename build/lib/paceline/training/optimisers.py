@@ -1,0 +1,123 @@
+"""Optimise matrices with Muon (Jordan et al. 2024), other weights with AdamW.
+
+torch's own Muon orthogonalises in bfloat16, which is slow on processors without bfloat16
+instructions. This implementation uses float32 on such processors, and orthogonalises matrices of
+the same shape together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from paceline.cpu import amx, avx512_dot
+from paceline.training import settings
+
+
+class Muon(Optimizer):
+    """Update matrices along their orthogonalised Nesterov momentum."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one step against the gradients."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                by_shape[parameter.shape].append(parameter)
+            for shape, parameters in by_shape.items():
+                directions = orthogonal(
+                    torch.stack([self._momentum(parameter) for parameter in parameters])
+                )
+                step = -group["lr"] * settings.MUON_STEP_RMS * max(shape) ** 0.5
+                for parameter, direction in zip(parameters, directions, strict=True):
+                    parameter.mul_(1 - group["lr"] * settings.MUON_WEIGHT_DECAY)
+                    parameter.add_(direction, alpha=step)
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state: dict[str, Any] = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        gradient = parameter.grad
+        assert gradient is not None, "step without backward"
+        state["momentum"].lerp_(gradient, 1 - settings.MUON_MOMENTUM)
+        return torch.lerp(gradient, state["momentum"], settings.MUON_MOMENTUM)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Approximate the nearest orthogonal matrices with Newton-Schulz iterations.
+
+    Args:
+        matrices: [n, rows, columns]. The results have singular values from 0.7 to 1.2.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if tall else matrices
+    wide = (wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-12)).to(product_dtype(wide.device))
+    a, b, c = settings.NEWTON_SCHULZ_COEFFICIENTS
+    for _ in range(settings.NEWTON_SCHULZ_ROUNDS):
+        gram = wide @ wide.mT
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    result: Tensor = (wide.mT if tall else wide).float()
+    return result
+
+
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of matrix products in training.
+
+    The dtype is bfloat16 on devices with fast bfloat16 products, and float32 otherwise. Weights and
+    optimiser steps always use float32.
+    """
+    fast = device.type == "cuda" or amx.available() or avx512_dot.available()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def model_optimisers(
+    model: PreTrainedModel, lr: float, embedding_lr: float
+) -> tuple[Muon, torch.optim.AdamW]:
+    """Return Muon for the matrices of a model, and AdamW for its embedding and norms.
+
+    Args:
+        model: Model to train.
+        lr: Peak learning rate for matrices and norms.
+        embedding_lr: Peak learning rate for the embedding.
+    """
+    inner: Any = model.get_decoder()
+    first = inner.get_input_embeddings()
+    tables = [first.weight] if isinstance(first, torch.nn.Embedding) else []
+    table_ids = {id(table) for table in tables}
+    weights = list(model.parameters())
+    matrices = [weight for weight in weights if weight.ndim == 2 and id(weight) not in table_ids]
+    norms = [weight for weight in weights if weight.ndim == 1]
+    groups: list[dict[str, Any]] = [{"params": norms}, {"params": tables, "lr": embedding_lr}]
+    adam = torch.optim.AdamW(groups, lr=lr, betas=settings.ADAM_BETAS, weight_decay=0.0, fused=True)
+    return Muon(matrices, lr), adam
+
+
+def state_tensors(optimisers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """Return the state of optimisers as tensors by name."""
+    return {
+        f"{number}.{weight}.{name}": torch.as_tensor(value)
+        for number, optimiser in enumerate(optimisers)
+        for weight, values in optimiser.state_dict()["state"].items()
+        for name, value in values.items()
+    }
+
+
+def restore_state(optimisers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
+    """Load the tensors that `state_tensors` returned into optimisers."""
+    for number, optimiser in enumerate(optimisers):
+        state: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for key, value in tensors.items():
+            owner, weight, name = key.split(".", 2)
+            if int(owner) == number:
+                state[int(weight)][name] = value
+        groups = optimiser.state_dict()["param_groups"]
+        optimiser.load_state_dict({"state": dict(state), "param_groups": groups})

@@ -1,0 +1,1 @@
+"""Provide options, caches, files, threads and timings for all packages."""

@@ -1,0 +1,275 @@
+"""Keep generated folders in the user's cache.
+
+A folder is either complete or absent, and only one process makes it.
+
+The cache is $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. Folders are
+named KIND-vFORMAT/KEY. KEY is a checksum of the source: a file, or the facts that a measurement
+depends on. While a process makes a folder, the folder is named KEY.part, and the process holds the
+lock KEY.lock. The lock is released when its process ends, so a KEY.part whose lock is free was left
+by a killed process. `paceline cache` lists and clears the folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from paceline.errors import ConfigError
+from paceline.util.files import parse_json
+
+VARIABLE = "PACELINE_CACHE"
+CARD = "paceline.json"  # description of a folder: written last, with the size of every file
+_log = logging.getLogger(__name__)
+_noted = False  # whether the process has warned that the cache cannot be written
+_ENTRY = re.compile(r"[0-9a-f]{64}(\.part)?")
+
+
+class CacheError(ConfigError):
+    """The cache cannot be written, or the user has no folder for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """A finished folder in the cache.
+
+    Attributes:
+        folder: Path of the folder.
+        card: Description: source, sha256, made, files (name -> bytes), and entries from its maker.
+    """
+
+    folder: Path
+    card: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Size of all files, in bytes."""
+        return sum(self.card["files"].values())
+
+
+def root() -> Path:
+    """Return the cache folder, which need not exist.
+
+    Raises:
+        CacheError: No environment variable names the folder, and the user has no home directory.
+    """
+    if configured := os.environ.get(VARIABLE):
+        return Path(configured).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "paceline"
+    except RuntimeError as error:
+        raise CacheError(
+            "cache: got a user without home; expected a folder that can be written. Set"
+            f" {VARIABLE} to one."
+        ) from error
+
+
+def note_unwritable(reason: object) -> None:
+    """Warn, once per process, that the cache cannot be written.
+
+    Args:
+        reason: Error or text for the log.
+    """
+    global _noted
+    if not _noted:
+        _noted = True
+        _log.warning(
+            "paceline keeps compiled code and measurements in memory only, and every process makes"
+            " them again: %s. Set %s to a folder that can be written.",
+            str(reason).split("; expected")[0].rstrip("."),
+            VARIABLE,
+        )
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    A process reads the file again only if its size or modification time has changed.
+    """
+    stat = path.stat()
+    return _checksum(path.absolute(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _checksum(path: Path, size: int, time_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def obtain(
+    kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
+) -> Path:
+    """Return the folder made from a file, making it first if it does not exist.
+
+    Args:
+        kind: Kind of the folder, with its format version, such as "gguf-v1".
+        source: Source file.
+        make: Function that fills the given empty folder and returns entries for its card. The
+            function runs in only one process at a time.
+        waiting: Function that is called once if another process is already making the folder.
+    Raises:
+        ConfigError: The cache cannot be written, or `make` raised the error. In both cases, no
+            folder remains.
+    """
+    return obtain_folder(root() / kind / checksum(source), str(source), make, waiting)
+
+
+def obtain_folder(
+    folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
+) -> Path:
+    """Return a folder in the cache, making it first if it does not exist.
+
+    Args:
+        folder: Path of the folder.
+        source: Description of the source, for the card.
+        make: As in `obtain`.
+        waiting: As in `obtain`.
+    Raises:
+        ConfigError: As in `obtain`.
+    """
+    # No lock: folders appear complete, and the cache may be read-only.
+    if _read(folder) is not None:
+        return folder
+    with _clear_errors(), _locked(folder, waiting):
+        if _read(folder) is None:
+            _fill(folder, source, make)
+    return folder
+
+
+def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
+    """Make a folder in the cache again; takes the same arguments as `obtain_folder`."""
+    with _clear_errors(), _locked(folder, lambda: None):
+        _fill(folder, source, make)
+
+
+def entries() -> list[CacheEntry]:
+    """Return the finished folders, oldest first.
+
+    Raises:
+        CacheError: As in `root`.
+    """
+    finished = [
+        CacheEntry(path.parent, card)
+        for path in root().glob(f"*/*/{CARD}")
+        if (card := _read(path.parent)) is not None
+    ]
+    return sorted(finished, key=lambda entry: str(entry.card["made"]))
+
+
+def clear() -> int:
+    """Remove all folders that no process is making; return the number of bytes freed.
+
+    Raises:
+        ConfigError: The cache cannot be written.
+    """
+    freed = 0
+    with _clear_errors():
+        for folder in sorted(path for path in root().glob("*-v*/*") if _ENTRY.fullmatch(path.name)):
+            with suppress(Timeout), _lock(folder).acquire(blocking=False):
+                freed += _remove(folder)
+    return freed
+
+
+def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
+    """Make KEY.part, sync its files to disk, and rename it to KEY."""
+    part = folder.with_suffix(".part")
+    _remove(part)  # left over from a killed process
+    _remove_leftovers(folder.parent)
+    _remove(folder)  # damaged or outdated
+    try:
+        part.mkdir()
+        card = make(part)
+        files = {
+            str(path.relative_to(part)): path.stat().st_size
+            for path in sorted(part.rglob("*"))
+            if path.is_file()
+        }
+        card = {
+            "source": source,
+            "sha256": folder.name,
+            "made": time.strftime("%Y-%m-%d %H:%M:%S"),
+            **card,
+            "files": files,
+        }
+        (part / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        for name in (*files, CARD):
+            with (part / name).open("rb+") as file:
+                os.fsync(file.fileno())
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    """Return a folder's card; None if it is missing or a file's size has changed."""
+    try:
+        card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
+        complete = all(
+            (folder / name).stat().st_size == size for name, size in card["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return card if complete and "made" in card else None
+
+
+@contextmanager
+def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a folder; wait while another process holds it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock(folder)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        waiting()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock(folder: Path) -> FileLock:
+    """Return the lock for KEY and KEY.part."""
+    # A soft lock would remain after its process is killed.
+    return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
+
+
+def _remove_leftovers(kind: Path) -> None:
+    """Remove unfinished folders left by killed processes."""
+    for part in kind.glob("*.part"):
+        with suppress(Timeout), _lock(part).acquire(blocking=False):
+            _remove(part)
+
+
+def _remove(folder: Path) -> int:
+    """Remove a folder if it exists; return the number of bytes freed."""
+    if not folder.is_dir():
+        return 0
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    shutil.rmtree(folder)
+    return size
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(
+            f"cache: got {str(root())!r}, which cannot be used ({error}); expected a folder that"
+            f" can be written and has room. Set {VARIABLE} to another one."
+        ) from error

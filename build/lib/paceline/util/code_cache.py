@@ -1,0 +1,130 @@
+"""Store compiled functions on disk, so that later processes can load them.
+
+Numba looks for a writable folder in this order: `NUMBA_CACHE_DIR`, the module's `__pycache__`,
+    paceline's own cache. If there is none, compiled code stays in memory. Code in a `__pycache__`
+    is read even if that folder is read-only, so an administrator can compile once for all users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cache as memoised
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from numba.core.caching import (
+    CompileResultCacheImpl,
+    FunctionCache,
+    IndexDataCacheFile,
+    InTreeCacheLocator,
+    UserProvidedCacheLocator,
+    UserWideCacheLocator,
+)
+
+from paceline.errors import ConfigError
+from paceline.util import cache
+
+_FOLDER = "compiled"
+_PACKAGE = Path(__file__).parents[1]
+
+
+class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
+    """Locate compiled code below `cache.root()`, writable only by its owner."""
+
+    def __init__(self, function: Any, file: str) -> None:
+        super().__init__(function, file)
+        self._cache_path = str(cache.root() / _FOLDER / self.get_suitable_cache_subpath(file))
+
+    def ensure_cache_path(self) -> None:
+        """Create the folder."""
+        os.makedirs(cache.root() / _FOLDER, mode=0o700, exist_ok=True)
+        super().ensure_cache_path()
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> Any:
+        """Return a function's locator; None if the cache cannot be written."""
+        try:
+            return super(UserProvidedCacheLocator, cls).from_function(function, file)
+        except ConfigError:  # the user has no home directory
+            return None
+
+
+class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
+    """Locate compiled code in its module's read-only `__pycache__`."""
+
+    def ensure_cache_path(self) -> None:
+        """Accept a read-only folder; attempts to save report the reason."""
+
+
+class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [  # noqa: RUF012 - numba's
+        *(
+            _InCache if locator is UserWideCacheLocator else locator
+            for locator in CompileResultCacheImpl._locator_classes
+        ),
+        _ReadOnly,
+    ]
+
+
+class CodeCache(FunctionCache):  # type: ignore[misc]
+    """Load and save the compiled overloads of one function.
+
+    Overloads are compiled again when the function's module or its package's settings modules
+    change, because compiled code contains the values of constants. If a folder cannot be read or
+    written, functions are compiled in every process, and one warning is logged.
+
+    Args:
+        function: Python function.
+    """
+
+    _impl_class = _Functions
+    _writable = True
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        locator = self._impl.locator
+        folder = Path(function.__code__.co_filename).parent
+        self._cache_file = IndexDataCacheFile(
+            self._cache_path,
+            self._impl.filename_base,
+            (locator.get_source_stamp(), _settings_digest(folder)),
+        )
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled overload for a signature; None if it cannot be read."""
+        try:
+            return super().load_overload(sig, target_context)
+        except OSError:
+            return None
+        except (EOFError, UnpicklingError, AttributeError, ImportError):
+            # The index is damaged, or names a class from another paceline version.
+            self._forget()
+            return None
+
+    def _forget(self) -> None:
+        try:
+            self.flush()
+        except OSError:
+            CodeCache._writable = False
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Store a compiled overload for other processes."""
+        if CodeCache._writable:
+            try:
+                super().save_overload(sig, data)
+            except OSError as error:
+                CodeCache._writable = False  # do not retry on a full disk for each function
+                cache.note_unwritable(f"{self.cache_path!r} cannot be written ({error.strerror})")
+
+
+@memoised
+def _settings_digest(folder: Path) -> str:
+    """Hash the settings modules in a folder and its parents, up to the package's root."""
+    digest = hashlib.sha256()
+    while folder.is_relative_to(_PACKAGE):
+        for path in sorted(folder.glob("*settings*.py")):
+            digest.update(path.read_bytes())
+        folder = folder.parent
+    return digest.hexdigest()

@@ -1,0 +1,187 @@
+"""Compile hot loops with numba, and describe arrays of records with named fields.
+
+Compiled code is stored on disk and runs without the interpreter lock. An array of records has a
+class that names its fields, and a dtype that `record_dtype` derives from the class:
+
+    class Match:
+        position: int  # of the token after the match
+        length: int  # in tokens
+
+    MATCH = record_dtype(Match)
+    matches = np.empty(capacity, dtype=MATCH)
+
+Compiled code reads and writes `matches[i].position`, and mypy knows `Records[Match]`. Python reads
+the same column as `matches["position"]`. In compiled code, a record is a pointer, so accessing a
+field takes as long as accessing a matrix column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import numba
+import numba.extending
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.core.ccallback import CFunc
+from numba.core.registry import CPUDispatcher
+from numba.core.types.misc import unliteral
+
+from paceline.util.code_cache import CodeCache
+
+# No C code calls these functions, so numba need not compile a wrapper for it.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+
+class Records(Protocol[R]):
+    """Define the type of an array of records in compiled code."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> R: ...
+    def __setitem__(self, index: int, value: R, /) -> None: ...
+
+
+def record_dtype(fields: type) -> Any:
+    """Return the numpy dtype for records with a class's annotated fields.
+
+    Args:
+        fields: Class with annotations: `int` (int64), `float` (float64), `Annotated[kind, dtype]`
+            for other number types, `Annotated[kind, dtype, shape]` for a small array in the record.
+    """
+    columns = []
+    for name, kind in get_type_hints(fields, include_extras=True).items():
+        form = (
+            get_args(kind)[1:]
+            if get_origin(kind) is Annotated
+            else (np.int64 if kind is int else np.float64,)
+        )
+        columns.append((name, *form))
+    return np.dtype(columns, align=True)
+
+
+def compiled(function: F) -> F:
+    """Compile a function on its first call, and store the code on disk.
+
+    The code runs without the interpreter lock.
+
+    Numba detects changes only in the function's own module. After changing a function that other
+    modules call, `touch` the callers' modules.
+    """
+    return cast(F, _stored(numba.njit(function, **_OPTIONS)))
+
+
+class _Kernel(CPUDispatcher):  # type: ignore[misc]
+    """Compile once per argument type, not again for each constant argument."""
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Resolve a call from compiled code, replacing literal types with plain types."""
+        plain = {name: unliteral(kind) for name, kind in dict(kws).items()}
+        return super().get_call_template(tuple(unliteral(kind) for kind in args), plain)
+
+
+def kernel(function: F) -> F:
+    """Compile a function that allocates no array, without reference counts.
+
+    Reference counting for arrays is atomic and happens at every call and every view. In short
+    functions, it takes longer than the actual work. The caller must keep the arrays alive; a
+    `compiled` caller does so.
+    """
+    return _without_counting(function)
+
+
+def inlined(function: F) -> F:
+    """Compile a `kernel` into its callers, regardless of its size.
+
+    Use this for innermost loops, whose values then stay in registers across calls. Deeply nested
+    functions of this kind take minutes to compile.
+    """
+    return _without_counting(function, forceinline=True)
+
+
+def _without_counting(function: F, **options: Any) -> F:
+    dispatcher = _Kernel(
+        function, targetoptions={"nopython": True, "_nrt": False, **_OPTIONS, **options}
+    )
+    return cast(F, _stored(dispatcher))
+
+
+def callback(function: Callable[[int], int]) -> CFunc:
+    """Compile a function of an int64 to code with an `address`, and store the code."""
+    compiled_function = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
+    _stored(compiled_function).compile()
+    return compiled_function
+
+
+def _stored(dispatcher: Any) -> Any:
+    """Let a dispatcher load and save its compiled code."""
+    dispatcher._cache = CodeCache(dispatcher.__wrapped__)
+    return dispatcher
+
+
+def _loader(kind: Any, bits: int) -> Any:
+    """Return a function that loads a `bits`-wide value of `kind` from an address."""
+
+    def load(typing_context: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            return builder.load(pointer)
+
+        return kind(types.int64), emit
+
+    return numba.extending.intrinsic(load)
+
+
+load_uint16 = _loader(types.uint16, 16)
+load_uint32 = _loader(types.uint32, 32)
+load_int32 = _loader(types.int32, 32)
+load_uint64 = _loader(types.uint64, 64)
+load_int64 = _loader(types.int64, 64)
+load_uint8 = _loader(types.uint8, 8)
+
+
+def _storer(kind: Any, bits: int) -> Any:
+    """Return a function (address, value) that stores a `bits`-wide value of `kind`."""
+
+    def store(typing_context: Any, address: Any, value: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.store(
+                arguments[1], builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            )
+            return context.get_dummy_value()
+
+        return types.void(types.int64, kind), emit
+
+    return numba.extending.intrinsic(store)
+
+
+store_uint8 = _storer(types.uint8, 8)
+
+
+def _fetch_add(typing_context: Any, address: Any) -> Any:
+    """Emit an atomic `counter++`, so that two threads never get the same number."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), emit
+
+
+take_number = numba.extending.intrinsic(_fetch_add)
+
+
+def _as_pointer(typing_context: Any, address: Any) -> Any:
+    """Emit code that casts an address to a pointer that `numba.carray` accepts."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), emit
+
+
+as_pointer = numba.extending.intrinsic(_as_pointer)

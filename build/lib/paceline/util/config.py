@@ -1,0 +1,198 @@
+"""Build option dataclasses from `name:key=value,...` strings, mappings or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from paceline.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+SpecKey = tuple[str, frozenset[tuple[str, str]]]  # name and options, regardless of order
+
+_TRUE = {"true", "1", "yes", "on"}
+_FALSE = {"false", "0", "no", "off"}
+_QUOTED = re.compile(r"""(?<==)(?:"[^"]*"|'[^']*')""")
+_NEEDS_QUOTES = re.compile(r"""[\s,'"]|^$""")
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split "name:key=value,key=value" into the name and its options, as text.
+
+    The name may be "module:Class". Values with commas need single or double quotes, as in
+    sssd:datastore="my, store". In a list of drafters, values with spaces need quotes as well.
+
+    Args:
+        spec: Drafter string.
+    Raises:
+        ConfigError: `spec` is not text, an option has no `=` or occurs twice, or a quote is open.
+    """
+    if not isinstance(spec, str):
+        raise ConfigError(
+            f"drafter: got {spec!r}; expected a name or 'name:key=value'. Plain decoding is 'none'."
+        )
+    name, rest = split_spec(spec)
+    options: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in cut_outside_quotes(rest, ","))):
+        key, equals, value = item.partition("=")
+        key = key.strip()
+        if not equals:
+            raise ConfigError(
+                f"got {item!r} in {spec!r}; expected options as key=value, for example"
+                " 'draft_model:max_draft_tokens=4'."
+            )
+        if key in options:
+            raise ConfigError(f"got option {key!r} twice in {spec!r}; expected it once. Keep one.")
+        options[key] = _unquoted(value.strip(), spec)
+    return name, options
+
+
+def cut_outside_quotes(text: str, separator: str) -> list[str]:
+    """Split text at a separator, but not inside quoted values.
+
+    Args:
+        text: Text to split.
+        separator: Regular expression.
+    """
+    quoted = [match.span() for match in _QUOTED.finditer(text)]
+    parts, start = [], 0
+    for match in re.finditer(separator, text):
+        if not any(first <= match.start() < last for first, last in quoted):
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start:]]
+
+
+def in_quotes(value: str) -> str:
+    """Return a value for a drafter string, in double quotes only if necessary.
+
+    Args:
+        value: Text without double quotes.
+    """
+    return f'"{value}"' if _NEEDS_QUOTES.search(value) else value
+
+
+def _unquoted(value: str, spec: str) -> str:
+    if value[:1] not in ("'", '"'):
+        return value
+    if len(value) < 2 or value[-1] != value[0]:
+        raise ConfigError(f"got {value!r} in {spec!r}; expected a quote at its end, too. Close it.")
+    return value[1:-1]
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """Split "name:options" or "module:Class:options" into the name and the options.
+
+    The name may be "module:Class"; the options are returned as one string.
+    """
+    name, _, rest = spec.partition(":")
+    second, _, options = rest.partition(":")
+    if second and all(part.isidentifier() for part in second.strip().split(".")):
+        return f"{name.strip()}:{second.strip()}", options
+    return name.strip(), rest
+
+
+def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
+    """Build an options dataclass, converting text to the type of each field.
+
+    Args:
+        cls: Dataclass to build.
+        values: Values by field name.
+        owner: Name to use for the options in errors, such as the drafter's name.
+    Raises:
+        ConfigError: A key is unknown (the message names the closest match), or a value has the
+            wrong type or range.
+    """
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"{owner} has no option {key!r}.{did_you_mean(key, fields)}")
+    hints = get_type_hints(cls)
+    return cls(
+        **{key: _convert(value, hints[key], f"{owner}:{key}") for key, value in values.items()}
+    )
+
+
+def _convert(value: Any, annotation: Any, where: str) -> Any:
+    kinds = (
+        list(get_args(annotation))
+        if get_origin(annotation) in (Union, types.UnionType)
+        else [annotation]
+    )
+    if not isinstance(value, str):
+        if isinstance(value, bool) and bool not in kinds:
+            raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
+        if isinstance(value, int) and float in kinds and int not in kinds:
+            return float(value)
+        if not isinstance(value, tuple(kinds)):
+            raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
+        return value
+    if type(None) in kinds and value.lower() == "none":
+        return None
+    for kind in kinds:
+        if kind is bool and is_truth(value):
+            return value.lower() in _TRUE
+        if kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+        if kind is str:
+            return value
+    raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
+
+
+def is_truth(text: str) -> bool:
+    """Return whether a string is a word for true or false, such as "yes" or "0"."""
+    return text.lower() in _TRUE | _FALSE
+
+
+def _names(kinds: list[Any]) -> str:
+    return " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)
+
+
+def require_range(
+    owner: str, name: str, value: float, low: float, high: float | None = None
+) -> None:
+    """Raise for a value outside [low, high].
+
+    Args:
+        owner: Name to use for the options in errors.
+        name: Name of the option.
+        value: Value to check; NaN is rejected.
+        low: Minimum.
+        high: Maximum; None sets no maximum.
+    Raises:
+        ConfigError: The value is outside the range; the message names the range.
+    """
+    if not (low <= value and (high is None or value <= high)):  # also rejects NaN
+        expected = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{owner}: {name}: got {value}; expected {expected}.")
+
+
+def require_count(owner: str, name: str, value: object, low: int) -> None:
+    """Raise unless a value is a whole number of at least `low`.
+
+    Args:
+        owner: Name to use for the options in errors.
+        name: Name of the option.
+        value: Value to check.
+        low: Minimum.
+    Raises:
+        ConfigError: The value is something else; the message names the allowed values.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{owner}: {name}: got {value!r}; expected a whole number.")
+    require_range(owner, name, value, low)
+
+
+def spec_key(spec: str) -> SpecKey:
+    """Return a key that is the same for drafter strings with the same meaning.
+
+    Spaces and the order of options do not matter.
+    """
+    name, options = parse_spec(spec)
+    return name, frozenset(options.items())

@@ -1,0 +1,100 @@
+"""Copy arrays to and from a device, in one transfer each way.
+
+A copy from a device waits for all work that was launched before, so a step should make few.
+Everything travels as one tensor. On a CPU, nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_ALIGNMENT = 8  # bytes; torch reads numbers of this size at multiples of it
+Arrays = Sequence[NDArray[Any]]
+
+
+class Pending(NamedTuple):
+    """Work on a device whose result depends on tensors that are not copied yet.
+
+    Attributes:
+        tensors: Tensors to copy; see `fetch`.
+        finish: Function that returns the result from the copied arrays.
+    """
+
+    tensors: Sequence[Tensor]
+    finish: Callable[[Arrays], Any]
+
+
+def upload(device: torch.device, *values: NDArray[Any] | Sequence[int]) -> list[Tensor]:
+    """Copy arrays to a device without waiting for it.
+
+    Args:
+        device: The device.
+        values: Writable arrays of numbers, or sequences of integers, which become int64. On a CPU,
+            tensors share the memory of arrays.
+    """
+    arrays = [
+        value if isinstance(value, np.ndarray) else np.array(value, dtype=np.int64)
+        for value in values
+    ]
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    starts = [0, *accumulate(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]
+    packed = np.empty(starts[-1], dtype=np.uint8)
+    for array, start in zip(arrays, starts, strict=False):
+        packed[start : start + array.nbytes] = (
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        )
+    there = torch.from_numpy(packed).to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes]
+        .view(torch.from_numpy(array[:0]).dtype)
+        .view(array.shape)
+        for array, start in zip(arrays, starts, strict=False)
+    ]
+
+
+def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
+    """Copy tensors of one device to the CPU, waiting for the device once.
+
+    Args:
+        tensors: float32, bool, or integers that fit into 32 bits. On a CPU, the arrays share their
+            memory.
+    """
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.numpy() for tensor in tensors]
+    packed = [_words(tensor.reshape(-1)) for tensor in tensors]
+    words = (packed[0] if len(packed) == 1 else torch.cat(packed)).cpu().numpy()
+    ends = accumulate((tensor.numel() for tensor in tensors), initial=0)
+    return [
+        _numbers(words[start:stop], tensor.dtype).reshape(tensor.shape)
+        for tensor, (start, stop) in zip(tensors, pairwise(ends), strict=True)
+    ]
+
+
+def finish(pending: Sequence[Pending]) -> list[Any]:
+    """Return the results of pending work, whose tensors are copied in one transfer."""
+    arrays = fetch(*(tensor for each in pending for tensor in each.tensors))
+    ends = accumulate((len(each.tensors) for each in pending), initial=0)
+    return [
+        each.finish(arrays[start:stop])
+        for each, (start, stop) in zip(pending, pairwise(ends), strict=True)
+    ]
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Return a tensor [n] as integers of 32 bits."""
+    return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor.to(torch.int32)
+
+
+def _numbers(words: NDArray[np.int32], dtype: torch.dtype) -> NDArray[Any]:
+    """Return the numbers that `_words` packed."""
+    if dtype == torch.float32:
+        return words.view(np.float32)
+    return words.astype(torch.empty(0, dtype=dtype).numpy().dtype)

@@ -1,0 +1,62 @@
+"""Add up the time that a device spends on calls."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+import torch
+
+
+class DeviceTimer:
+    """Context that adds the duration of its calls to a total.
+
+    On CUDA, a call returns before its work is done. Events then measure the time between the first
+    and the last operation on the device; nothing waits for them.
+
+    Args:
+        device: Device of the calls.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._seconds, self._begin = 0.0, 0.0
+        self._first: Any = None
+        self._open: deque[tuple[Any, Any]] = deque()  # events of calls that may not have ended
+
+    def __enter__(self) -> None:
+        if self._on_cuda:
+            self._first = _recorded()
+        else:
+            self._begin = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._on_cuda:
+            self._open.append((self._first, _recorded()))
+            self._drain()
+        else:
+            self._seconds += time.perf_counter() - self._begin
+
+    @property
+    def seconds(self) -> float:
+        """Return the total of the calls that have ended on the device, in seconds."""
+        self._drain()
+        return self._seconds
+
+    def _drain(self) -> None:
+        while self._open and self._open[0][1].query():
+            first, last = self._open.popleft()
+            self._seconds += first.elapsed_time(last) / 1e3
+
+
+def _recorded() -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -1,0 +1,188 @@
+"""Write files atomically, append to them, and parse JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.util.text_files import MARK
+
+STANDARD_OUTPUT = Path("-")
+_DESCRIPTORS = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
+# Maximum number of characters in a temporary file's prefix; with a name of maximum length, there is
+# no room for more.
+_MAX_PREFIX = 32
+
+
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Write a file atomically: readers and crashes see either old or new contents.
+
+    Links are followed. Devices, pipes and standard streams are written to directly and never
+    replaced.
+
+    Args:
+        path: Path of the file, or "-" for standard output.
+        content: Bytes to write.
+    Raises:
+        ConfigError: The file cannot be written. An existing regular file is left unchanged.
+    """
+    path = Path(path)
+    with _clear_errors(path):
+        if _is_stream(path):
+            _write_to_stream(path, content)
+            return
+        path = Path(os.path.realpath(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+        handle, temporary = _temporary(path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(mode)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def append(path: str | Path, content: bytes) -> None:
+    """Append to a file; treat devices and standard streams as `write_atomically` does.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    with _clear_errors(path):
+        if _is_stream(Path(path)):
+            _write_to_stream(Path(path), content)
+            return
+        with open(path, "ab") as file:
+            file.write(content)
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise early if `write_atomically` could not write to a path.
+
+    The check leaves no file behind.
+
+    Raises:
+        ConfigError: The folder does not exist, the path is a folder, or permissions are missing.
+    """
+    path = Path(path)
+    with _clear_errors(path):
+        if _is_stream(path):
+            if _descriptor(path) is None and not os.access(path, os.W_OK):
+                raise PermissionError("it may not be written")
+            return
+        real = Path(os.path.realpath(path))
+        if not real.parent.is_dir():
+            raise ConfigError(
+                f"cannot write {str(path)!r}: there is no folder {str(real.parent)!r}. Make it"
+                " first."
+            )
+        if real.exists() and not os.access(real, os.W_OK):
+            raise PermissionError("it may not be written")
+        handle, temporary = _temporary(real)
+        os.close(handle)
+        Path(temporary).unlink()
+
+
+def make_folder(path: str | Path) -> None:
+    """Create a folder if it does not exist, and check that it is writable.
+
+    Raises:
+        ConfigError: The folder cannot be created, or permissions are missing.
+    """
+    with _clear_errors(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    require_writable(Path(path) / "result")
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse untrusted JSON, with or without a byte order mark.
+
+    Raises:
+        ValueError: The content is not JSON, or it is nested too deeply.
+    """
+    try:
+        return json.loads(content.removeprefix(MARK) if isinstance(content, str) else content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of a JSON document, regardless of the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is a standard stream, a device or a pipe.
+
+    Raises:
+        OSError: The path is a folder, part of a link cycle, or an invalid name.
+    """
+    if _descriptor(path) is not None:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError("it is a folder")
+    return not stat.S_ISREG(mode)
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the number of the standard stream that a path names, else None.
+
+    A file to which a stream is redirected counts as that stream.
+    """
+    if str(path) in _DESCRIPTORS:
+        return _DESCRIPTORS[str(path)]
+    for number in (1, 2):
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                return number
+        except (OSError, ValueError):  # no such file, or a closed stream
+            continue
+    return None
+
+
+def _write_to_stream(path: Path, content: bytes) -> None:
+    number = _descriptor(path)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    handle = os.open(path, os.O_WRONLY) if number is None else os.dup(number)
+    with os.fdopen(handle, "wb", buffering=0) as file:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(dir=path.parent, prefix=path.name[:_MAX_PREFIX], suffix=".tmp")
+
+
+@contextmanager
+def _clear_errors(path: str | Path) -> Iterator[None]:
+    """Convert system errors to `ConfigError`."""
+    try:
+        yield
+    except (BrokenPipeError, ConfigError):  # the reader has left, or the message is complete
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(
+            f"cannot write {str(path)!r}: {reason}. Name a file that can be written."
+        ) from error

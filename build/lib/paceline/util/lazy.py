@@ -1,0 +1,24 @@
+"""Import the names of a package when they are used first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_attributes(package: str, modules: Mapping[str, Collection[str]]) -> Callable[[str], Any]:
+    """Return a `__getattr__` that imports the module of a name at first use.
+
+    Args:
+        package: Name of the package.
+        modules: Full name of each module, and the names that it has.
+    """
+
+    def find(name: str) -> Any:
+        for module, names in modules.items():
+            if name in names:
+                return getattr(import_module(module), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find

@@ -1,0 +1,138 @@
+"""Define the options that configurations share, and flatten nested configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from paceline import demo
+from paceline.errors import ConfigError, did_you_mean
+from paceline.util.config import require_range
+from paceline.util.util_settings import MAX_THREADS
+
+T = TypeVar("T")
+InvarianceWord = Literal["auto", "on", "off"]  # on a command line
+INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
+    "auto": "auto",
+    "on": True,
+    "off": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Select the target and the draft model, and how they compute.
+
+    Attributes:
+        model: Directory, hub id or GGUF file of the target. "demo" is the built-in pair of toy
+            models; "smollm2" is a real model from a pip package.
+        draft_model: Draft model: directory, hub id or GGUF file. Default: none, or the built-in
+            draft model if the target is "demo".
+        dtype: Data type: auto, float32, bfloat16 or float16; auto uses the checkpoint's data type.
+        device: Torch device, such as cpu, cuda or cuda:1; auto uses a GPU if there is one.
+        threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
+        batch_invariant: Make answers independent of the other requests in a forward pass, bit for
+            bit; auto does so if this costs less than 5 %.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    model: str = demo.NAME
+    draft_model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    batch_invariant: InvarianceWord = "auto"
+
+    @property
+    def invariance(self) -> bool | Literal["auto"]:
+        """The option in the form that `LLM` expects."""
+        return INVARIANCE_WORDS[self.batch_invariant]
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            require_range("models", "threads", self.threads, 1, MAX_THREADS)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """Select prompts from files.
+
+    Attributes:
+        prompts: JSONL file with prompts (id, category, turns); repeatable. Default: the built-in
+            prompts.
+        limit: Maximum number of prompts per file; at least 0; 0 uses all.
+        every: Use only every n-th prompt in a file; at least 1. The limit applies to the remaining
+            prompts.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    prompts: tuple[str, ...] = ()
+    limit: int = 0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", tuple(map(str, self.prompts)))
+        require_range("prompts", "limit", self.limit, 0)
+        require_range("prompts", "every", self.every, 1)
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Return the values in a configuration and its groups, by name.
+
+    Per-request options are left out.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(config):
+        if field.metadata.get("per_request"):
+            continue
+        value = getattr(config, field.name)
+        values |= flat(value) if is_dataclass(value) else {field.name: value}
+    return values
+
+
+def refuse_per_request(owner: str, group: Any) -> None:
+    """Raise if a run's configuration sets a per-request option.
+
+    Args:
+        owner: Name to use for the configuration in errors.
+        group: Option group to check.
+    Raises:
+        ConfigError: A per-request option is set.
+    """
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if field.metadata.get("per_request") and value != field.default:
+            raise ConfigError(
+                f"{owner}: {field.name}: got {value!r} among the sampling options; expected"
+                f" {field.default!r} there, since it is an option of single requests. Leave it out."
+            )
+
+
+def changed(config: T, **values: Any) -> T:
+    """Return a copy of a configuration with some values changed.
+
+    Args:
+        config: Configuration to copy.
+        values: Values by name; values in option groups need no prefix.
+    Raises:
+        ConfigError: A name is unknown (the message names the closest match), or a value is out of
+            range.
+    """
+    names = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in names | flat(config).keys():
+            raise ConfigError(
+                f"{type(config).__name__} has no option {name!r}.{did_you_mean(name, flat(config))}"
+            )
+    own = {name: value for name, value in values.items() if name in names}
+    for group_name in names - own.keys():
+        group = getattr(config, group_name)
+        if is_dataclass(group) and (
+            of_group := {name: values[name] for name in flat(group) if name in values}
+        ):
+            own[group_name] = changed(group, **of_group)
+    return replace(config, **own)  # type: ignore[type-var]

@@ -1,0 +1,128 @@
+"""Keep results, such as measurements and proofs, in the cache.
+
+A key holds the facts on which a result depends. If the cache cannot be written, results stay in
+memory until the process ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from paceline.util import cache
+from paceline.util.files import parse_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultKey:
+    """Identity of a result in the cache.
+
+    Attributes:
+        kind: Kind of the result, with its format version, such as "rows-v3".
+        facts: All facts on which the result depends; different facts have different folders.
+        name: Name of the result in the list that `paceline cache` prints.
+        file: Name of the file within the folder.
+    """
+
+    kind: str
+    facts: str
+    name: str
+    file: str
+
+    @property
+    def folder(self) -> Path:
+        """Folder for the result, which need not exist."""
+        return cache.root() / self.kind / hashlib.sha256(self.facts.encode()).hexdigest()
+
+
+# Results that could not be written, by $PACELINE_CACHE and key.
+_unwritten: dict[tuple[str | None, ResultKey], Any] = {}
+
+
+def load_or_compute(
+    key: ResultKey, compute: Callable[[], R], read: Callable[[dict[str, Any]], R]
+) -> R:
+    """Return a result from the cache, computing and storing it if it is missing.
+
+    Args:
+        key: Identity of the result.
+        compute: Function that returns a dataclass containing JSON values.
+        read: Function that returns the dataclass, given its attributes as a dictionary.
+    """
+    return load_or_compute_bytes(key, compute, _to_bytes, lambda content: read(parse_json(content)))
+
+
+def load_or_compute_bytes(
+    key: ResultKey,
+    compute: Callable[[], T],
+    write: Callable[[T], bytes],
+    read: Callable[[bytes], T],
+) -> T:
+    """Return a result from the cache in any format, or compute and store it.
+
+    Args:
+        key: Identity of the result.
+        compute: Function that returns the result.
+        write: Function that returns the file contents.
+        read: Inverse of `write`. This function raises a ValueError, LookupError or TypeError if the
+            file is damaged.
+    """
+    computed: list[T] = []
+
+    def make(folder: Path) -> dict[str, Any]:
+        computed.append(compute())
+        (folder / key.file).write_bytes(write(computed[0]))
+        return {}
+
+    memory_key = os.environ.get(cache.VARIABLE), key
+    if memory_key in _unwritten:
+        return cast(T, _unwritten[memory_key])
+    try:
+        folder = cache.obtain_folder(key.folder, key.name, make, lambda: None)
+        return read((folder / key.file).read_bytes())
+    except (OSError, cache.CacheError) as error:
+        cache.note_unwritable(error)
+        _unwritten[memory_key] = computed[0] if computed else compute()
+        return cast(T, _unwritten[memory_key])
+    except (ValueError, LookupError, TypeError):  # a damaged file
+        return computed[0] if computed else compute()
+
+
+def load(key: ResultKey, read: Callable[[dict[str, Any]], R]) -> R | None:
+    """Return a result stored by `load_or_compute` or `replace`, or None."""
+    memory_key = os.environ.get(cache.VARIABLE), key
+    if memory_key in _unwritten:
+        return cast(R, _unwritten[memory_key])
+    try:
+        return read(parse_json((key.folder / key.file).read_bytes()))
+    except (OSError, cache.CacheError, ValueError, LookupError, TypeError):
+        return None
+
+
+def replace(key: ResultKey, result: DataclassInstance) -> None:
+    """Store a result, overwriting any earlier result."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        (folder / key.file).write_bytes(_to_bytes(result))
+        return {}
+
+    try:
+        cache.replace_folder(key.folder, key.name, make)
+    except cache.CacheError as error:
+        cache.note_unwritable(error)
+        _unwritten[os.environ.get(cache.VARIABLE), key] = result
+
+
+def _to_bytes(result: DataclassInstance) -> bytes:
+    return (json.dumps(asdict(result), indent=1) + "\n").encode()

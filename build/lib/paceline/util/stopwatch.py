@@ -1,0 +1,159 @@
+"""Time work on a model, and measure how much other programs interfered."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from paceline.util.timing_settings import TIMING
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Interference by other programs with a timing measurement.
+
+    Attributes:
+        spread: Relative interquartile range of the repeats; the median over all calls.
+        waited: Share of the time during which the work waited for a processor, from 0 to 1. None if
+            unknown, as on an accelerator.
+        load: The machine's load average over the last minute; None if the system does not report
+            it.
+        made: Time of the measurement, in seconds since the epoch; saved measurements use this name
+            as a key.
+    """
+
+    spread: float
+    waited: float | None
+    load: float | None
+    made: float
+
+    @property
+    def quiet(self) -> bool:
+        """True if other programs hardly disturbed the measurement."""
+        return self.spread <= TIMING.quiet_spread and (self.waited or 0.0) <= TIMING.quiet_wait
+
+    @property
+    def calmer_now(self) -> bool:
+        """True if the load has fallen since the measurement, or is unknown."""
+        now = load_average()
+        return now is None or self.load is None or now <= self.load - TIMING.load_drop
+
+    @classmethod
+    def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
+        """Return the conditions under which a stopwatch made its measurements.
+
+        Args:
+            spreads: Spread of the repeats of each call.
+            stopwatch: Stopwatch that made the measurements.
+        """
+        return cls(median(spreads), stopwatch.waited, load_average(), time.time())
+
+    @classmethod
+    def read(cls, attributes: dict[str, Any]) -> Conditions:
+        """Return the conditions with saved attributes."""
+        return cls(**attributes)
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return the clock for work on a model in this thread, in seconds.
+
+    A single CPU thread is timed by its processor time. That clock stops while another program uses
+    the processor, so interference hardly affects the measured time. In all other cases, the wall
+    clock is used.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return (
+        time.thread_time
+        if alone and time.get_clock_info("thread_time").resolution < 1e-6
+        else time.perf_counter
+    )
+
+
+class Stopwatch:
+    """Time calls that run on a model, using the clock from `clock_of`.
+
+    Args:
+        device: Device of the model.
+        shared: Whether other programs also use the processor. If so, several threads are timed by
+            their mean processor time, which is exact if all of them are busy throughout. Otherwise,
+            the mean is still comparable between runs, unlike wall-clock time.
+    """
+
+    def __init__(self, device: torch.device, shared: bool = False) -> None:
+        self._clock, self._threads = clock_of(device), torch.get_num_threads()
+        self._one_thread = self._clock is not time.perf_counter
+        if shared and not self._one_thread:
+            self._clock = lambda: time.process_time() / self._threads
+        self._counted = self._wall = 0.0
+        self._begin, self._delay = time.perf_counter(), _queued() if device.type == "cpu" else None
+
+    @classmethod
+    def suited(cls, device: torch.device, call: Callable[[], object]) -> Stopwatch:
+        """Return a stopwatch suited to the machine's current load, based on a few calls."""
+        watch = cls(device)
+        for _ in range(TIMING.min_rounds):
+            watch.seconds(call)
+        return cls(device, shared=(watch.waited or 0.0) > TIMING.quiet_wait)
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Return the duration of one call, which must not return before its work is done."""
+        start, begin = time.perf_counter(), self._clock()
+        call()
+        taken = self._clock() - begin
+        self._wall += time.perf_counter() - start
+        self._counted += taken
+        return taken
+
+    @property
+    def waited(self) -> float | None:
+        """Share of the time during which work waited for a processor; None if unknown."""
+        if self._one_thread:
+            return max(0.0, 1 - self._counted / self._wall) if self._wall else None
+        delay = None if self._delay is None else _queued()
+        if delay is None or self._delay is None:
+            return None
+        # The mean over all threads since the stopwatch was built. Finished threads do not count.
+        return max(0.0, delay - self._delay) / (self._threads * (time.perf_counter() - self._begin))
+
+
+def spread_of(repeats: Sequence[float]) -> float:
+    """Return the repeats' interquartile range divided by their lower quartile."""
+    if len(repeats) < 2:
+        return 0.0
+    lower, _, upper = quantiles(repeats, n=4, method="inclusive")
+    return (upper - lower) / lower
+
+
+def agree(repeats: Sequence[float]) -> bool:
+    """Return whether the two shortest repeats are nearly equal."""
+    if len(repeats) < TIMING.min_rounds:
+        return False
+    shortest, second = sorted(repeats)[:2]
+    return second <= (1 + TIMING.agreement) * shortest
+
+
+def _queued() -> float | None:
+    """Return how long this process's threads waited for a processor, in seconds.
+
+    The result is None if the system does not report this time.
+    """
+    try:
+        files = [task / "schedstat" for task in Path("/proc/self/task").iterdir()]
+        return sum(int(file.read_text().split()[1]) for file in files) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def load_average() -> float | None:
+    """Return the machine's load average over the last minute; None if unknown."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None

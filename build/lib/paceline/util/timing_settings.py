@@ -1,0 +1,52 @@
+"""Settings for timings: when they are trusted, checked and replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TimingSettings:
+    """Thresholds for timings.
+
+    Defaults were chosen on two shared cores with SmolLM2-135M.
+
+    Attributes:
+        min_rounds: Minimum number of repeats of a measurement.
+        max_rounds: Maximum number of repeats while the two shortest repeats disagree.
+        agreement: Maximum relative difference at which the two shortest repeats agree.
+        quiet_wait: Maximum share of the time spent waiting for a processor, for a measurement to
+            count as undisturbed.
+        quiet_spread: Maximum relative interquartile range of the repeats, for a measurement to
+            count as undisturbed.
+        check_rows: Batch sizes, in tokens, that are timed to check a cost curve; the first is 1.
+        check_rounds: Number of repeats of a check.
+        check_seconds: Maximum expected duration of a check, in seconds; slower models are not
+            checked.
+        max_cost_error: Maximum relative difference in the cost of rows at which a curve is
+            confirmed.
+        first_pause_s: Seconds of use before a curve is checked again. Each subsequent pause is
+            twice as long.
+        disturbed_pause_s: First pause for a curve whose measurement was disturbed; later pauses
+            grow up to `first_pause_s`.
+        renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in seconds.
+        load_drop: Decrease in the load average after which disturbed kernels, or a slow model, are
+            timed again.
+    """
+
+    min_rounds: int = 3
+    max_rounds: int = 9
+    agreement: float = 0.03
+    quiet_wait: float = 0.05
+    quiet_spread: float = 0.1
+    check_rows: tuple[int, ...] = (1, 8, 32)
+    check_rounds: int = 3
+    check_seconds: float = 1.0
+    max_cost_error: float = 0.15
+    first_pause_s: float = 60.0
+    disturbed_pause_s: float = 5.0
+    renewal_seconds: float = 2.0
+    load_drop: float = 0.5
+
+
+TIMING = TimingSettings()

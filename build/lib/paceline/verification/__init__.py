@@ -1,0 +1,1 @@
+"""Decide which draft tokens the target accepts."""

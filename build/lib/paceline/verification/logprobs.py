@@ -1,0 +1,150 @@
+"""Compute log-probabilities for answers and prompts from the model's own logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.drafter import Outcome
+from paceline.core.node_logits import NodeLogits
+from paceline.core.not_numbers import logits_error
+from paceline.core.request import Request
+from paceline.util.device_copies import Arrays, Pending, finish, upload
+from paceline.verification.settings import LOGPROB_ROWS
+
+Scored = list[dict[int, float]]
+
+
+class _Tokens(NamedTuple):
+    """Hold the tokens of one request to score.
+
+    Attributes:
+        rows: Row of the logits that scores each token.
+        token_ids: The tokens.
+        num_best: Number of most likely tokens to return with each of them.
+    """
+
+    rows: Sequence[int]
+    token_ids: Sequence[int]
+    num_best: int
+
+
+def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
+    """Return the pending log-probabilities of new tokens.
+
+    Args:
+        outcomes: Outcomes in a step.
+        logits: Logits with rows in the order of `outcomes`.
+    Returns:
+        Pending list per outcome: log-probabilities of the most likely tokens and of the new token,
+        for each new token; None if the request does not want them.
+    """
+    texts = []
+    for start, outcome in zip(logits.starts, outcomes, strict=True):
+        count, new = outcome.request.params.logprobs, outcome.new_token_ids
+        walked = [start, *(start + 1 + node for node in outcome.accepted)]
+        texts.append(None if count is None else _Tokens(walked[: len(new)], new, count))
+    wanted = [tokens for tokens in texts if tokens is not None]
+    pending = _score(logits.flat, wanted)
+
+    def finished(arrays: Arrays) -> list[Scored | None]:
+        scored = iter(pending.finish(arrays))
+        return [None if tokens is None else next(scored) for tokens in texts]
+
+    return Pending(pending.tensors, finished)
+
+
+def _score(flat: Tensor, texts: Sequence[_Tokens]) -> Pending:
+    """Return the pending log-probabilities of texts.
+
+    Args:
+        flat: Logits [rows, vocab].
+        texts: Tokens of each request.
+    """
+    rows = [row for tokens in texts for row in tokens.rows]
+    if not rows:
+        return Pending((), lambda arrays: [[] for _ in texts])
+    token_ids = [token for tokens in texts for token in tokens.token_ids]
+    count = min(max(tokens.num_best for tokens in texts), flat.shape[-1])
+    which, own = upload(flat.device, rows, token_ids)
+    parts = []
+    for first in range(0, len(rows), LOGPROB_ROWS):
+        part = slice(first, first + LOGPROB_ROWS)
+        log_probs = flat[which[part]].float().log_softmax(-1)
+        best = log_probs.topk(count, dim=-1)
+        parts.append((best.indices, best.values, log_probs.gather(-1, own[part, None])[:, 0]))
+    tensors = [torch.cat(column) for column in zip(*parts, strict=True)]
+
+    def finished(arrays: Arrays) -> list[Scored]:
+        ids, values, own_values = arrays
+        scored, start = [], 0
+        for tokens in texts:
+            stop = start + len(tokens.rows)
+            columns = (
+                ids[start:stop, : tokens.num_best].tolist(),
+                values[start:stop, : tokens.num_best].tolist(),
+                tokens.token_ids,
+                own_values[start:stop].tolist(),
+            )
+            scored.append(
+                [
+                    {**dict(zip(best, probs, strict=True)), token: value}
+                    for best, probs, token, value in zip(*columns, strict=True)
+                ]
+            )
+            start = stop
+        return scored
+
+    return Pending(tensors, finished)
+
+
+def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -> NodeLogits:
+    """Add processed prompt tokens' log-probabilities to the requests that want them.
+
+    Args:
+        requests: Requests before this step's tokens are committed to the cache.
+        logits: Logits from the forward pass, including the rows of scored tokens.
+        chunk: Maximum number of pending tokens per request in the forward pass.
+    Returns:
+        The logits without the rows of scored tokens.
+    """
+    scoring = [
+        (request, _processed(request, logits.starts[row], min(request.pending, chunk)))
+        for row, request in enumerate(requests)
+        if request.scoring
+    ]
+    (scored,) = finish([_score(logits.flat, [tokens for _, tokens in scoring])])
+    for (request, _), new in zip(scoring, scored, strict=True):
+        assert request.prompt_logprobs is not None, "it is scored"
+        request.prompt_logprobs += new
+        if new and any(map(math.isnan, new[-1].values())):
+            request.failure = request.failure or logits_error(logits.flat.dtype)
+    return logits.without_prompts()
+
+
+def _processed(request: Request, start: int, num_processed: int) -> _Tokens:
+    """Return the prompt tokens that a forward pass scores.
+
+    After a preemption, the first tokens are computed again, but they have already been scored.
+
+    Args:
+        request: Request that wants log-probabilities.
+        start: Row of the logits at its newest processed token.
+        num_processed: Number of tokens in the forward pass.
+    """
+    known, count = request.prompt_logprobs, request.params.prompt_logprobs
+    assert known is not None, "it is scored"
+    assert count is not None, "it is scored"
+    # The row that scores token i is offset + i.
+    offset = start - (num_processed - 1) - request.cached - 1
+    end = min(request.cached + num_processed + 1, request.prompt_length)
+    scored = range(len(known), max(len(known), end))
+    return _Tokens(
+        range(offset + scored.start, offset + scored.stop),
+        request.token_ids[scored.start : scored.stop],
+        count,
+    )

@@ -1,0 +1,75 @@
+"""Build outcomes for verified trees, and detect logits that are not numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from paceline.core.drafter import Outcome
+from paceline.core.not_numbers import NO_TOKEN, take_token
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.sampling import sampler
+
+
+def draft_may_cause_nan(tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
+    """Return whether a draft tree may have caused NaN or infinite logits at a node.
+
+    Attention multiplies masked values by 0, and NaN times 0 is NaN, so one node with NaN corrupts
+    the rows of other nodes. In that case, the engine runs the request again without the tree.
+
+    Args:
+        tree: Verified draft tree.
+        argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
+        node: Node after which a token is chosen; -1 = the root.
+    """
+    return argmax[node + 1] == NO_TOKEN and len(tree) > 0
+
+
+def make_outcome(
+    request: Request,
+    tree: DraftTree,
+    accepted: list[int],
+    run: list[int],
+    argmax: list[int],
+) -> Outcome:
+    """Return a request's outcome, and record logits that are not numbers.
+
+    Args:
+        request: Verified request.
+        tree: Verified draft tree.
+        accepted: Accepted nodes.
+        run: Emitted tokens.
+        argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
+    """
+    unclean = NO_TOKEN in argmax
+    if unclean:
+        request.tainted = request.tainted or any(
+            argmax[row] == NO_TOKEN for row in (0, *(node + 1 for node in accepted))
+        )
+        argmax = [max(token, 0) for token in argmax]
+    return Outcome(request, tree, accepted, run, argmax, unclean=unclean)
+
+
+def token_chooser(
+    request: Request,
+    tree: DraftTree,
+    tokens: Sequence[int] | sampler.LazyDraws,
+    argmax: Sequence[int],
+    dtype: torch.dtype,
+) -> Callable[[int], int]:
+    """Return the function that gives `follow` the token after a node.
+
+    Args:
+        request: Request being verified.
+        tree: Its draft tree.
+        tokens: Chosen token after the root and every node.
+        argmax: Most likely token after the root and every node.
+        dtype: Data type of the logits, for errors.
+    """
+    return lambda node: (
+        NO_TOKEN
+        if draft_may_cause_nan(tree, argmax, node)
+        else take_token(request, tokens[node + 1], dtype)
+    )

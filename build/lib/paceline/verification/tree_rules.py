@@ -1,0 +1,147 @@
+"""Check proposed trees against the rules of `propose` (`paceline.core.drafter`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from operator import lt
+
+from paceline.core.drafter import Drafter
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.errors import DrafterError
+
+_INTEGERS = {int}
+_ORIGINS = set(Origin) - {Origin.TARGET}
+
+
+def check_trees(
+    drafter: Drafter,
+    requests: Sequence[Request],
+    max_nodes: list[int],
+    trees: list[DraftTree],
+    vocab: int,
+) -> None:
+    """Check proposed trees against rules 1 and 2 and the vocabulary.
+
+    Args:
+        drafter: Drafter that proposed the trees.
+        requests: Requests that the trees are for.
+        max_nodes: Maximum number of nodes for each request.
+        trees: Proposed trees.
+        vocab: Vocabulary size of the target.
+    Raises:
+        DrafterError: A tree breaks a rule. The message names the drafter, the request and the rule.
+    """
+    if not isinstance(trees, list | tuple) or not all(
+        isinstance(tree, DraftTree) for tree in trees
+    ):
+        raise DrafterError(
+            f"drafter {drafter.name!r} proposed {_short(trees)}; expected a list of DraftTrees,"
+            " one per request."
+        )
+    if len(trees) != len(requests):
+        raise DrafterError(
+            f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(requests)} requests;"
+            " expected one per request."
+        )
+    for request, tree, limit in zip(requests, trees, max_nodes, strict=True):
+        broken = (
+            None if tree is EMPTY_TREE else _broken_type(tree) or _broken_rule(tree, limit, vocab)
+        )
+        if broken:
+            raise DrafterError(
+                f"drafter {drafter.name!r} {broken.format(request=f'request {request.id}')}"
+            )
+
+
+def _broken_type(tree: DraftTree) -> str | None:
+    for name, values in (("token_ids", tree.token_ids), ("parents", tree.parents)):
+        if not isinstance(values, list | tuple) or not _INTEGERS.issuperset(map(type, values)):
+            return (
+                f"gave {{request}} {name} {_short(values)}; expected a list of integers of Python."
+                " Call tolist() on arrays."
+            )
+    for name, optional in (
+        ("probs", tree.probs),
+        ("confidence", tree.confidence),
+        ("origins", tree.origins),
+    ):
+        if optional is not None and not isinstance(optional, list | tuple):
+            return f"gave {{request}} {name} {_short(optional)}; expected a list, or None."
+    if tree.origins is not None and not all(map(_ORIGINS.__contains__, tree.origins)):
+        return (
+            f"gave {{request}} origins {_short(tree.origins)}; each is one of Origin but for"
+            " TARGET."
+        )
+    return None
+
+
+def _short(value: object) -> str:
+    """Return a short form of a value for error messages, without braces.
+
+    `str.format` would treat braces as fields.
+    """
+    return f"{str(value)[:40]!r} ({type(value).__name__})".replace("{", "(").replace("}", ")")
+
+
+def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
+    tokens, parents = tree.token_ids, tree.parents
+    count = len(tokens)
+    if not count and not parents:
+        return None
+    if len(parents) != count:
+        return (
+            f"gave {{request}} {count} token_ids and {len(parents)} parents; both have one entry"
+            " per node."
+        )
+    if count > max_nodes:
+        return (
+            f"proposed {count} nodes for {{request}}; max_nodes was {max_nodes}. Propose fewer, or"
+            " reduce its options."
+        )
+    if not all(map(lt, parents, range(count))) or min(parents) < -1:
+        return f"gave {{request}} parents {parents}; each must be -1 (the root) or an earlier node."
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= vocab:
+        return f"proposed a token outside 0..{vocab - 1} for {{request}}: {low}..{high}."
+    if not 0 <= tree.probes <= count:
+        return (
+            f"gave {{request}} {count} nodes of which {tree.probes} are probes; expected 0 to"
+            f" {count}."
+        )
+    edges = zip(parents, tokens, strict=True)
+    if len(set(islice(edges, tree.num_candidates))) != tree.num_candidates:
+        return "gave {request} two siblings with the same token; siblings must differ."
+    for name, values in (
+        ("probs", tree.probs),
+        ("confidence", tree.confidence),
+        ("origins", tree.origins),
+    ):
+        if values is not None and len(values) != count:
+            return (
+                f"gave {{request}} {len(values)} {name} for {count} nodes; one per node, or None."
+            )
+    if tree.probs is not None:
+        return _broken_draw_rule(tree, tree.probs, vocab)
+    return None
+
+
+def _broken_draw_rule(tree: DraftTree, probs: Sequence[object], vocab: int) -> str | None:
+    deterministic: set[int] = set()
+    for node, parent in enumerate(tree.parents):
+        dist = probs[node]
+        if dist is None:
+            deterministic.add(parent)
+        elif parent in deterministic:
+            return (
+                "gave {request} a sampled node after a deterministic sibling; put sampled nodes"
+                " first."
+            )
+        elif tuple(getattr(dist, "shape", ())) != (vocab,):
+            return (
+                f"gave {{request}} probs of shape {tuple(getattr(dist, 'shape', ()))},"
+                f" {_short(dist)}; each is a tensor [{vocab}]."
+            )
+    return None

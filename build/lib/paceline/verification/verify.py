@@ -1,0 +1,208 @@
+"""Verify a batch's draft trees against the target's logits.
+
+`rules` defines the two verification rules; `walks` applies them to individual requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from paceline.backend.resolve import argmax_tokens
+from paceline.core.drafter import Outcome, TopTokens
+from paceline.core.node_logits import NodeLogits
+from paceline.core.not_numbers import NO_TOKEN
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.sampling import sampler
+from paceline.sampling.logit_adjustments import contains_forbidden_token
+from paceline.util.device_copies import fetch
+from paceline.verification.batched_rejection import Rejections, prepare_rejections
+from paceline.verification.outcomes import make_outcome, token_chooser
+from paceline.verification.rules import follow
+from paceline.verification.settings import MIN_LAZY_VOCABULARY
+from paceline.verification.walks import (
+    forbidden_error,
+    walk_prepared,
+    walk_processed,
+    walk_sampled,
+)
+
+
+class TargetTokens(NamedTuple):
+    """The target's tokens after the root and after every node, for each request.
+
+    Attributes:
+        tokens: Token that the target chooses.
+        argmax: Most likely token; NO_TOKEN = the logits are not numbers.
+        top: Most likely tokens of each row of the logits, if they were searched.
+        scores: Scores [batch, 1 + width, vocab] from `target_scores`; None = not computed.
+        rejections: By row, what rejection sampling needs, if it was prepared.
+    """
+
+    tokens: Sequence[Sequence[int] | sampler.LazyDraws]
+    argmax: list[list[int]]
+    top: TopTokens | None = None
+    scores: Tensor | None = None
+    rejections: Mapping[int, Rejections] = {}
+
+
+def target_tokens(
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+) -> TargetTokens:
+    """Return the target's chosen tokens and most likely tokens for a batch.
+
+    The device is waited for once, unless truncation has sorted too few tokens.
+
+    Args:
+        requests: Requests of the batch.
+        trees: Verified draft trees.
+        logits: Logits after the root and after every node of each request.
+    """
+    if sampler.is_greedy(requests):
+        argmax, top = best_tokens(logits)
+        return TargetTokens(argmax, argmax, top)
+    greedy = all(request.params.greedy for request in requests)
+    top_logits = () if logits.top is None else logits.top.tensors
+    sampled = [row for row in range(len(requests)) if _rejects(requests[row], trees[row])]
+    prepares = bool(sampled) and logits.flat.device.type != "cpu"
+    finish = None
+
+    def others(scores: Tensor, tokens: Tensor) -> list[Tensor]:
+        nonlocal finish
+        wanted = [*top_logits] if greedy else [*top_logits, argmax_tokens(scores)]
+        if prepares:
+            tensors, finish = prepare_rejections(scores, requests, trees, sampled)
+            wanted += tensors
+        return wanted
+
+    scores, tokens, copied = sampler.draw_tokens(logits.padded(), requests, trees, others=others)
+    top = None if logits.top is None else logits.top.tokens(copied[: len(top_logits)])
+    copied = copied[len(top_logits) :]
+    argmax = tokens if greedy else copied[0].tolist()
+    rejections = {} if finish is None else finish(copied[1:])
+    return TargetTokens(tokens, argmax, top, scores, rejections)
+
+
+def _rejects(request: Request, tree: DraftTree) -> bool:
+    """Return whether a tree is verified by rejection sampling of the scores."""
+    params = request.params
+    return not (tree.probs is None or params.greedy or params.logits_processors)
+
+
+def best_tokens(logits: NodeLogits) -> tuple[list[list[int]], TopTokens | None]:
+    """Return the most likely token after the root and every node of each request.
+
+    They are followed by the top tokens of each row, if they were searched.
+    """
+    top = None
+    if logits.top is None:
+        (token_ids,) = fetch(argmax_tokens(logits.flat))
+    else:
+        top = logits.top.tokens(fetch(*logits.top.tensors))
+        token_ids = np.where(top.probs[:, 0] > 0, top.token_ids[:, 0], NO_TOKEN)
+    best: list[int] = token_ids.tolist()
+    spans = zip(logits.starts, logits.counts, strict=True)
+    return [best[start : start + count] for start, count in spans], top
+
+
+def verify(
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+) -> list[Outcome]:
+    """Decide which tokens each request in a batch emits.
+
+    Args:
+        requests: Requests of the batch.
+        trees: Draft trees to verify.
+        logits: Logits after the root and after every node of each request. Outcomes get the top
+            tokens that they contain.
+    Returns:
+        One outcome per request. It has no tokens if the request must run again without its tree;
+        see `draft_may_cause_nan`.
+    """
+    target = _target_tokens(requests, trees, logits)
+    outcomes = []
+    for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
+        accepted, run = _walk(request, tree, row, logits, target)
+        if request.params.adjusts and contains_forbidden_token(request, run):
+            request.failure = request.failure or forbidden_error()
+        argmax = target.argmax[row][: 1 + len(tree)]
+        outcomes.append(make_outcome(request, tree, accepted, run, argmax))
+    return with_top_tokens(outcomes, logits, target.top)
+
+
+def _target_tokens(
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
+) -> TargetTokens:
+    """Return the target's tokens; sampled on access if that saves time."""
+    if not _can_draw_lazily(requests, trees, logits.flat):
+        return target_tokens(requests, trees, logits)
+    argmax, top = best_tokens(logits)
+    tokens = [
+        argmax[row] if request.params.greedy else sampler.LazyDraws(logits[row], request, tree)
+        for row, (request, tree) in enumerate(zip(requests, trees, strict=True))
+    ]
+    return TargetTokens(tokens, argmax, top)
+
+
+def _walk(
+    request: Request, tree: DraftTree, row: int, logits: NodeLogits, target: TargetTokens
+) -> tuple[list[int], list[int]]:
+    """Return the accepted nodes and emitted tokens for the request in the given `row`."""
+    argmax, dtype = target.argmax[row], logits.flat.dtype
+    if request.params.logits_processors:
+        return walk_processed(request, tree, logits[row], argmax)
+    if not _rejects(request, tree):
+        choose = token_chooser(request, tree, target.tokens[row], argmax, dtype)
+        return follow(tree, choose, request.end_reason)
+    if row in target.rejections:
+        return walk_prepared(request, tree, target.rejections[row], argmax, dtype)
+    assert target.scores is not None  # lazy only if no tree has draft probabilities
+    probs = target.scores[row, : 1 + len(tree)].softmax(-1)
+    return walk_sampled(request, tree, probs.__getitem__, argmax, dtype)
+
+
+def _can_draw_lazily(
+    requests: Sequence[Request], trees: Sequence[DraftTree], logits: Tensor
+) -> bool:
+    """Return whether to sample only the tokens that the verification rule reads.
+
+    This requires a CPU, where reading a token costs no synchronisation, and scores that are not
+    used otherwise.
+    """
+    if (
+        logits.device.type != "cpu"
+        or logits.shape[-1] < MIN_LAZY_VOCABULARY
+        or all(request.params.greedy for request in requests)
+    ):
+        return False
+    changed = any(
+        request.params.adjusts or request.params.logits_processors for request in requests
+    )
+    return not changed and all(tree.probs is None for tree in trees)
+
+
+def with_top_tokens(
+    outcomes: list[Outcome], logits: NodeLogits, top: TopTokens | None
+) -> list[Outcome]:
+    """Add the target's top tokens after the root and every node to outcomes.
+
+    Args:
+        outcomes: Outcomes in a step.
+        logits: Logits with rows in the order of `outcomes`.
+        top: Top tokens of each row; None = they were not searched.
+    """
+    if top is None:
+        return outcomes
+    spans = [
+        slice(start, start + count)
+        for start, count in zip(logits.starts, logits.counts, strict=True)
+    ]
+    return [
+        replace(outcome, target_top=TopTokens(top.token_ids[span], top.probs[span]))
+        for span, outcome in zip(spans, outcomes, strict=True)
+    ]
