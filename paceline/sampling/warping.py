@@ -72,9 +72,11 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
         params: As in `warp_scores`.
         too_few: Number of sorted tokens that was too small; 0 = not tried yet.
     """
+    if all(p.greedy for p in params):
+        return Warped(scores)
     heated = any(p.temperature not in (0.0, 1.0) for p in params)
     limited = any(map(_is_limited, params))
-    if all(p.greedy for p in params) or not (heated or limited):
+    if not (heated or limited):
         return Warped(scores)
     divisors, is_cold, *rest = _upload(scores, params)
     if heated:

@@ -77,8 +77,7 @@ class OpenRows:
             scores, tokens = scores[which], tokens[which]
             hidden = None if hidden is None else hidden[which]
         chains = [self._chains[row] for row in self.rows]
-        # A token that is not a number is replaced by 0, as in `guess_tokens`.
-        return self._rule.figures(DrawnRows(chains, scores, tokens.clamp(min=0), hidden))
+        return self._rule.figures(DrawnRows(chains, scores, tokens, hidden))
 
     def new_tokens(
         self, runs: list[list[int]], figures: Arrays, vocabulary: IntArray | None
@@ -91,14 +90,14 @@ class OpenRows:
             vocabulary: Ids of a reduced vocabulary.
         """
         own = [runs[row] for row in self.rows]
-        # Looked-up tokens are a chain, so the new tokens of a chain are those of its first rows.
-        kept = np.arange(max(map(len, own))) < np.array([[len(run)] for run in own])
-        return NewTokens(
-            [self._chains[row] for row in self.rows],
-            own,
-            [figure[:, : kept.shape[1]][kept] for figure in figures],
-            vocabulary,
-        )
+        if figures and figures[0].shape[1] == 1:
+            figures = [figure[:, 0] for figure in figures]
+        elif figures:
+            # Looked-up tokens are a chain, so new tokens are those of a chain's first rows.
+            rows = np.repeat(np.arange(len(own)), [len(run) for run in own])
+            columns = [column for run in own for column in range(len(run))]
+            figures = [figure[rows, columns] for figure in figures]
+        return NewTokens([self._chains[row] for row in self.rows], own, figures, vocabulary)
 
     def distributions(self, runs: list[list[int]], scores: Tensor) -> Tensor | None:
         """Return the distribution of each new token of the open chains, [n, vocab].

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.backend.resolve import logit_entropies, topk_tokens
 from paceline.core.tree import IntArray
 from paceline.drafters.shared.chain import Chain
+from paceline.util.device_copies import Arrays
 
 
 @dataclass(slots=True)
@@ -50,9 +51,11 @@ class DrawnRows:
         """Return the probabilities of the drawn tokens."""
         if self.scores.device.type == "cpu":
             likely, probs = self.two_likeliest()
-            if bool((likely[..., 0] == self.columns).all()):
+            if np.array_equal(likely.numpy()[..., 0], self.columns.numpy()):
                 return probs[..., 0]
-        return self.scores.softmax(-1).gather(-1, self.columns[..., None])[..., 0]
+        # A token that is not a number is replaced by 0, as in `guess_tokens`.
+        columns = self.columns.clamp(min=0)[..., None]
+        return self.scores.softmax(-1).gather(-1, columns)[..., 0]
 
     def entropies(self) -> Tensor:
         """Return the entropies of the distributions, in nats."""
@@ -72,7 +75,7 @@ class NewTokens:
 
     chains: list[Chain]
     runs: list[list[int]]
-    figures: list[NDArray[Any]]
+    figures: Arrays
     vocabulary: IntArray | None = None
 
     def seconds(

@@ -58,10 +58,12 @@ class HeadRule(ThresholdRule):
         known = [chain.drawn[-1] if chain.tokens else _NOT_JUDGED for chain in rows.chains]
         newest = np.array([(token.log_prob, token.entropy) for token in known], dtype=np.float32)
         (first,) = upload(rows.scores.device, newest)
-        before = (
-            torch.cat((first[:, which, None], figures[:, :-1]), dim=1).flatten()
-            for which, figures in enumerate((log_probs, entropies))
-        )
+        before = first.unbind(1)
+        if log_probs.shape[1] > 1:
+            before = tuple(
+                torch.cat((own[:, None], figures[:, :-1]), dim=1).flatten()
+                for own, figures in zip(before, (log_probs, entropies), strict=True)
+            )
         confidences = self._head.confidences(rows.hidden.flatten(0, 1), *before)
         early = self._head.early_confidences(log_probs, entropies)
         seconds = rows.two_likeliest() if self.keep_second_choices else ()
