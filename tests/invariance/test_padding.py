@@ -98,11 +98,12 @@ def test_no_forward_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     llm = LLM(make("llama", "sdpa"), drafter="lookahead", max_batch=4, batch_invariant=True)
     counted: list[int] = []
-    llm.model.model.get_input_embeddings().register_forward_hook(
+    hook = llm.model.model.get_input_embeddings().register_forward_hook(
         lambda module, ids, out: counted.append(ids[0].numel())
     )
     prompts = [[5, 6, 7, 8] * 25, [9, 3] * 6, [4] * 11, [4, 5, 6] * 4, [7]]
     outs = llm.generate(prompts, SamplingParams(max_new_tokens=20, ignore_eos=True))
+    hook.remove()
     assert 5 <= min(counted) <= max(counted) <= 40
     assert all(out.stats.batch_invariant for out in outs)
     assert any(out.stats.drafted_tokens for out in outs)

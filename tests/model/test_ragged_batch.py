@@ -139,7 +139,7 @@ def test_a_model_is_fed_no_padding() -> None:
     fed: list[tuple[int, ...]] = []
     model = models.make("llama", "sdpa")
     lm = CachedLM(model, batch_invariant=True)
-    model.model.embed_tokens.register_forward_pre_hook(
+    hook = model.model.embed_tokens.register_forward_pre_hook(
         lambda module, inputs: fed.append(tuple(inputs[0].shape))
     )
     requests = [Request([1] * length, SamplingParams()) for length in (2, 9, 4)]
@@ -149,6 +149,7 @@ def test_a_model_is_fed_no_padding() -> None:
     for request in requests:
         request.token_ids.append(5)
     logits = lm.forward_nodes(requests, [DraftTree.chain([1] * count) for count in (0, 6, 1)])
+    hook.remove()
     assert fed == [(1, 15), (1, 10)]
     assert logits.counts == [1, 7, 2]
     assert logits.flat.shape[0] == 10

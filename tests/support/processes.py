@@ -17,6 +17,9 @@ import torch
 
 # What `paceline` sets before it imports torch; here torch is there first.
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+# Importing readline, as pytest does, sets these below Python; consoles made at import keep them.
+os.unsetenv("COLUMNS")
+os.unsetenv("LINES")
 CONTEXT = multiprocessing.get_context("forkserver")
 # What nearly every command imports in the end: three seconds of each process.
 CONTEXT.set_forkserver_preload(
