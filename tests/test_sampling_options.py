@@ -18,7 +18,7 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
-from paceline.sampling import adjustment_places, logit_adjustments
+from paceline.sampling import logit_adjustments, score_indices
 from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, Pair, ScriptedTree
 
 LENGTH = 24
@@ -157,7 +157,7 @@ def test_a_prefix_without_the_nodes_path_is_found_out(
     known = {
         tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)
     }
-    monkeypatch.setattr(adjustment_places, name, FAULTS[name](getattr(adjustment_places, name)))
+    monkeypatch.setattr(score_indices, name, FAULTS[name](getattr(score_indices, name)))
     with pytest.raises((AssertionError, ConfigError)):
         same(
             LLM(pair.target, ScriptedTree(known, 256)).generate(pair.prompts, requests(pair, 0.0)),

@@ -102,7 +102,7 @@ def store_columns(
         cache_positions: int64 [rows, columns]; columns with a negative one are not written.
         slots: int64 [rows, columns].
     """
-    keys, values = (one if one.stride(3) == 1 else one.contiguous() for one in states)
+    keys, values = (state if state.stride(3) == 1 else state.contiguous() for state in states)
     rows, heads, columns, dim = keys.shape
     value_dim = values.shape[3]
     store_states[rows * columns, heads](

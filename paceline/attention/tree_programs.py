@@ -90,15 +90,15 @@ def attend_tree(
             != 0
         )
         if window > 0 or chunk > 0:
-            place = tl.where(
+            key_position = tl.where(
                 in_tree,
                 tl.load(key_positions + row * columns + offset, mask=in_tree, other=0),
                 at_key,
             )
             if window > 0:
-                seen = seen & (place[None, :] > own[:, None] - window)
+                seen = seen & (key_position[None, :] > own[:, None] - window)
             else:
-                seen = seen & (place[None, :] // chunk == own[:, None] // chunk)
+                seen = seen & (key_position[None, :] // chunk == own[:, None] // chunk)
         keys = tl.load(
             key + at_key[:, None].to(tl.int64) * dim + dims[None, :],
             mask=exists[:, None] & (dims < dim)[None, :],
@@ -121,19 +121,19 @@ def attend_tree(
             weights.to(values.dtype), values, input_precision="ieee"
         )
         top = new_top
-    place = (row * columns + column).to(tl.int64) * (key_heads * groups) + member
+    output = (row * columns + column).to(tl.int64) * (key_heads * groups) + member
     if not IS_SPLIT:
         result = summed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
-            out + place[:, None] * value_dim + value_dims[None, :],
+            out + output[:, None] * value_dim + value_dims[None, :],
             result.to(out.dtype.element_ty),
             mask=real[:, None] & (value_dims < value_dim)[None, :],
         )
     else:
-        place = place * splits + split
-        sums = partial + place[:, None] * (VALUE_DIMS + 2)
+        output = output * splits + split
+        sums = partial + output[:, None] * (VALUE_DIMS + 2)
         tl.store(sums + value_dims[None, :], summed, mask=real[:, None])
-        ends = partial + place * (VALUE_DIMS + 2) + VALUE_DIMS
+        ends = partial + output * (VALUE_DIMS + 2) + VALUE_DIMS
         tl.store(ends, top, mask=real)
         tl.store(ends + 1, total, mask=real)
 
@@ -148,17 +148,19 @@ def combine_tree(
     VALUE_DIMS: tl.constexpr,
 ):
     """Combine the splits of one query and head, and store its output."""
-    place = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(0).to(tl.int64)
     split, dims = tl.arange(0, ROUNDED_SPLITS), tl.arange(0, VALUE_DIMS)
     there = split < splits
-    base = partial + (place * splits + split) * (VALUE_DIMS + 2)
+    base = partial + (output * splits + split) * (VALUE_DIMS + 2)
     tops = tl.load(base + VALUE_DIMS, mask=there, other=float("-inf"))
     top = tl.max(tops)
     share = tl.exp(tops - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(share * tl.load(base + VALUE_DIMS + 1, mask=there, other=0.0))
     sums = tl.load(base[:, None] + dims[None, :], mask=there[:, None], other=0.0)
     result = tl.sum(share[:, None] * sums, 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + place * value_dim + dims, result.to(out.dtype.element_ty), mask=dims < value_dim)
+    tl.store(
+        out + output * value_dim + dims, result.to(out.dtype.element_ty), mask=dims < value_dim
+    )
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)

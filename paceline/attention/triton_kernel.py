@@ -148,7 +148,7 @@ def _launch(
         value,
         partial,
         paths.table,
-        *(stride // ALIGNMENT for one in (query, key, value) for stride in one.stride()[:3]),
+        *(stride // ALIGNMENT for states in (query, key, value) for stride in states.stride()[:3]),
         int(paths.packed),
         paths.queries,
         first,

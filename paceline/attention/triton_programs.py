@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 _UNSPECIALIZED = [
-    "query_row", "query_head", "query_column", "key_row", "key_head", "key_place", "value_row",
-    "value_head", "value_place", "packed", "queries", "first_tile", "origin", "tiles", "heads",
+    "query_row", "query_head", "query_column", "key_row", "key_head", "key_position", "value_row",
+    "value_head", "value_position", "packed", "queries", "first_tile", "origin", "tiles", "heads",
     "key_heads", "groups", "width", "splits", "parts", "scaling", "softcap",
 ]  # fmt: skip
 
@@ -28,10 +28,10 @@ def attend_split(
     query_column: tl.int64,
     key_row: tl.int64,
     key_head: tl.int64,
-    key_place: tl.int64,
+    key_position: tl.int64,
     value_row: tl.int64,
     value_head: tl.int64,
-    value_place: tl.int64,
+    value_position: tl.int64,
     packed,
     queries,
     first_tile,
@@ -66,16 +66,16 @@ def attend_split(
     leading, count, listed = start + queries, start + queries * 2, start + queries * 3
     head, low = tl.program_id(1) % key_heads, tl.program_id(2) * SPLIT
     ordinal = tl.program_id(1) // key_heads * QUERIES + tl.arange(0, QUERIES)
-    place = tl.minimum(ordinal // groups, columns - 1)
-    member, mine = head * groups + ordinal % groups, own + place
-    seen = tl.where(ordinal < columns * groups, tl.load(count + mine), 0)
+    own_column = tl.minimum(ordinal // groups, columns - 1)
+    member, query_index = head * groups + ordinal % groups, own + own_column
+    seen = tl.where(ordinal < columns * groups, tl.load(count + query_index), 0)
     active = seen > low
-    begin, whole = tl.load(start + mine), tl.load(leading + mine) - low
-    shared, blocks = _blocks(active, seen - low, begin, whole, KEYS, SPLIT)
-    last = tl.max(tl.where(active, place, 0))
-    first = tl.min(tl.where(active, place, last))
+    begin, unbroken = tl.load(start + query_index), tl.load(leading + query_index) - low
+    shared, blocks = _blocks(active, seen - low, begin, unbroken, KEYS, SPLIT)
+    last = tl.max(tl.where(active, own_column, 0))
+    first = tl.min(tl.where(active, own_column, last))
     dims, value_dims = tl.arange(0, DIMS), tl.arange(0, VALUE_DIMS)
-    column = tl.where(packed > 0, own, tl.load(tile + 3)) + place
+    column = tl.where(packed > 0, own, tl.load(tile + 3)) + own_column
     at = tl.where(packed > 0, 0, row * query_row) + member * query_head + column * query_column
     states = tl.load(
         query + at[:, None] * ALIGNMENT + dims[None, :],
@@ -91,10 +91,12 @@ def attend_split(
         alone = tl.maximum(turn - shared, 0)
         rank = low + tl.where(turn < shared, turn, shared + alone // (last - first + 1)) * KEYS
         reader = tl.where(turn < shared, last, first + alone % (last - first + 1))
-        taking = (seen > rank) & ((turn < shared) | (place == reader))
+        taking = (seen > rank) & ((turn < shared) | (own_column == reader))
         positions, there = _locate(start, leading, count, listed, own + reader, width, rank, KEYS)
-        keys = _read(key, positions * (key_place * ALIGNMENT), there, dims, dim)
-        values = _read(value, positions * (value_place * ALIGNMENT), there, value_dims, value_dim)
+        keys = _read(key, positions * (key_position * ALIGNMENT), there, dims, dim)
+        values = _read(
+            value, positions * (value_position * ALIGNMENT), there, value_dims, value_dim
+        )
         scores = tl.dot(states, tl.trans(keys), input_precision="ieee") * scaling
         if CAPPED:
             scores = _capped(scores, softcap)
@@ -108,7 +110,7 @@ def attend_split(
         # Values that other queries see may be no numbers.
         summed = tl.where(taking[:, None], summed * shrink[:, None] + added, summed)
         top = tl.where(taking, new_top, top)
-    output = (mine - origin) * (key_heads * groups) + member
+    output = (query_index - origin) * (key_heads * groups) + member
     output = output.to(tl.int64) * splits + tl.program_id(2)
     sums = partial + output[:, None] * VALUE_DIMS + value_dims[None, :]
     tl.store(sums, summed, mask=active[:, None])
@@ -118,13 +120,13 @@ def attend_split(
 
 
 @triton.jit
-def _blocks(active, seen, begin, whole, KEYS: tl.constexpr, SPLIT: tl.constexpr):
+def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
     """Return how many blocks are the same for all queries, and how many there are.
 
     The first ones are read once for all queries, the others once per column.
     """
     alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
-    together = tl.where(alike, tl.min(tl.where(active, whole, 2147483647)), 0)
+    together = tl.where(alike, tl.min(tl.where(active, unbroken, 2147483647)), 0)
     blocks = (tl.maximum(tl.minimum(tl.max(seen), SPLIT), 0) + KEYS - 1) // KEYS
     return tl.minimum(blocks, tl.maximum(together, 0) // KEYS), blocks
 
@@ -143,10 +145,10 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
 
 
 @triton.jit
-def _read(states, places, there, dims, dim: tl.constexpr):
+def _read(states, offsets, there, dims, dim: tl.constexpr):
     """Return keys or values, zeros for those that do not exist."""
     mask = there[:, None] & (dims < dim)[None, :]
-    return tl.load(states + places[:, None] + dims[None, :], mask=mask, other=0.0)
+    return tl.load(states + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -191,21 +193,23 @@ def combine_splits(
     which, head = origin + at // heads, at % heads
     seen = tl.load(table + tiles * 4 + queries * 2 + which)
     used = (seen + SPLIT - 1) // SPLIT
-    some, dims = at * splits + tl.arange(0, AT_ONCE), tl.arange(0, VALUE_DIMS)
+    ordinals, dims = at * splits + tl.arange(0, AT_ONCE), tl.arange(0, VALUE_DIMS)
     tops = partial + parts.to(tl.int64) * VALUE_DIMS
     end = at * splits + used
     top = tl.full([], float("-inf"), tl.float32)
     if SINKS:
         top = tl.load(sinks + head).to(tl.float32)
     for first in range(0, used, AT_ONCE):
-        some_tops = tl.load(tops + first + some, mask=first + some < end, other=float("-inf"))
+        some_tops = tl.load(
+            tops + first + ordinals, mask=first + ordinals < end, other=float("-inf")
+        )
         top = tl.maximum(top, tl.max(some_tops))
     total = tl.full([], 0.0, tl.float32)
     if SINKS:
         total = tl.exp(tl.load(sinks + head).to(tl.float32) - top)
     summed = tl.zeros([VALUE_DIMS], tl.float32)
     for first in range(0, used, AT_ONCE):
-        which_parts, there = first + some, first + some < end
+        which_parts, there = first + ordinals, first + ordinals < end
         share = tl.exp(tl.load(tops + which_parts, mask=there, other=float("-inf")) - top)
         sums = tl.load(
             partial + which_parts[:, None] * VALUE_DIMS + dims[None, :],
@@ -215,5 +219,5 @@ def combine_splits(
         total += tl.sum(tl.load(tops + parts + which_parts, mask=there, other=0.0) * share)
         summed += tl.sum(sums * share[:, None], 0)
     result = tl.where(used > 0, summed / tl.where(used > 0, total, 1.0), 0.0)
-    place = out + (which * heads + head) * out_dim + dims
-    tl.store(place, result.to(out.dtype.element_ty), mask=dims < out_dim)
+    target = out + (which * heads + head) * out_dim + dims
+    tl.store(target, result.to(out.dtype.element_ty), mask=dims < out_dim)

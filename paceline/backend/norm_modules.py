@@ -30,14 +30,14 @@ def find_rms_norms(
         takes_weight: Whether `norm` takes a weight [size].
         tolerances: Largest difference relative to the result, for each dtype.
     """
-    found = {}
+    epsilons = {}
     for module in model.modules():
         eps, weight = _epsilon_of(module), _weight_of(module)
         if eps is None or weight is None or weight.dtype not in tolerances:
             continue
         if takes_weight(weight) and _agrees(module, norm, weight, eps, tolerances[weight.dtype]):
-            found[module] = eps
-    return found
+            epsilons[module] = eps
+    return epsilons
 
 
 def _epsilon_of(module: nn.Module) -> float | None:

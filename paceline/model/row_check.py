@@ -124,8 +124,8 @@ def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, .
     """
 
     def outputs(given: Tensor) -> Tensor:
-        made: Tensor = module(given if dims == 2 else given.unsqueeze(1))
-        return made.reshape(len(given), -1).float()
+        result: Tensor = module(given if dims == 2 else given.unsqueeze(1))
+        return result.reshape(len(given), -1).float()
 
     alone = outputs(rows[:1])[0]
     for count in counts:
@@ -180,28 +180,28 @@ def _has_rows(value: Any) -> bool:
     )
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return not bool(_differences(one, other).any())
+def _equal(result: Tensor, other: Tensor) -> bool:
+    return not bool(_differences(result, other).any())
 
 
-def _largest_change(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference, relative to the largest finite value of `one`."""
-    scale = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 0.0
-    return float(_differences(one, other).abs().max()) / max(scale, 1e-30)
+def _largest_change(result: Tensor, other: Tensor) -> float:
+    """Return the largest difference, relative to the largest finite value of `result`."""
+    scale = float(result[result.isfinite()].abs().max()) if result.isfinite().any() else 0.0
+    return float(_differences(result, other).abs().max()) / max(scale, 1e-30)
 
 
-def _mean_change(one: Tensor, other: Tensor) -> float:
+def _mean_change(result: Tensor, other: Tensor) -> float:
     """Return the root mean square of differences, relative to finite values."""
-    finite = one[one.isfinite()]
+    finite = result[result.isfinite()]
     scale = float(finite.square().mean().sqrt()) if len(finite) else 0.0
-    return float(_differences(one, other).square().mean().sqrt()) / max(scale, 1e-30)
+    return float(_differences(result, other).square().mean().sqrt()) / max(scale, 1e-30)
 
 
-def _differences(one: Tensor, other: Tensor) -> Tensor:
-    """Return `one - other`; 0 where both are the same infinity or no number."""
+def _differences(result: Tensor, other: Tensor) -> Tensor:
+    """Return `result - other`; 0 where both are the same infinity or no number."""
     # Padded vocabularies have logits of -inf.
-    same = (one == other) | (one.isnan() & other.isnan())
-    return torch.where(same, 0.0, one - other)
+    same = (result == other) | (result.isnan() & other.isnan())
+    return torch.where(same, 0.0, result - other)
 
 
 def _kind_of(module: nn.Module) -> str:

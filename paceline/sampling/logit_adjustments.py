@@ -14,8 +14,8 @@ from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.sampling.adjustment_places import bans_tokens, counts_tokens, find_places
 from paceline.sampling.penalties import penalise
+from paceline.sampling.score_indices import bans_tokens, counts_tokens, find_score_indices
 from paceline.sampling.token_counts import count_changes, counts_of
 from paceline.util.device_copies import upload
 
@@ -39,25 +39,25 @@ def adjust_scores(
     batch, width, vocab = scores.shape
     own, own_trees = [requests[row] for row in rows], [trees[row] for row in rows]
     which = [row * width + node for row in rows for node in range(1 + len(trees[row]))]
-    places = find_places(own, own_trees, vocab)
+    indices = find_score_indices(own, own_trees, vocab)
     changes = count_changes(own, vocab) if any(map(counts_tokens, own)) else ()
     row_index, owner, penalties, paths, biased, biases, banned, *changed = upload(
-        scores.device, which, *places, *changes
+        scores.device, which, *indices, *changes
     )
     flat, is_all = scores.reshape(-1, vocab), len(which) == batch * width
     adjusted = flat.clone() if is_all else flat[row_index]
-    if len(places.biased):
+    if len(indices.biased):
         adjusted.view(-1).index_add_(0, biased, biases)
     if changes:
         counts = counts_of(own, changed, vocab)
-        penalise(adjusted, counts, places, (owner, penalties, paths), own)
+        penalise(adjusted, counts, indices, (owner, penalties, paths), own)
     if any(map(bans_tokens, own)):
         _ban(adjusted, banned)
     return (adjusted if is_all else flat.index_copy(0, row_index, adjusted)).view_as(scores)
 
 
 def _ban(scores: Tensor, banned: Tensor) -> None:
-    """Set scores [rows, vocab] at the banned places to -inf, in place."""
+    """Set scores [rows, vocab] at the banned indices to -inf, in place."""
     had_tokens = (scores > -torch.inf).any(-1, keepdim=True)
     scores.view(-1).index_fill_(0, banned, -torch.inf)
     # If all tokens are forbidden, keep a distribution; `contains_forbidden_token` reports it.

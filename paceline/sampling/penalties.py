@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.sampling.adjustment_places import Places
+from paceline.sampling.score_indices import ScoreIndices
 from paceline.sampling.settings import CPU_PART_SCORES
 from paceline.sampling.token_counts import ANSWER, TEXT
 
@@ -18,7 +18,7 @@ from paceline.sampling.token_counts import ANSWER, TEXT
 def penalise(
     scores: Tensor,
     counts: Tensor,
-    places: Places,
+    indices: ScoreIndices,
     on_device: Sequence[Tensor],
     requests: Sequence[Request],
 ) -> None:
@@ -27,8 +27,8 @@ def penalise(
     Args:
         scores: Scores [rows, vocab].
         counts: Counts of the requests' tokens, from `counts_of`.
-        places: Places of the scores' rows.
-        on_device: Owner, penalties and paths of `places` on the device.
+        indices: Indices of the scores' rows.
+        on_device: Owner, penalties and paths of `indices` on the device.
         requests: The requests.
     """
     owner, penalties, paths = on_device
@@ -36,7 +36,7 @@ def penalise(
     # Parts that stay in a processor's cache.
     step = max(1, CPU_PART_SCORES // vocab) if scores.device.type == "cpu" else num_rows
     firsts = [*range(0, num_rows, step), num_rows]
-    ends = np.searchsorted(places.paths // vocab, firsts).tolist()
+    ends = np.searchsorted(indices.paths // vocab, firsts).tolist()
     repeats = any(request.params.repetition_penalty != 1.0 for request in requests)
     counts_answer = any(
         request.params.frequency_penalty or request.params.presence_penalty for request in requests
@@ -44,7 +44,7 @@ def penalise(
 
     def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
         """Return how often each token occurs before each row's node."""
-        if not len(places.paths) and num_rows == len(requests):
+        if not len(indices.paths) and num_rows == len(requests):
             return counts[rows, kind]
         at_nodes = counts[:, kind][owner[rows]]
         ones = torch.ones_like(own_paths, dtype=at_nodes.dtype)

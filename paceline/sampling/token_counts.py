@@ -24,11 +24,11 @@ class CountChanges(NamedTuple):
     """Hold what must be added to the counts of several requests.
 
     Attributes:
-        places: [n] places in a table that is seen as one row.
+        indices: [n] indices in a table that is seen as one row.
         amounts: float32 [n], negative for tokens that were removed.
     """
 
-    places: IntArray
+    indices: IntArray
     amounts: NDArray[np.float32]
 
 
@@ -39,23 +39,23 @@ def count_changes(requests: Sequence[Request], vocab: int) -> CountChanges:
         requests: Requests of a step, in the order of their rows in the table.
         vocab: Number of columns of the table.
     """
-    places, amounts = [], []
+    indices, amounts = [], []
     for row, request in enumerate(requests):
         known = request.token_counts
         start = row * 2 * vocab
         old, new = [] if known is None else known.answer, request.output_ids
         if known is None:
             prompt = np.array(request.token_ids[: request.prompt_length], dtype=np.int64)
-            places.append(start + TEXT * vocab + prompt)
+            indices.append(start + TEXT * vocab + prompt)
             amounts.append(np.ones(len(prompt), dtype=np.float32))
         common = _common(old, new)
         for tokens, amount in ((old[common:], -1.0), (new[common:], 1.0)):
             if tokens:
                 columns = np.array(tokens, dtype=np.int64) + start
-                places += [columns + TEXT * vocab, columns + ANSWER * vocab]
+                indices += [columns + TEXT * vocab, columns + ANSWER * vocab]
                 amounts.append(np.full(2 * len(tokens), amount, dtype=np.float32))
     return CountChanges(
-        np.concatenate([np.empty(0, dtype=np.int64), *places]),
+        np.concatenate([np.empty(0, dtype=np.int64), *indices]),
         np.concatenate([np.empty(0, dtype=np.float32), *amounts]),
     )
 
@@ -68,15 +68,15 @@ def counts_of(requests: Sequence[Request], changes: Sequence[Tensor], vocab: int
         changes: Their `CountChanges` on the device.
         vocab: Number of columns.
     """
-    places, amounts = changes
+    indices, amounts = changes
     known = [request.token_counts for request in requests]
     table = _shared_table(known)
     if table is None:
-        nothing = torch.zeros(2, vocab, device=places.device)
+        nothing = torch.zeros(2, vocab, device=indices.device)
         table = torch.stack(
             [nothing if counts is None else counts.table[counts.row] for counts in known]
         )
-    table.view(-1).index_add_(0, places, amounts)
+    table.view(-1).index_add_(0, indices, amounts)
     for row, request in enumerate(requests):
         request.token_counts = TokenCounts(table, row, request.output_ids)
     return table

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling_params import SamplingParams
-from paceline.sampling.adjustment_places import clamp_divisor
+from paceline.sampling.score_indices import clamp_divisor
 from paceline.sampling.settings import (
     DEVICE_SORTED_TOKENS,
     MIN_PLAIN_TEMPERATURE,
@@ -35,7 +35,7 @@ class Warped(NamedTuple):
     is_short: Tensor | None = None
 
 
-class _Limits(NamedTuple):
+class _SamplingLimits(NamedTuple):
     """Hold the limits of each request, [batch, 1, 1] each.
 
     Attributes:
@@ -86,7 +86,7 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
         scores = scores / divisors
     if not limited:
         return Warped(scores)
-    limits = _Limits(*rest)
+    limits = _SamplingLimits(*rest)
     waits, vocab = scores.device.type == "cpu", scores.shape[-1]
     most = max((_top_k(p, 0) for p in params if _top_k(p, 0) < vocab), default=0)
     num_sorted = max(SORTED_TOKENS, most) if waits else max(DEVICE_SORTED_TOKENS, most + 1)
@@ -108,7 +108,7 @@ def _top_k(params: SamplingParams, unlimited: int) -> int:
 
 
 def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
-    """Return divisors, whether they are tiny, and `_Limits`, [batch, 1, 1] each."""
+    """Return divisors, flags of tiny ones, and `_SamplingLimits`, [batch, 1, 1] each."""
     vocab = scores.shape[-1]
     floats = np.array(
         [
@@ -143,7 +143,7 @@ class _Nucleus(NamedTuple):
     is_short: Tensor | None
 
 
-def _find_nucleus(scores: Tensor, limits: _Limits, num_sorted: int) -> _Nucleus:
+def _find_nucleus(scores: Tensor, limits: _SamplingLimits, num_sorted: int) -> _Nucleus:
     """Return the tokens inside top_k, then top_p, then min_p.
 
     Tokens with the same score as the last one inside stay, too. The nucleus is nearly always among

@@ -72,13 +72,13 @@ def prepare_rejections(
         ]
     )
     keys = [key for row in rows for key in _keys(requests[row], trees[row])]
-    places, words, *indices = upload(
+    row_indices, words, *indices = upload(
         device,
         which,
         sampler.words_of(keys),
         *(np.array((each.rows, each.tokens, each.nodes), dtype=np.int64) for each in rounds),
     )
-    weights = scores.reshape(-1, scores.shape[-1])[places].softmax(-1)
+    weights = scores.reshape(-1, scores.shape[-1])[row_indices].softmax(-1)
     chances = weights.new_zeros(len(which))
     for each, (parents, tokens, nodes) in zip(rounds, indices, strict=True):
         left, chance = _test(weights[parents], tokens, each.probs)

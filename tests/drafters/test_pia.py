@@ -17,7 +17,7 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.drafters.pia.drafter import Pia, Selection
 from paceline.drafters.pia.options import PiaOptions
-from paceline.drafters.pia.tries import Children, Limits, PhraseTries
+from paceline.drafters.pia.tries import Children, PhraseTries, TrieLimits
 from paceline.errors import ConfigError
 from tests.support.enumeration import path_to
 from tests.support.shared import Pair
@@ -265,7 +265,7 @@ def test_a_selection_is_full_and_keeps_the_best(
 
 
 def test_a_squeeze_halves_outputs_and_drops_the_rare() -> None:
-    tries = PhraseTries(2, Limits(nodes=100, outputs=3, touched=2))
+    tries = PhraseTries(2, TrieLimits(nodes=100, outputs=3, touched=2))
     for text, times in (([1, 2, 3], 4), ([1, 2, 4], 1), ([1, 5], 1), ([2, 3], 0)):
         for _ in range(times):
             tries.add_output(text, 0, 1)
@@ -288,7 +288,7 @@ def test_a_squeeze_halves_outputs_and_drops_the_rare() -> None:
 
 def test_memory_is_bounded() -> None:
     """Even if all goes into few trees, which the number of trees touched would never let shrink."""
-    tries, rng = PhraseTries(4, Limits(nodes=200, outputs=50)), random.Random(1)
+    tries, rng = PhraseTries(4, TrieLimits(nodes=200, outputs=50)), random.Random(1)
     largest = 0
     for request in range(300):
         text = [rng.randrange(8) for _ in range(30)]

@@ -47,7 +47,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TrieLimits:
     """Define when tries shrink; the defaults are those of the public code.
 
     Attributes:
@@ -69,9 +69,9 @@ class PhraseTries:
         limits: When tries shrink.
     """
 
-    def __init__(self, depth: int, limits: Limits | None = None) -> None:
+    def __init__(self, depth: int, limits: TrieLimits | None = None) -> None:
         self.depth = depth
-        self._limits = limits or Limits()
+        self._limits = limits or TrieLimits()
         self._trees: dict[int, Tree] = {}
         # first tokens of trees that outputs were added to since the last squeeze
         self._touched: set[int] = set()

@@ -36,7 +36,7 @@ from paceline.util.compiled import Records, compiled, kernel
 _FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64  # frontier size: per node, and constant
 
 
-class _Workspace(NamedTuple):
+class _MergeWorkspace(NamedTuple):
     """Hold scratch arrays for one tree after the other.
 
     Attributes:
@@ -76,7 +76,7 @@ def grow_trees(
     for row in range(len(ends)):
         drafted = sources.bounds[:, 1, row].sum() - sources.bounds[:, 0, row].sum()
         room = max(room, _FRONTIER + _FRONTIER_PER_NODE * queries.limits[row, 1] + drafted)
-    work = _Workspace(
+    work = _MergeWorkspace(
         np.empty(1, dtype=CANDIDATE),
         np.empty(room, dtype=CANDIDATE),
         np.empty(room),
@@ -99,7 +99,7 @@ def grow_trees(
 
 
 @kernel
-def _grow(inputs: TreeInputs, work: _Workspace, tree: Records[TreeCandidate]) -> int:
+def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate]) -> int:
     """Grow a tree best first and return its size.
 
     Args:
@@ -128,7 +128,7 @@ def _grow(inputs: TreeInputs, work: _Workspace, tree: Records[TreeCandidate]) ->
 
 @kernel
 def _offer(
-    inputs: TreeInputs, work: _Workspace, node: TreeCandidate, parent: int, waiting: int
+    inputs: TreeInputs, work: _MergeWorkspace, node: TreeCandidate, parent: int, waiting: int
 ) -> int:
     """Put the candidates after a node on the frontier; return their new number."""
     first, frontier = waiting, work.frontier

@@ -51,7 +51,7 @@ BySource = Annotated[NDArray[np.int32], np.int32, len(COUNTED_TEXTS)]
 BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BANDS)]
 
 
-class TokenCounts:
+class PointerCounts:
     """Count the pointers of a node to one token.
 
     Attributes:
@@ -98,7 +98,7 @@ class NodeCounts:
     matches: Int32
 
 
-TOKEN_COUNTS, NODE_COUNTS = record_dtype(TokenCounts), record_dtype(NodeCounts)
+POINTER_COUNTS, NODE_COUNTS = record_dtype(PointerCounts), record_dtype(NodeCounts)
 
 
 class SuccessorCounts(NamedTuple):
@@ -110,7 +110,7 @@ class SuccessorCounts(NamedTuple):
         slots: [_SLOTS] hash table of indices of `tokens`; -1 is empty.
     """
 
-    tokens: Records[TokenCounts]
+    tokens: Records[PointerCounts]
     node: Records[NodeCounts]
     slots: NDArray[np.int16]
 
@@ -118,7 +118,7 @@ class SuccessorCounts(NamedTuple):
 @compiled
 def new_counts() -> SuccessorCounts:
     """Return scratch arrays for one node at a time."""
-    tokens, node = np.empty(MAX_TOKENS, dtype=TOKEN_COUNTS), np.empty(1, dtype=NODE_COUNTS)
+    tokens, node = np.empty(MAX_TOKENS, dtype=POINTER_COUNTS), np.empty(1, dtype=NODE_COUNTS)
     return SuccessorCounts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
 
 

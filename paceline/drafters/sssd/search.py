@@ -77,7 +77,7 @@ class Child:
 CHILD = record_dtype(Child)
 
 
-class Workspace(NamedTuple):
+class SearchWorkspace(NamedTuple):
     """Hold the scratch arrays for one tree after the other.
 
     Attributes:
@@ -96,19 +96,19 @@ class Workspace(NamedTuple):
 
 
 @compiled
-def new_workspace(max_nodes: int, shards: int) -> Workspace:
+def new_workspace(max_nodes: int, shards: int) -> SearchWorkspace:
     """Return scratch arrays for trees of up to `max_nodes` nodes, one at a time."""
     room = SPARE_POINTERS + POINTERS_PER_NODE * max_nodes
     pool = new_pool(room, ROOT_SAMPLES, max_nodes + 1, shards)
     tree = np.empty(1 + max_nodes, dtype=TREE_NODE)
     frontier = np.empty(SPARE_CHILDREN + CHILDREN_PER_NODE * max_nodes, dtype=CHILD)
-    return Workspace(pool, new_counts(), new_network(), tree, frontier)
+    return SearchWorkspace(pool, new_counts(), new_network(), tree, frontier)
 
 
 @kernel
 def grow(
     sources: Sources,
-    workspace: Workspace,
+    workspace: SearchWorkspace,
     nodes: int,
     levels: int,
     weights: NDArray[np.float32],
@@ -164,7 +164,7 @@ def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting:
 @kernel
 def _gather(
     sources: Sources,
-    workspace: Workspace,
+    workspace: SearchWorkspace,
     node: int,
     context: int,
     used: int,
@@ -258,7 +258,7 @@ def _point_from_parent(
 @kernel
 def _offer(
     sources: Sources,
-    workspace: Workspace,
+    workspace: SearchWorkspace,
     node: int,
     waiting: int,
     weights: NDArray[np.float32],

@@ -66,8 +66,8 @@ class GraphMemory:
         logits = output.logits
         if self._logits is None or self._logits.shape[1] != logits.shape[-1]:
             self._logits = logits.new_empty(self._max_tokens, logits.shape[-1])
-        kept = self._logits[: logits.shape[0] * logits.shape[1]].view(logits.shape)
-        return BucketOutput(kept.copy_(logits), output.states)
+        shared = self._logits[: logits.shape[0] * logits.shape[1]].view(logits.shape)
+        return BucketOutput(shared.copy_(logits), output.states)
 
 
 class CapturedForward:

@@ -84,11 +84,16 @@ class PackedBucket(Bucket):
             if not self._table.fill(table, visible, order, first_slot):
                 return False
         count, real = len(token_ids), int((packing.pending + packing.nodes).sum())
-        ids, texts, places, slots = self._arrays
+        ids, texts, cache_positions, slots = self._arrays
         # Columns without a token repeat one, because the states of another one may be NaN.
-        ids[count:], texts[count:], places[real:], slots[count:] = token_ids[0], 0, SCRATCH, 0
+        ids[count:], texts[count:], cache_positions[real:], slots[count:] = (
+            token_ids[0],
+            0,
+            SCRATCH,
+            0,
+        )
         ids[:count], texts[:count], slots[:count] = token_ids, positions, packing.slots
-        places[:real] = packing.cache_positions[:real]
+        cache_positions[:real] = packing.cache_positions[:real]
         self._buffer.send()
         return True
 

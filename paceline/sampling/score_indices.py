@@ -1,6 +1,6 @@
 """Find the scores that options of requests change, as arrays for the device.
 
-A place is an index into scores [rows, vocab], row by row. Every request has one row for its root
+Indices point into scores [rows, vocab], row by row. Every request has one row for its root
 and one for each node of its tree.
 """
 
@@ -17,20 +17,20 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray, node_depths, tree_shape
 from paceline.sampling.settings import MAX_DIVISOR, MIN_DIVISOR
 
-_NO_PLACES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+_NO_INDICES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
 
-class Places(NamedTuple):
+class ScoreIndices(NamedTuple):
     """Hold what options change.
 
     Attributes:
         owner: [rows] request of each row; empty if no token is counted.
         penalties: float32 [3, rows] repetition, frequency and presence penalty of each row; empty
             if no token is counted.
-        paths: Places of the tokens on the path to each row's node, in the order of the rows.
-        biased: Places with a bias.
+        paths: Indices of the tokens on the path to each row's node, in the order of the rows.
+        biased: Indices with a bias.
         biases: float32, the bias at each of them.
-        banned: Places of forbidden tokens.
+        banned: Indices of forbidden tokens.
     """
 
     owner: IntArray
@@ -46,7 +46,9 @@ def clamp_divisor(value: float) -> float:
     return min(max(value, MIN_DIVISOR), MAX_DIVISOR)
 
 
-def find_places(requests: Sequence[Request], trees: Sequence[DraftTree], vocab: int) -> Places:
+def find_score_indices(
+    requests: Sequence[Request], trees: Sequence[DraftTree], vocab: int
+) -> ScoreIndices:
     """Return what the options of requests change.
 
     Args:
@@ -56,23 +58,25 @@ def find_places(requests: Sequence[Request], trees: Sequence[DraftTree], vocab: 
     """
     sizes = [1 + len(tree) for tree in trees]
     starts = accumulate((size * vocab for size in sizes), initial=0)
-    found: tuple[list[IntArray], ...] = [], [], []  # paths, biased, banned
+    groups: tuple[list[IntArray], ...] = [], [], []  # paths, biased, banned
     biases: list[float] = []
     for start, size, request, tree in zip(starts, sizes, requests, trees, strict=False):
         bias = request.params.logit_bias
         if tree.token_ids and counts_tokens(request):
-            found[0].append(start + _on_path(tree, vocab))
+            groups[0].append(start + _on_path(tree, vocab))
         if bias:
-            found[1].append(start + _cross(range(size), list(bias), vocab))
+            groups[1].append(start + _cross(range(size), list(bias), vocab))
             biases += [*bias.values()] * size
         if bans_tokens(request):
-            found[2].append(start + _banned(request, tree, vocab))
-    owner, penalties = _NO_PLACES, _NO_NUMBERS
+            groups[2].append(start + _banned(request, tree, vocab))
+    owner, penalties = _NO_INDICES, _NO_NUMBERS
     if any(map(counts_tokens, requests)):
         owner = np.repeat(np.arange(len(requests), dtype=np.int64), sizes)
         penalties = np.array(list(map(_penalties, requests)), dtype=np.float32)[owner].T.copy()
-    paths, biased, banned = (np.concatenate(places) if places else _NO_PLACES for places in found)
-    return Places(owner, penalties, paths, biased, np.array(biases, dtype=np.float32), banned)
+    paths, biased, banned = (
+        np.concatenate(indices) if indices else _NO_INDICES for indices in groups
+    )
+    return ScoreIndices(owner, penalties, paths, biased, np.array(biases, dtype=np.float32), banned)
 
 
 def _penalties(request: Request) -> tuple[float, float, float]:
@@ -99,27 +103,27 @@ def counts_tokens(request: Request) -> bool:
 
 def _on_path(tree: DraftTree, vocab: int) -> IntArray:
     nodes, ancestors = tree_shape(tuple(tree.parents))[1].nonzero()
-    places: IntArray = (nodes + 1) * vocab + np.array(tree.token_ids, dtype=np.int64)[ancestors]
-    return places
+    indices: IntArray = (nodes + 1) * vocab + np.array(tree.token_ids, dtype=np.int64)[ancestors]
+    return indices
 
 
 def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:
-    """Return the places of tokens that complete a bad word, or end the text too early."""
+    """Return the indices of tokens that complete a bad word or end the text early."""
     output = request.output_ids if request.params.bad_words else []
-    found = []
+    banned = []
     for word in request.params.bad_words:
         *before, last = map(int, word)
         rows: Sequence[int] = range(1 + len(tree))
         if before:
             rows = [row for row in rows if _ends_with(output, tree, row - 1, before)]
-        found.append(_cross(rows, [last], vocab))
+        banned.append(_cross(rows, [last], vocab))
     missing = _missing(request)
     if missing > 0:
         depths = (0, *node_depths(tree.parents).tolist())
         early = [row for row, depth in enumerate(depths) if depth < missing]
         ends = [token for token in request.eos_token_ids if token < vocab]
-        found.append(_cross(early, ends, vocab))
-    return np.concatenate([np.empty(0, dtype=np.int64), *found])
+        banned.append(_cross(early, ends, vocab))
+    return np.concatenate([np.empty(0, dtype=np.int64), *banned])
 
 
 def _missing(request: Request) -> int:
@@ -128,7 +132,7 @@ def _missing(request: Request) -> int:
 
 
 def _cross(rows: Sequence[int], tokens: Any, vocab: int) -> IntArray:
-    """Return the places of all given tokens in all given rows."""
+    """Return the indices of all given tokens in all given rows."""
     rows_array = np.array(rows, dtype=np.int64)
     return (rows_array[:, None] * vocab + np.array(tokens, dtype=np.int64)).reshape(-1)
 
