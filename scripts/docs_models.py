@@ -9,7 +9,7 @@ from paceline.model.verified import VERIFIED
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the tests are not installed
-from tests.support.models import CHAINS  # noqa: E402
+from tests.support.tree_models import CHAINS  # noqa: E402
 
 
 def architectures() -> str:

@@ -18,8 +18,9 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.invariance.invariance import Invariance, resolve_batch_invariance
 from paceline.invariance.row_classes import bits
 from paceline.model.cached_lm import CachedLM
-from tests.support.models import EAGER_ONLY, TREES, VOCAB, make
+from tests.support.models import EAGER_ONLY, make
 from tests.support.shared import SAME_SEED, Pair
+from tests.support.tree_models import TREES, VOCAB
 
 pytestmark = pytest.mark.processor
 # refused by name

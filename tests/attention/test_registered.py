@@ -21,9 +21,10 @@ from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.model.self_check import check_tree_forward
 from tests.support import models
 from tests.support.attention import row_by_row
+from tests.support.tree_models import CHAINS, TREES, VOCAB
 
 pytestmark = pytest.mark.processor
-OWN_CODE = {"gptj", "falcon", *models.CHAINS}  # attention that asks no table of functions
+OWN_CODE = {"gptj", "falcon", *CHAINS}  # attention that asks no table of functions
 NAME = "paceline"
 
 
@@ -36,7 +37,7 @@ def registered(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", [name for name in models.TREES if name not in OWN_CODE])
+@pytest.mark.parametrize("name", [name for name in TREES if name not in OWN_CODE])
 def test_every_layer_of_every_architecture_may_use_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,13 +87,12 @@ class Decoding:
         token at a time.
         """
         texts = [
-            [(7 * i + 3 * row) % models.VOCAB for i in range(length)]
+            [(7 * i + 3 * row) % VOCAB for i in range(length)]
             for row, length in enumerate((23, 3, 12))
         ]
         parents = [[-1, 0, 1, -1, 3, 0, 5, -1], [-1, -1, 0], []]
         trees = [
-            DraftTree([(11 * node + 5) % models.VOCAB for node in range(len(one))], one)
-            for one in parents
+            DraftTree([(11 * node + 5) % VOCAB for node in range(len(one))], one) for one in parents
         ]
         together = self.logits(texts, 8, trees)
         count = 0
@@ -139,7 +139,7 @@ def test_transformers_itself_gets_the_logits_of_eager(name: str) -> None:
     eager = models.make(name)
     ours = copy.deepcopy(eager)
     ours.set_attn_implementation(NAME)
-    ids = torch.arange(40).reshape(2, 20) * 7 % models.VOCAB
+    ids = torch.arange(40).reshape(2, 20) * 7 % VOCAB
     seen = torch.ones_like(ids)
     seen[1, :6] = 0  # padding on the left
     with torch.inference_mode():

@@ -123,9 +123,9 @@ def test_a_target_may_have_more_rows_and_draw_from_them() -> None:
 
 def words_tokenizer() -> Any:
     """A tokenizer of six words that `LLM` takes."""
-    from tests.support.models import _tokenizer
+    from tests.support.models import word_tokenizer
 
-    return _tokenizer(["a", "b", "c"])
+    return word_tokenizer(["a", "b", "c"])
 
 
 def test_logits_are_by_the_targets_ids() -> None:

@@ -26,8 +26,9 @@ from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.model.rotary import TextLengths, cut_at_switch, switch_lengths
 from paceline.model.self_check import count_differing_rows
 from tests.support import models
-from tests.support.models import ROTARY, SWITCH
+from tests.support.rotary_models import ROTARY, SWITCH
 from tests.support.shared import ScriptedTree, reference
+from tests.support.tree_models import VOCAB
 
 COUNT = 20
 PARAMS = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
@@ -53,9 +54,7 @@ def prompts(name: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> lis
     """Prompts of these lengths, or as long as the model's context allows."""
     rng = random.Random(seed)
     most = SWITCH - COUNT if name in BOUNDED else max(lengths)
-    return [
-        [rng.randrange(3, models.VOCAB) for _ in range(min(length, most))] for length in lengths
-    ]
+    return [[rng.randrange(3, VOCAB) for _ in range(min(length, most))] for length in lengths]
 
 
 def random_trees() -> Drafter:
@@ -64,7 +63,7 @@ def random_trees() -> Drafter:
 
     def tree(limit: int) -> DraftTree:
         size = min(limit, rng.randrange(8))
-        tokens = rng.sample(range(models.VOCAB), size)
+        tokens = rng.sample(range(VOCAB), size)
         return DraftTree(tokens, [rng.randrange(-1, node) if node else -1 for node in range(size)])
 
     return ScriptedDrafter(lambda requests, limits: [tree(limit) for limit in limits])
@@ -80,7 +79,7 @@ def test_short_and_long_texts_in_a_batch_answer_as_alone(name: str, invariant: A
     model = make(name)
     each = prompts(name)
     known = known_answers(model, each)
-    for drafter in ("none", ScriptedTree(known, models.VOCAB), random_trees()):
+    for drafter in ("none", ScriptedTree(known, VOCAB), random_trees()):
         llm = LLM(model, drafter, batch_invariant=invariant, max_batch=3)
         llm.model.prefill_chunk = 24  # long prompts come in parts
         assert [out.token_ids for out in llm.generate(each, PARAMS)] == [*known.values()]
@@ -91,7 +90,7 @@ def test_a_drafter_that_knows_the_answer_is_accepted_across_the_switch(name: str
     model = make(name)
     each = prompts(name, (SWITCH - 9,))
     known = known_answers(model, each)
-    drafter = ScriptedTree(known, models.VOCAB)
+    drafter = ScriptedTree(known, VOCAB)
     (out,) = LLM(model, drafter, max_batch=1).generate(each, PARAMS)
     assert out.token_ids == known[tuple(each[0])]
     assert out.stats.target_forwards < COUNT - 5
@@ -125,7 +124,7 @@ def test_preempted_requests_go_on_with_the_same_text(name: str) -> None:
     each = prompts(name, (SWITCH - 5, SWITCH + 8, 12))
     known = known_answers(model, each)
     for steps in (2, 4, 9):
-        drafter = ScriptedTree(known, models.VOCAB)
+        drafter = ScriptedTree(known, VOCAB)
         engine = Engine(model, drafter, max_batch=1)
         requests = [
             Request(prompt, SamplingParams(max_new_tokens=COUNT, ignore_eos=True, priority=-place))
@@ -149,7 +148,7 @@ def test_sampled_text_is_the_same_with_drafts(name: str) -> None:
     plain = [LLM(model, "none").generate([prompt], params)[0].token_ids for prompt in each]
     for drafter in (
         "prompt_lookup",
-        ScriptedTree({tuple(p): a for p, a in zip(each, plain, strict=True)}, models.VOCAB),
+        ScriptedTree({tuple(p): a for p, a in zip(each, plain, strict=True)}, VOCAB),
     ):
         assert [out.token_ids for out in LLM(model, drafter).generate(each, params)] == plain
 
@@ -163,7 +162,7 @@ def test_bits_do_not_depend_on_texts_of_other_lengths(name: str) -> None:
     plain = LLM(model, "none", batch_invariant=True)
     alone = [plain.generate([prompt], PARAMS)[0].token_ids for prompt in each]
     known = {tuple(prompt): answer for prompt, answer in zip(each, alone, strict=True)}
-    llm = LLM(model, ScriptedTree(known, models.VOCAB), batch_invariant=True, max_batch=3)
+    llm = LLM(model, ScriptedTree(known, VOCAB), batch_invariant=True, max_batch=3)
     assert [out.token_ids for out in llm.generate(each, PARAMS)] == alone
 
 
@@ -309,7 +308,7 @@ def test_models_that_start_again_answer_as_whole_forwards_do(name: str) -> None:
                     [ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=-1
                 )
         answer = ids[0, len(prompt) :].tolist()
-        llm = LLM(model, ScriptedTree({tuple(prompt): answer}, models.VOCAB))
+        llm = LLM(model, ScriptedTree({tuple(prompt): answer}, VOCAB))
         assert llm.generate([prompt], PARAMS)[0].token_ids == answer
 
 

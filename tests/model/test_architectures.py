@@ -23,7 +23,9 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.self_check import check_tree_forward
 from paceline.model.verified import VERIFIED
 from tests.support import models
+from tests.support.refused_models import REASONS, REFUSED
 from tests.support.shared import ScriptedTree, reference
+from tests.support.tree_models import CHAINS, TREES, VOCAB
 
 TOLERANCE = 2e-4
 # Shapes and, for each, a path to keep that is not its first nodes.
@@ -56,7 +58,7 @@ class Session:
         self._random = random.Random(5)
 
     def tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(3, models.VOCAB) for _ in range(count)]
+        return [self._random.randrange(3, VOCAB) for _ in range(count)]
 
     def open(self, length: int) -> Request:
         request = Request(self.tokens(length), SamplingParams())
@@ -118,7 +120,7 @@ def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
     assert session.lm.open_sequences == 3
 
 
-@pytest.mark.parametrize("name", models.TREES)
+@pytest.mark.parametrize("name", TREES)
 def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +137,7 @@ def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(
     assert session.worst > 100
 
 
-@pytest.mark.parametrize("name", models.TREES)
+@pytest.mark.parametrize("name", TREES)
 def test_a_wrong_commit_is_noticed(name: str) -> None:
     """Keeping the first branch's rows under the second branch's tokens spoils the next step."""
     session = Session(models.make(name, "eager"))
@@ -151,7 +153,7 @@ def test_a_wrong_commit_is_noticed(name: str) -> None:
 def answers(model: Any, count: int = 14) -> dict[tuple[int, ...], list[int]]:
     """Three prompts of different length and their answers."""
     rng = random.Random(8)
-    prompts = [[rng.randrange(3, models.VOCAB) for _ in range(length)] for length in (9, 21, 13)]
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in (9, 21, 13)]
     return {tuple(prompt): reference(model, prompt, count) for prompt in prompts}
 
 
@@ -159,7 +161,7 @@ def check_greedy(model: Any) -> ScriptedTree:
     known = answers(model)
     prompts = [list(prompt) for prompt in known]
     params = SamplingParams(max_new_tokens=14)
-    drafter = ScriptedTree(known, models.VOCAB)
+    drafter = ScriptedTree(known, VOCAB)
     llm = LLM(model, drafter=drafter)
     forwards = 0
     for batch in (prompts, prompts[:1]):
@@ -198,10 +200,10 @@ def test_the_table_is_wide() -> None:
         )
         >= 30
     )
-    assert len(models.TREES) + len(models.CHAINS) + 1 >= 42
+    assert len(TREES) + len(CHAINS) + 1 >= 42
 
 
-@pytest.mark.parametrize("name", models.REFUSED)
+@pytest.mark.parametrize("name", REFUSED)
 def test_models_that_cannot_be_rolled_back_are_refused(name: str) -> None:
     model = models.make(name)
     with pytest.raises(UnsupportedModelError) as caught:
@@ -210,12 +212,12 @@ def test_models_that_cannot_be_rolled_back_are_refused(name: str) -> None:
     assert type(model).__name__ in text
     assert re.search(r"expected|Use (model\.generate|a decoder-only)|use model\.generate", text)
     assert text.endswith(".")
-    assert re.search(models.REASONS[name], text)
+    assert re.search(REASONS[name], text)
 
 
 def test_architectures_taken_on_trust_are_in_the_table() -> None:
     """Every other one is measured when an engine is built (`paceline.model.self_check`)."""
-    tested = {model_type for model_type, _ in (models.TREES | models.CHAINS).values()}
+    tested = {model_type for model_type, _ in (TREES | CHAINS).values()}
     composite = {"gemma3", "llama4"}  # a text model of the table beside a vision tower
     assert VERIFIED - composite <= tested
 

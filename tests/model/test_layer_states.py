@@ -16,6 +16,7 @@ from paceline.errors import UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.layers import decoder_layers, decoder_of
 from tests.support import models
+from tests.support.tree_models import CHAINS, TREES
 
 PROMPTS = [[5, 9, 17, 23, 40], [7, 8]]
 LAYERS = (0, 1)
@@ -33,7 +34,7 @@ def of_plain(model: Any, token_ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize("name", [*models.TREES, *models.CHAINS])
+@pytest.mark.parametrize("name", [*TREES, *CHAINS])
 def test_they_are_those_of_a_plain_forward(name: str, batch_invariant: bool) -> None:
     model = models.make(name)
     try:

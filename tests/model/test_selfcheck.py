@@ -15,8 +15,9 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.per_layer import layer_values
 from paceline.model.self_check import check_chain_forward, check_tree_forward
 from paceline.model.verified import VERIFIED
-from tests.support.models import TREES, make
+from tests.support.models import make
 from tests.support.shared import ScriptedTree, reference
+from tests.support.tree_models import TREES
 
 SIZES = {"vocab_size": 60, "hidden_size": 32, "initializer_range": 0.25}
 

@@ -19,7 +19,8 @@ from paceline.plan.planning import ForwardTime, best_of, steps_of
 from paceline.plan.report import KIND, draw_plan, tables, write_plan
 from paceline.plan.roofline import Matmul
 from paceline.report.documents import read_document
-from tests.support.models import TREES, make
+from tests.support.models import make
+from tests.support.tree_models import TREES
 
 LLAMA_3_8B = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
