@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.processes import CONTEXT
+from tests.support.processes import start_process
 
 LIMIT = 90.0  # seconds of a case; what takes longer hangs
 CLOSED, LEFT, FULL = "closed", "left", "/dev/full"
@@ -70,10 +70,7 @@ def run(
     for name in ("out", "err"):
         (kept / name).write_bytes(b"")
     (kept / "in").write_bytes(stdin if isinstance(stdin, bytes) else b"")
-    process = CONTEXT.Process(
-        target=_run, args=(list(words), kept, folder, stdin == CLOSED, stdout, stderr)
-    )
-    process.start()
+    process = start_process(_run, (list(words), kept, folder, stdin == CLOSED, stdout, stderr))
     end = time.monotonic() + LIMIT
     while interrupt and process.is_alive() and time.monotonic() < end:
         if (kept / "out").stat().st_size:

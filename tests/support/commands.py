@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tests.support.processes import CONTEXT
+from tests.support.processes import start_process
 
 
 def run_command(
@@ -36,10 +36,7 @@ def run_command(
     with tempfile.TemporaryDirectory() as kept:
         streams = [Path(kept) / name for name in ("in", "out", "err")]
         streams[0].write_text(stdin, encoding="utf-8")
-        process = CONTEXT.Process(
-            target=_run, args=(words, streams, folder or Path.cwd(), list(path))
-        )
-        process.start()
+        process = start_process(_run, (words, streams, folder or Path.cwd(), list(path)))
         process.join(seconds)
         process.kill()
         process.join()
@@ -49,9 +46,7 @@ def run_command(
 
 def start_command(*words: str) -> BaseProcess:
     """Start `paceline ...` and leave it running, unheard, to be killed or joined."""
-    process = CONTEXT.Process(target=_run, args=(words, [Path(os.devnull)] * 3, Path.cwd(), []))
-    process.start()
-    return process
+    return start_process(_run, (words, [Path(os.devnull)] * 3, Path.cwd(), []))
 
 
 def _run(words: Sequence[str], streams: Sequence[Path], folder: Path, path: Sequence[Path]) -> None:

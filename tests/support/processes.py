@@ -9,7 +9,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,9 @@ import torch
 
 # What `paceline` sets before it imports torch; here torch is there first.
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-# Importing readline, as pytest does, sets these below Python; consoles made at import keep them.
-os.unsetenv("COLUMNS")
-os.unsetenv("LINES")
-CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT = multiprocessing.get_context("forkserver")
 # What nearly every command imports in the end: three seconds of each process.
-CONTEXT.set_forkserver_preload(
+_CONTEXT.set_forkserver_preload(
     [
         "paceline.bench.run",
         "paceline.cli.generate",
@@ -32,6 +30,21 @@ CONTEXT.set_forkserver_preload(
         "transformers.models.llama.modeling_llama",
     ]
 )
+
+
+def start_process(
+    target: Callable[..., Any], args: Sequence[Any], daemon: bool = False
+) -> BaseProcess:
+    """Start a process that is forked from the server.
+
+    The readline module sets the terminal's size below Python. Consoles that the server makes at
+    import would keep that size.
+    """
+    os.unsetenv("COLUMNS")
+    os.unsetenv("LINES")
+    process = _CONTEXT.Process(target=target, args=tuple(args), daemon=daemon)
+    process.start()
+    return process
 
 
 class Group:
@@ -45,11 +58,9 @@ class Group:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.processes = [
-            CONTEXT.Process(target=_run, args=(rank, size, port, folder, work, args), daemon=True)
+            start_process(_run, (rank, size, port, folder, work, args), daemon=True)
             for rank in range(size)
         ]
-        for process in self.processes:
-            process.start()
 
     def wait(self, seconds: float = 60.0) -> list[int | None]:
         """The exit codes, in rank order; what still runs after `seconds` is killed and has none."""
