@@ -22,6 +22,7 @@ import benchmark_serving as serving
 import benchmark_tables as bench
 from benchmark_data import RESULTS, used
 from benchmark_exactness import exact_float32, exactness
+from benchmark_overhead import step_overhead
 from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
@@ -71,6 +72,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-forward": gpu.forward,
     "gpu-graph": gpu.graph,
     "gpu-attention": gpu.attention,
+    "step-overhead": step_overhead,
     "vllm-single": lambda: serving.inside_vllm("batch1"),
     "vllm-batches": lambda: serving.inside_vllm("spec60", "maths60"),
     "vllm-preempted": lambda: serving.inside_vllm("batch16"),
