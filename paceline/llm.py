@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.argument_checks import require
 from paceline.core.drafter import Drafter
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, FixedShapes, OnDrafterError
@@ -15,11 +14,11 @@ from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.completion import Chunk, Completion
 from paceline.engine.delivery import Chunks, completions_of, stream_chunks
 from paceline.engine.engine import Engine
+from paceline.engine.engine_limits import check_limits
 from paceline.engine.facade import EngineFacade
 from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
-from paceline.util.config import require_count
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +99,7 @@ class LLM(EngineFacade):
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
     ) -> None:
-        _check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
+        check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
         spec = drafter if isinstance(drafter, str) else None
         ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
@@ -262,22 +261,6 @@ class LLM(EngineFacade):
         return InputProcessor(
             self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
         )
-
-
-def _check_limits(
-    max_batch: object,
-    max_nodes: object,
-    keep_prefixes: object,
-    max_length: object,
-    on_drafter_error: object,
-) -> None:
-    require_count("LLM", "max_batch", max_batch, 1)
-    require_count("LLM", "max_nodes", max_nodes, 0)
-    require_count("LLM", "keep_prefixes", keep_prefixes, 0)
-    choices = ("raise", "plain")
-    require(on_drafter_error in choices, "on_drafter_error", on_drafter_error, "'raise' or 'plain'")
-    if max_length is not None:
-        require_count("LLM", "max_length", max_length, 2)
 
 
 def _prepare(

@@ -16,12 +16,12 @@ from typing import Any
 
 from paceline.datastore.folder import cleaned
 from paceline.datastore.gathering import Document, checked
-from paceline.datastore.layout import Manifest, read_manifest, store_folder, version_of
+from paceline.datastore.layout import read_manifest, store_folder, version_of
 from paceline.datastore.lock import LockedError, writing
 from paceline.datastore.options import UpdateOptions
 from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
-from paceline.datastore.store import Snapshot, check_tokenizer, open_shards
+from paceline.datastore.store import Snapshot, check_same, check_tokenizer, open_shards
 from paceline.datastore.store_settings import LOCK_RETRY_S, PAUSES_PER_SORT, WRITE_RETRY_S
 from paceline.datastore.unwritten import UnwrittenOutputs
 from paceline.datastore.writer import append_outputs
@@ -114,7 +114,7 @@ class Datastore:
             manifest, shards = open_shards(
                 self.path, {shard.info.name: shard for shard in self._shards}
             )
-            self._check_same(manifest)
+            check_same(self.path, manifest, self.vocab_size, self.tokenizer)
             self._version, self._shards = version, shards
             self._publish()
         return True
@@ -265,7 +265,7 @@ class Datastore:
                 return
             with writing(self.path, "append"), cleaned(self.path):
                 manifest = read_manifest(self.path)
-                self._check_same(manifest)
+                check_same(self.path, manifest, self.vocab_size, self.tokenizer)
                 append_outputs(self.path, manifest, outputs, self._options.max_tokens)
             with self._changed:
                 self._unwritten.remove(outputs)
@@ -290,13 +290,6 @@ class Datastore:
         if self._closing:
             raise DatastoreError(
                 f"The store {str(self.path)!r} is closed and takes no outputs. Open it again."
-            )
-
-    def _check_same(self, manifest: Manifest) -> None:
-        if (manifest.vocab_size, manifest.tokenizer) != (self.vocab_size, self.tokenizer):
-            raise DatastoreError(
-                f"The store {str(self.path)!r} was replaced by a store with another vocabulary or"
-                " tokenizer. Open it again."
             )
 
     def _publish(self) -> None:

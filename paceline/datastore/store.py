@@ -160,3 +160,21 @@ def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
             " whose ids mean other text; expected the same. Build a store with this tokenizer:"
             " paceline datastore build PATH --tokenizer DIRECTORY ..."
         )
+
+
+def check_same(path: Path, manifest: Manifest, vocab_size: int, tokenizer: str | None) -> None:
+    """Raise if an open store was replaced by a different one.
+
+    Args:
+        path: Folder of the store.
+        manifest: Current manifest of the folder.
+        vocab_size: Vocabulary size of the open store.
+        tokenizer: Fingerprint of the open store's tokenizer, or None.
+    Raises:
+        DatastoreError: The vocabularies or tokenizers differ.
+    """
+    if (manifest.vocab_size, manifest.tokenizer) != (vocab_size, tokenizer):
+        raise DatastoreError(
+            f"The store {str(path)!r} was replaced by a store with another vocabulary or"
+            " tokenizer. Open it again."
+        )

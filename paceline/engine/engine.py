@@ -1,13 +1,9 @@
-"""Run one continuous batch for all callers (continuous batching).
-
-The engine has no thread. A caller that waits for an answer runs the steps for all callers
-(`advance`), taking turns with other threads. Several threads therefore share forward passes.
-"""
+"""Run one continuous batch for all callers (continuous batching)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.delegating_drafter import turn_of
@@ -21,11 +17,11 @@ from paceline.core.settings import (
     OnDrafterError,
 )
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
-from paceline.engine.keyboard_interrupts import interrupts_held
 from paceline.engine.kv_cache_manager import KVCacheManager, max_cache_bytes
 from paceline.engine.lifecycle import Lifecycle
-from paceline.engine.request_handle import RequestHandle, raise_errors
+from paceline.engine.request_handle import RequestHandle
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.shared_steps import SharedSteps
 from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
 
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
     from paceline.engine.step import Verifier
 
 
-class Engine:
+class Engine(SharedSteps):
     """Runs steps for up to `max_batch` requests from any number of callers.
 
     Arguments that are not listed here are described in `paceline.llm.LLM`.
@@ -214,60 +210,6 @@ class Engine:
     def has_drafters(self, requests: Sequence[Request]) -> bool:
         """Return whether the drafters that the requests name already exist."""
         return all(self._drafters.knows(request.params.speculation) for request in requests)
-
-    def advance(self, handles: Sequence[RequestHandle]) -> None:
-        """Run one step for all requests, unless another thread has just run it.
-
-        Args:
-            handles: The requests that the caller waits for.
-        Raises:
-            Exception: the error that ended one of `handles`.
-            KeyboardInterrupt: raised between two steps if other callers share the steps.
-        """
-        before = self._runner.steps
-        with self._turn:
-            if before == self._runner.steps and not all(handle.done for handle in handles):
-                shared = not set(handles).issuperset(self._schedule.active)
-                with interrupts_held(shared and self._parallel is None):
-                    self.step()
-        raise_errors(handles)
-
-    def finish(
-        self,
-        handles: Sequence[RequestHandle],
-        stepped: Callable[[int], object] = lambda ended: None,
-    ) -> None:
-        """Run steps, taking turns with other threads, until all `handles` are done.
-
-        Args:
-            handles: The requests to finish.
-            stepped: Callback invoked after each step with the number of requests that ended in the
-                step.
-        Raises:
-            Exception: the error that ended one of `handles`.
-        """
-        while unfinished := [handle for handle in handles if not handle.done]:
-            self.advance(unfinished)
-            stepped(sum(handle.done for handle in unfinished))
-        raise_errors(handles)  # another thread's step may have ended a request
-
-    def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Take a request's outcomes; runs a step first if there are none.
-
-        Args:
-            handle: A request submitted with `keep_outcomes`.
-        Returns:
-            The outcomes, and whether they are the last.
-        Raises:
-            Exception: the error that ended the request early, after its last outcomes.
-        """
-        assert handle.outcomes is not None, "submit with keep_outcomes=True"
-        with self._turn:  # never read the outcomes of an unfinished step
-            if not handle.outcomes:
-                self.advance([handle])
-            taken = list(handle.outcomes)
-            handle.outcomes.clear()
-            return taken, handle.done and handle.error is None
 
     def step(self) -> list[Outcome]:
         """Run one decode step for one group of requests; ended requests free their slots.

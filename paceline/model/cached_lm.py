@@ -1,45 +1,33 @@
-"""Run a transformers model over the pending tokens and draft trees of a batch.
+"""Give a transformers model a KV cache whose slots hold requests.
 
-Targets and draft models are both instances of `CachedLM`. With attention by position, the requests
-in a batch are packed into one row (`RaggedBatch`). Otherwise, each request has its own row:
-padding, pending tokens (the newest is the root), tree nodes, padding. The pending tokens of all
-rows end at the same column, so that the LM head runs on one slice (`PaddedBatch`).
+Targets and draft models are both instances of `CachedLM`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.backend.products import Products
 from paceline.backend.resolve import fastest_products
-from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
-from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import ConfigError
 from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
-from paceline.model.cached_requests import CachedRequests
-from paceline.model.eagle.captured_states import StateRequest, capture_states
-from paceline.model.eagle.gather import states_to_read
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.fixed_shapes.runner import fixed_shape_runner
-from paceline.model.forward_mode import in_forward_mode, mode_of
+from paceline.model.forward_mode import mode_of
+from paceline.model.forward_passes import ForwardPasses
 from paceline.model.model_runner import ModelRunner
 from paceline.model.model_view import ModelView, View
-from paceline.model.padded_batch import PaddedBatch, lay_out
-from paceline.model.ragged_batch import RaggedBatch, pack
 from paceline.model.reduced_vocabulary import kept_ids
 from paceline.model.vocabulary import SharedVocabulary
 
 
-class CachedLM(CachedRequests):
+class CachedLM(ForwardPasses):
     """A transformers model whose KV cache is divided into slots.
 
     Args:
@@ -151,11 +139,6 @@ class CachedLM(CachedRequests):
         return self._runner.view.stale
 
     @property
-    def packs(self) -> bool:
-        """Return True if requests of different widths can share a pass without padding."""
-        return self.architecture.by_position and self.architecture.takes_masks
-
-    @property
     def device(self) -> torch.device:
         """Return the device of token ids and logits."""
         device: torch.device = self._model.device
@@ -200,165 +183,3 @@ class CachedLM(CachedRequests):
             self.slots.take(request)
         else:
             self.slots.inherit(request, slot_of, length)
-
-    def forward(
-        self,
-        requests: Sequence[Request],
-        trees: Sequence[DraftTree],
-        reduced_logits: bool = False,
-    ) -> Tensor:
-        """Run `forward_nodes`, and return padded logits.
-
-        Args:
-            requests, trees, reduced_logits: As in `forward_nodes`.
-        Returns:
-            Logits [batch, 1 + width, vocab] after the last pending token and after each node; rows
-            beyond a tree are padding.
-        """
-        return self.forward_nodes(requests, trees, reduced_logits=reduced_logits).padded()
-
-    @in_forward_mode
-    def forward_nodes(
-        self,
-        requests: Sequence[Request],
-        trees: Sequence[DraftTree],
-        prefill_chunk: int | None = None,
-        reduced_logits: bool = False,
-    ) -> NodeLogits:
-        """Run a forward pass over pending tokens and draft trees.
-
-        Args:
-            requests: Open requests with at least one pending token each.
-            trees: One draft tree per request; empty for a request with more pending tokens than the
-                chunk.
-            prefill_chunk: Maximum number of pending tokens per request; None = the model's
-                `prefill_chunk`.
-            reduced_logits: Whether to return logits only for the reduced vocabulary, in the order
-                of `kept_ids`; without a reduced vocabulary, for all tokens. Default False.
-        Returns:
-            Logits after each request's last pending token and after each node, preceded by rows for
-            scored tokens.
-        """
-        chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
-        self._requests = list(requests)
-        self._runner.begin()
-        self._runner.view.state.reduced_logits = reduced_logits
-        if not self.architecture.takes_masks:
-            return self._forward_rows(trees, chunk)
-        self.slots.compact_slots(self._requests)
-        counts = [1 + len(tree) for tree in trees]
-        if self.packs:
-            packing = pack(requests, trees, chunk, self.min_rows)
-            self._read_target_states(packing)
-            flat = self._shared(self._runner.ragged(packing, self._requests))
-            self._count(packing.pending, packing.nodes)
-            return NodeLogits.from_rows(
-                flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
-            )
-        layout = lay_out(requests, trees, chunk, self.min_rows)
-        self._read_target_states(layout)
-        flat = self._shared(self._runner.padded(layout, self._requests))
-        self._count(layout.pending, layout.nodes)
-        return NodeLogits.from_padded(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
-
-    def forward_with_hidden(
-        self,
-        requests: Sequence[Request],
-        trees: Sequence[DraftTree],
-        reduced_logits: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Run `forward`, and also return the inputs to the LM head.
-
-        Args:
-            requests, trees, reduced_logits: As in `forward_nodes`.
-        Returns:
-            Logits [batch, 1 + width, vocab], and the hidden states after the final norm, [batch, 1
-            + width, hidden].
-        Raises:
-            UnsupportedModelError: As in `forward_with_states`.
-        """
-        logits = self.forward_with_states(requests, trees, reduced_logits=reduced_logits)
-        assert logits.states is not None, "asked for"
-        return logits.padded(), replace(logits, flat=logits.states[:, 0]).padded()
-
-    def forward_with_states(
-        self,
-        requests: Sequence[Request],
-        trees: Sequence[DraftTree],
-        layers: tuple[int, ...] = (),
-        pending: bool = False,
-        prefill_chunk: int | None = None,
-        reduced_logits: bool = False,
-    ) -> NodeLogits:
-        """Run `forward_nodes`, and also return the hidden states after the final norm.
-
-        Args:
-            requests, trees, reduced_logits: As in `forward_nodes`.
-            layers: Indices of decoder layers whose inputs are also returned.
-            pending: Whether to return the states of all pending tokens as well.
-            prefill_chunk: As in `forward_nodes`.
-        Raises:
-            UnsupportedModelError: The model computes its logits without an LM head, or does not
-                expose its layers.
-        """
-        runner = self._runner
-        runner.states_wanted = StateRequest(layers, pending)
-        try:
-            with capture_states(self._model, runner.states_wanted) as captured:
-                logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits)
-        finally:
-            runner.states_wanted = None
-        captured = runner.bucket_states or captured
-        if not captured.head:
-            raise UnsupportedModelError(
-                f"{self.architecture.name} makes its logits without an LM head of its own, so that"
-                " its hidden states cannot be read; choose a drafter without an acceptance head."
-            )
-        return captured.with_states(logits, runner.picks, runner.column_picks, runner.pending)
-
-    def _read_target_states(self, batch: PaddedBatch | RaggedBatch) -> None:
-        if self.uses_target_states:
-            self._runner.view.state.target_states = states_to_read(self._requests, batch)
-
-    def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
-        # In these models (ALiBi), positions are columns, so rows of different lengths cannot share
-        # a forward pass.
-        layouts = [
-            lay_out([request], [tree], chunk)
-            for request, tree in zip(self._requests, trees, strict=True)
-        ]
-        rows = [
-            self._runner.padded(layout, [request])
-            for layout, request in zip(layouts, self._requests, strict=True)
-        ]
-        self._count(
-            *(
-                np.concatenate(counts)
-                for counts in zip(
-                    *((layout.pending, layout.nodes) for layout in layouts), strict=True
-                )
-            )
-        )
-        counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
-        return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
-
-    def _shared(self, flat: Tensor) -> Tensor:
-        """Return logits over the target's vocabulary, or its reduced form if requested."""
-        if self._vocabulary is None:
-            return flat
-        token_ids = self.kept_ids if self._runner.view.state.reduced_logits else None
-        return self._vocabulary.logits(flat, None if token_ids is None else len(token_ids))
-
-    def _count(self, pending: IntArray, nodes: IntArray) -> None:
-        self._pending = pending
-        for request, count in zip(self._requests, (pending + nodes).tolist(), strict=True):
-            counters = request.counters
-            counters.target_forwards += 1
-            counters.prefill_forwards += len(request) == request.prompt_length
-            counters.query_tokens.append(count)
-
-    def feed(self, requests: Sequence[Request]) -> Tensor:
-        """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""
-        logits = self.forward(requests, [EMPTY_TREE] * len(requests))
-        self.commit([()] * len(requests))
-        return logits

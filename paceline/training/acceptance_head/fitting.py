@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.drafters.specdec_pp.card import HeadCard
-from paceline.drafters.specdec_pp.head import (
+from paceline.drafters.specdec_pp.head import AcceptanceHead
+from paceline.drafters.specdec_pp.head_layers import (
     ACCEPTED,
     REJECTED,
-    AcceptanceHead,
     accept_logits,
     scalars_of,
 )
