@@ -64,18 +64,42 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         UnsupportedModelError: The model has a different architecture.
         ConfigError: The sizes cannot be reached.
     """
-    config = model.config
+    _check_architecture(model)
+    _check_sizes(model, width, layers)
+    wanted = _enlarged_config(model, width, layers)
+    device = model.device
+    # The constructor samples weights, which are all replaced.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+        larger: PreTrainedModel = AutoModelForCausalLM.from_config(
+            wanted, dtype=model.dtype, attn_implementation=model.config._attn_implementation
+        )
+    with torch.no_grad():
+        _fill(larger, model, torch.Generator(device).manual_seed(seed))
+        for name, buffer in larger.named_buffers():  # rotary frequencies
+            buffer.copy_(model.get_buffer(name))
+    larger.generation_config = copy.deepcopy(model.generation_config)
+    head: Any = model.get_output_embeddings()
+    if isinstance(head, ReducedLMHead):
+        keep_tokens(larger, head.token_ids.tolist())
+    moved: PreTrainedModel = larger.to(device).eval()
+    return moved
+
+
+def _check_architecture(model: PreTrainedModel) -> None:
     if uses_target_states(model):
         raise UnsupportedModelError(
             "The draft model reads its target's hidden states and has no embedding that could be"
             " enlarged. Run the bench without a cost scale of the draft model."
         )
-    if config.model_type != "llama":
+    if model.config.model_type != "llama":
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be enlarged: it is not of the Llama architecture"
             " (model_type 'llama'). Run the bench without a cost scale."
         )
-    _check_sizes(model, width, layers)
+
+
+def _enlarged_config(model: PreTrainedModel, width: int, layers: int) -> Any:
+    config = model.config
     wanted = copy.deepcopy(config)
     ratio = width / config.hidden_size
     wanted.hidden_size, wanted.num_hidden_layers = width, layers
@@ -94,22 +118,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
         "hidden_size": hidden_size,
         "layers": origin["layers"],
     }
-    device = model.device
-    # The constructor samples weights, which are all replaced.
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
-        larger: PreTrainedModel = AutoModelForCausalLM.from_config(
-            wanted, dtype=model.dtype, attn_implementation=config._attn_implementation
-        )
-    with torch.no_grad():
-        _fill(larger, model, torch.Generator(device).manual_seed(seed))
-        for name, buffer in larger.named_buffers():  # rotary frequencies
-            buffer.copy_(model.get_buffer(name))
-    larger.generation_config = copy.deepcopy(model.generation_config)
-    head: Any = model.get_output_embeddings()
-    if isinstance(head, ReducedLMHead):
-        keep_tokens(larger, head.token_ids.tolist())
-    moved: PreTrainedModel = larger.to(device).eval()
-    return moved
+    return wanted
 
 
 def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:

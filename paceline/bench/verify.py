@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from rich.markup import escape
 
 from paceline.bench.environment import load_average, look_around, peak_memory
-from paceline.bench.models import feeding_all, load_models, make_units, torch_threads
+from paceline.bench.models import Models, Unit, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.settings import BenchConfig
 from paceline.bench.verify_engine import VerifyEngine
 from paceline.bench.verify_result import DrafterVerdict, VerifyResult
@@ -47,48 +47,56 @@ def run_verify(
     """
     with torch_threads(config.models.threads), progress_bar(shown=progress) as bar:
         models = load_models(config, None, None, None)
-        environment = look_around(models.target.device)
+        environment, units = look_around(models.target.device), make_units(config, models)
         draft = None if models.draft is None else draft_lm(models.draft)
-        units = make_units(config, models)
         alone = VerifyEngine(config, models)
-        prompts = [
-            pair
-            for unit in units
-            for pair in zip((prompt.id for prompt in unit.prompts), unit.token_ids, strict=True)
-        ]
+        prompts = _prompts(units)
         runs = len(prefill_chunks) * len(batches) * len(config.drafters)
         task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
-        results = alone.answer([ids for _, ids in prompts], 0, done=partial(bar.advance, task))
+        advance = partial(bar.advance, task)
+        results = alone.answer([ids for _, ids in prompts], 0, done=advance)
         plain = [request.output_ids for request, _, _ in results]
         verdicts: list[DrafterVerdict] = []
         try:
-            for chunk, batch in itertools.product(prefill_chunks, batches):
-                side = VerifyEngine(config, models, batch, chunk)
-                for spec in config.drafters:
-                    label = f"{escape(spec)}, batch {batch}, chunks of {chunk}"
-                    bar.update(task, description=label)
-                    side.use(_build(spec, draft))
-                    verdicts.append(
-                        _verdict(side, alone, spec, prompts, plain, partial(bar.advance, task))
-                    )
-                    bar.stop()  # the callback may print
-                    finished(verdicts[-1])
-                    bar.start()
+            for side, spec, label in _sides(config, models, batches, prefill_chunks):
+                bar.update(task, description=label)
+                side.use(_build(spec, draft))
+                verdicts.append(_verdict(side, alone, spec, prompts, plain, advance))
+                bar.stop()  # the callback may print
+                finished(verdicts[-1])
+                bar.start()
         except KeyboardInterrupt:
             if not verdicts:
                 raise
-        dtype = str(models.target.dtype).removeprefix("torch.")
-        environment = replace(environment, load_end=load_average(), peak_memory=peak_memory())
         return VerifyResult(
             models.target_label,
-            dtype,
+            str(models.target.dtype).removeprefix("torch."),
             len(prompts),
-            environment,
+            replace(environment, load_end=load_average(), peak_memory=peak_memory()),
             alone.engine.invariance,
             tuple(verdicts),
             sum(unit.cut for unit in units),
             runs,
         )
+
+
+def _sides(
+    config: BenchConfig, models: Models, batches: Sequence[int], prefill_chunks: Sequence[int]
+) -> Iterator[tuple[VerifyEngine, str, str]]:
+    """Yield the engine, the drafter's spec and a label of every comparison."""
+    for chunk, batch in itertools.product(prefill_chunks, batches):
+        side = VerifyEngine(config, models, batch, chunk)
+        for spec in config.drafters:
+            yield side, spec, f"{escape(spec)}, batch {batch}, chunks of {chunk}"
+
+
+def _prompts(units: Sequence[Unit]) -> list[tuple[str, list[int]]]:
+    """Return the id and the token ids of every prompt."""
+    return [
+        pair
+        for unit in units
+        for pair in zip((prompt.id for prompt in unit.prompts), unit.token_ids, strict=True)
+    ]
 
 
 def _build(spec: str, draft: CachedLM | None) -> Drafter:

@@ -62,11 +62,8 @@ def train(
     config = shaped_as_start(config)
     loaded, data, folder = prepare(model, recordings, texts or [], out, config)
     if folder.finished:
-        print_note(
-            f"{out} is finished: {folder.record().best.per_chain:.3f} of {config.length} draft"
-            " tokens accepted per chain"
-        )
-        return
+        accepted = f"{folder.record().best.per_chain:.3f} of {config.length} draft tokens accepted"
+        return print_note(f"{out} is finished: {accepted} per chain")
     if config.uses_target_states:
         data = data.with_states(CachedLM(loaded), config.reads_at, progress=True)
     trainer = DraftTrainer(loaded, data, config, folder)
@@ -78,10 +75,10 @@ def train(
         raise
     record = folder.finish()
     draw_curve(record, out / "curve.png")
+    best = record.best
     print_note(
-        f"wrote {out}: {record.best.per_chain:.3f} of {config.length} draft tokens accepted per"
-        f" chain, {record.best.agreement:.1%} of tokens agree, {record.kept} tokens in its"
-        " vocabulary"
+        f"wrote {out}: {best.per_chain:.3f} of {config.length} draft tokens accepted per chain,"
+        f" {best.agreement:.1%} of tokens agree, {record.kept} tokens in its vocabulary"
     )
 
 

@@ -104,10 +104,14 @@ def run_step(
             time.perf_counter() - start,
         )
     for result in results:
-        for outcome in result.outcomes:
-            model.restart_if_due(outcome.request)
-        result.outcomes.extend(_end_scored(result.batch))
+        _end_step(model, result)
     return failed + results
+
+
+def _end_step(model: Target, result: BatchResult) -> None:
+    for outcome in result.outcomes:
+        model.restart_if_due(outcome.request)
+    result.outcomes.extend(_end_scored(result.batch))
 
 
 def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchResult:

@@ -230,7 +230,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             flat = (
                 (slots[:, None, :] * heads + np.arange(heads)[:, None]) * self.capacity
             ) + positions[:, None, :]
-            index = self.window.indices[key] = torch.from_numpy(flat.reshape(-1)).to(device)
+            index = self.window.indices[key] = torch.from_numpy(flat.reshape(-1)).to(
+                device, non_blocking=True
+            )
         return index
 
     @torch.inference_mode()

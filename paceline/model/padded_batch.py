@@ -128,11 +128,7 @@ def lay_out(
     if front == 1 and width == 0:
         return _single_tokens(requests, cached, pending, nodes)
     columns = front + width
-    # Padding repeats the row's newest token. The states of another token, such as 0, may be NaN,
-    # which attention cannot mask.
-    token_ids = np.tile(
-        np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64), (1, columns)
-    )
+    token_ids = _newest_tokens(requests, columns)
     # Cache position of each column, relative to `cached`.
     offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]
     depths = np.minimum(offsets, front)  # text position, relative to `cached`
@@ -159,6 +155,15 @@ def lay_out(
         requests[0].slot,
         in_order=bool((pending == front).all()),
     )
+
+
+def _newest_tokens(requests: Sequence[Request], columns: int) -> IntArray:
+    """Return each row's newest token in all columns, as padding.
+
+    The states of another token, such as 0, may be NaN, which attention cannot mask.
+    """
+    newest = np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64)
+    return np.tile(newest, (1, columns))
 
 
 def _fill_row(

@@ -71,28 +71,17 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
         raise ConfigError(f"plan: weight_bits: got {weight_bits}; expected 4, 8 or 16.")
     config = _load(model)
     config = {**config, **config.get("text_config", {})}
-    kind = str(config.get("model_type"))
-    if kind not in DENSE_MATRICES and kind not in EXPERT_SIZE_FIELDS:
-        hint = did_you_mean(kind, DENSE_MATRICES | EXPERT_SIZE_FIELDS)
-        raise ConfigError(f"plan: model {model!r}: model_type {kind!r} is not supported.{hint}")
+    kind = _supported_type(model, config)
     dtype = _dtype(model, config, dtype)
     read = _Reader(model, config)
-    hidden, layers, heads = (
-        read("hidden_size"),
-        read("num_hidden_layers"),
-        read("num_attention_heads"),
-    )
+    hidden, layers = read("hidden_size"), read("num_hidden_layers")
+    heads = read("num_attention_heads")
     size = config.get("head_dim")
     size = size or (read("head_dim") if kind in REQUIRES_HEAD_DIM else hidden // heads)
     kv_heads = config.get("num_key_value_heads") or heads
     bits = weight_bits if weight_bits is not None else _bits(model, config)
     width = None if bits is None else bits / 8
-    attention = (
-        ("q_proj", hidden, heads * size),
-        ("k_proj", hidden, kv_heads * size),
-        ("v_proj", hidden, kv_heads * size),
-        ("o_proj", heads * size, hidden),
-    )
+    attention = _attention_sizes(hidden, heads * size, kv_heads * size)
     matmuls = [Matmul(*projection, layers, width=width) for projection in attention]
     feed_forward = _experts if kind in EXPERT_SIZE_FIELDS else _dense
     matmuls += feed_forward(read, kind, hidden, layers, width)
@@ -112,6 +101,25 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
     )
     embedding = 0 if tied else hidden * vocabulary
     return ModelCard(model, kind, dtype, config.get("max_position_embeddings"), shapes, embedding)
+
+
+def _attention_sizes(hidden: int, queries: int, keys: int) -> tuple[tuple[str, int, int], ...]:
+    """Return name, input size and output size of the attention's matrices."""
+    return (
+        ("q_proj", hidden, queries),
+        ("k_proj", hidden, keys),
+        ("v_proj", hidden, keys),
+        ("o_proj", queries, hidden),
+    )
+
+
+def _supported_type(model: str, config: Mapping[str, Any]) -> str:
+    """Return the model type; raise if its sizes cannot be read."""
+    kind = str(config.get("model_type"))
+    if kind not in DENSE_MATRICES and kind not in EXPERT_SIZE_FIELDS:
+        hint = did_you_mean(kind, DENSE_MATRICES | EXPERT_SIZE_FIELDS)
+        raise ConfigError(f"plan: model {model!r}: model_type {kind!r} is not supported.{hint}")
+    return kind
 
 
 class _Reader:

@@ -55,13 +55,7 @@ def plan_named(
             no figure for the dtype.
     """
     check_sizes(batch, context)
-    require_range("plan", "tensor_parallel", devices, 1)
-    for name, heads in (("heads", card.shapes.heads), ("key heads", card.shapes.kv_heads)):
-        if heads % devices:
-            raise ConfigError(
-                f"plan: tensor_parallel: got {devices}; expected a divisor of the model's {heads}"
-                f" {name}."
-            )
+    _check_devices(card, devices)
     peak, max_size = (
         hardware.peak(card.dtype, devices),
         sizes_within(acceptance, context, card.context_length),
@@ -87,6 +81,16 @@ def plan_named(
         plain=operations(card, batch, 1, context),
         drafted=operations(card, batch, plan.best.size, context),
     )
+
+
+def _check_devices(card: ModelCard, devices: int) -> None:
+    require_range("plan", "tensor_parallel", devices, 1)
+    for name, heads in (("heads", card.shapes.heads), ("key heads", card.shapes.kv_heads)):
+        if heads % devices:
+            raise ConfigError(
+                f"plan: tensor_parallel: got {devices}; expected a divisor of the model's {heads}"
+                f" {name}."
+            )
 
 
 def check_sizes(batch: int, context: int) -> None:

@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from paceline.core.sampling_params import SamplingParams
 from paceline.datastore.fingerprint import fingerprint_of
@@ -117,29 +123,11 @@ def record_answers(
             "record: got no prompt; expected at least one. Name a file that has some."
         )
     batch, top = options.batch, min(options.top, llm.model.vocab_size)
-    target = llm.model.model
-    settings = {
-        "model": options.model,
-        "model_fingerprint": model_identity(target)[0],
-        "tokenizer": fingerprint_of(llm.tokenizer),
-        "vocab_size": llm.model.vocab_size,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "drafter": llm.drafter.name if options.drafter is None else options.drafter,
-        "sampling": flat(params),
-        "prompts": digest_of({"questions": list(map(_identity, questions))}),
-        **({"top": top} if top else {}),
-    }
-    columns = (
-        TextColumn("recording"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("answers"),
-        TimeRemainingColumn(),
-    )
+    settings = _settings(llm, options, params, questions) | ({"top": top} if top else {})
     tokens = 0
     with writing(path, settings, len(questions), batch) as file, _keeping(llm, top) as keeper:
         begin, first = time.perf_counter(), file.done
-        with progress_bar(*columns, shown=progress) as bar:
+        with progress_bar(*_columns(), shown=progress) as bar:
             task = bar.add_task("", total=len(questions), completed=first)
             for start in range(first, len(questions), batch):
                 group = questions[start : start + batch]
@@ -152,6 +140,36 @@ def record_answers(
         cut = sum(question.cut for question in questions)
         seconds = time.perf_counter() - begin
         return Recorded(len(questions), len(questions) - first, tokens, seconds, cut)
+
+
+def _settings(
+    llm: LLM,
+    options: RecordOptions,
+    params: SamplingParams,
+    questions: Sequence[RecordingPrompt],
+) -> dict[str, Any]:
+    """Return the settings that an unfinished file must share to be continued."""
+    target = llm.model.model
+    return {
+        "model": options.model,
+        "model_fingerprint": model_identity(target)[0],
+        "tokenizer": fingerprint_of(llm.tokenizer),
+        "vocab_size": llm.model.vocab_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "drafter": llm.drafter.name if options.drafter is None else options.drafter,
+        "sampling": flat(params),
+        "prompts": digest_of({"questions": list(map(_identity, questions))}),
+    }
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return (
+        TextColumn("recording"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("answers"),
+        TimeRemainingColumn(),
+    )
 
 
 @contextmanager

@@ -90,13 +90,7 @@ def replay(
             ids, or a prompt is empty. The drafter learns from top tokens that were not recorded, or
             from the target's predictions, which are never recorded.
     """
-    require_drafter("replay", drafter)
-    if drafter.needs_predictions:
-        raise ConfigError(
-            f"replay: drafter {drafter.name!r} learns from the target's predictions after every"
-            " draft token, which a record of answers does not hold. Measure it with `paceline"
-            " bench`."
-        )
+    _check_drafter(drafter)
     require_count("replay", "max_nodes", max_nodes, 0)
     require_count("replay", "batch_size", batch_size, 1)
     traces = _checked(traces)
@@ -112,15 +106,8 @@ def replay(
             while len(running) < batch_size and (answer := next(waiting, None)) is not None:
                 running.append((run.start(answer), answer))
             if not running:
-                return ReplayResult(
-                    max_nodes,
-                    batch_size,
-                    run.tokens,
-                    run.steps,
-                    run.drafted,
-                    run.accepted,
-                    run.seconds,
-                )
+                counts = run.tokens, run.steps, run.drafted, run.accepted
+                return ReplayResult(max_nodes, batch_size, *counts, run.seconds)
             run.step(running)
             for request, _ in running:
                 if not request.remaining:
@@ -129,6 +116,16 @@ def replay(
     finally:
         for request, _ in running:
             drafter.stop(request)
+
+
+def _check_drafter(drafter: Drafter) -> None:
+    require_drafter("replay", drafter)
+    if drafter.needs_predictions:
+        raise ConfigError(
+            f"replay: drafter {drafter.name!r} learns from the target's predictions after every"
+            " draft token, which a record of answers does not hold. Measure it with `paceline"
+            " bench`."
+        )
 
 
 def _checked(traces: Iterable[Trace]) -> list[Trace]:

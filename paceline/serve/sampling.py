@@ -17,6 +17,22 @@ from paceline.serve.speculation import Speculations
 
 # the fields that vLLM reads
 _FROM_MODEL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# fields that `SamplingParams` has under the same names
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "bad_words",
+    "priority",
+    "skip_special_tokens",
+)
 
 
 class Sampler:
@@ -57,24 +73,11 @@ class Sampler:
         """
         spec, max_nodes = self._speculations.spec(request.speculation)
         max_new_tokens = min(max_tokens, self._llm.max_length)
-        fields = {
-            "temperature": request.temperature,
+        fields = {name: getattr(request, name) for name in _SAME_NAME} | {
             "top_k": None if request.top_k is None else max(request.top_k, 0),
-            "top_p": request.top_p,
-            "min_p": request.min_p,
-            "repetition_penalty": request.repetition_penalty,
-            "stop": request.stop,
-            "presence_penalty": request.presence_penalty,
-            "frequency_penalty": request.frequency_penalty,
-            "min_tokens": request.min_tokens,
-            "ignore_eos": request.ignore_eos,
-            "stop_token_ids": request.stop_token_ids,
-            "bad_words": request.bad_words,
-            "priority": request.priority,
             "max_nodes": max_nodes,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
-            "skip_special_tokens": request.skip_special_tokens,
         }
         first_seed = secrets.randbelow(NUM_SEEDS) if request.seed is None else request.seed
         values: dict[str, Any] = self.defaults | {

@@ -42,7 +42,6 @@ LARGE = ("none", "lookahead", "auto")
 MODELS = ("draft_model", "ouroboros", "specdec_pp", "auto:use_draft_model=true")
 # File and function of every wait that the documentation gives a reason for.
 LISTED = set(re.findall(r"^\| `(\w.*)` \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
-FORWARD_WAITS = {("kv_cache/slot_cache.py", "flat_index")}
 KINDS = ("greedy", "sampled", "penalties", "logprobs")
 
 
@@ -176,7 +175,7 @@ def check_steps(steps: Sequence[Step]) -> None:
     for events, draft_forwards in steps[1:]:
         waits = [event.caller for event in events if event.waits]
         assert len(waits) <= MAX_WAITS * (1 + draft_forwards), waits
-        assert {caller[:2] for caller in waits} <= LISTED | FORWARD_WAITS, waits
+        assert {caller[:2] for caller in waits} <= LISTED, waits
         assert bytes_down(events) <= MAX_BYTES_DOWN * (1 + draft_forwards)
     assert any(event.down for step in steps for event in step.events), "nothing was logged"
 

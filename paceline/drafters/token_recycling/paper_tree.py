@@ -79,12 +79,9 @@ def fill(
         above, row = parents[node] + 1, node + 1
         entry = entry_of[above]
         depth = 1 if above == 0 or entry == ABSENT else tree[node_of[above]].depth + 1
-        if (
-            entry == ABSENT
-            or size_of(table.entries[entry]) <= ranks[node]
-            or size == len(tree)
-            or depth > levels
-        ):
+        if entry == ABSENT or size_of(table.entries[entry]) <= ranks[node]:
+            continue
+        if size == len(tree) or depth > levels:
             continue
         guess = tree[size]
         guess.parent, guess.depth, guess.origin = node_of[above], depth, _RECYCLED

@@ -113,17 +113,8 @@ class GenerateCall:
         refuse_positions(input_ids, padding, inputs.get("position_ids"))
         refuse_ids(model, input_ids, padding)
         max_length = _max_length(input_ids, padding, criteria, config, context_length)
-        eos = [
-            token
-            for criterion in criteria
-            if type(criterion) is EosTokenCriteria
-            for token in criterion.eos_token_id.tolist()
-        ]
-        others = [
-            criterion
-            for criterion in criteria
-            if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
-        ]
+        handled = MaxLengthCriteria, EosTokenCriteria
+        others = [criterion for criterion in criteria if type(criterion) not in handled]
         pad = config._pad_token_tensor
         if len(input_ids) > 1:
             refuse_batch(processors, criteria, others, pad)
@@ -133,7 +124,7 @@ class GenerateCall:
             input_ids=input_ids,
             padding=padding,
             processors=processors,
-            eos_token_ids=frozenset(eos),
+            eos_token_ids=_eos_token_ids(criteria),
             criteria=StoppingCriteriaList(others),
             max_length=max_length,
             pad_token_id=None if pad is None else int(pad),
@@ -144,6 +135,15 @@ class GenerateCall:
             past=past,
             cache=cache if returns_cache else None,
         )
+
+
+def _eos_token_ids(criteria: StoppingCriteriaList) -> frozenset[int]:
+    return frozenset(
+        token
+        for criterion in criteria
+        if type(criterion) is EosTokenCriteria
+        for token in criterion.eos_token_id.tolist()
+    )
 
 
 def _max_length(

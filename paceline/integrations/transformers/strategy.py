@@ -13,6 +13,7 @@ result has the same rectangular shape.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -134,19 +135,12 @@ class Strategy:
                     "assistant_model: a Strategy takes no assistant. Pass draft_model=... to the"
                     " Strategy."
                 )
+            criteria = stopping_criteria
             if stop_strings is not None:
-                stopping_criteria = StoppingCriteriaList(
-                    [*stopping_criteria, stop_criterion(stop_strings, given.get("tokenizer"))]
-                )
-            return self._decode(
-                model,
-                input_ids,
-                streamer,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                **model_kwargs,
-            )
+                added = stop_criterion(stop_strings, given.get("tokenizer"))
+                criteria = StoppingCriteriaList([*criteria, added])
+            prepared = logits_processor, criteria, generation_config
+            return self._decode(model, input_ids, streamer, *prepared, **model_kwargs)
         finally:
             if streamer is not None:
                 streamer.end()
@@ -237,25 +231,10 @@ def generate(
         ConfigError: As in `Strategy`, or if you pass `assistant_model`, `custom_generate` or
             `synced_gpus`.
     """
-    if not hasattr(model, "generation_config"):
-        raise ConfigError(
-            f"model: got a {type(model).__name__}; expected a loaded transformers model that"
-            " generates."
-        )
+    _require_model(model)
     try:
-        strategy = drafter if isinstance(drafter, Strategy) else Strategy(drafter, draft_model)
-        if isinstance(drafter, Strategy) and draft_model is not None:
-            raise ConfigError(
-                "draft_model: the Strategy is already built. Pass draft_model to the Strategy."
-            )
-        for name, replacement in (
-            ("custom_generate", "drafter"),
-            ("assistant_model", "draft_model"),
-        ):
-            if options.get(name) is not None:
-                raise ConfigError(
-                    f"{name}: not supported in paceline's generate. Pass {replacement}=... instead."
-                )
+        strategy = _strategy_of(drafter, draft_model)
+        _refuse_replaced(options)
         refuse_synced_gpus(model, options.pop("synced_gpus", None))
         options = with_stop_strings(model, stop_strings, tokenizer, options)
 
@@ -267,3 +246,32 @@ def generate(
     finally:
         if streamer is not None:
             streamer.end()
+
+
+def _require_model(model: object) -> None:
+    if not hasattr(model, "generation_config"):
+        raise ConfigError(
+            f"model: got a {type(model).__name__}; expected a loaded transformers model that"
+            " generates."
+        )
+
+
+def _strategy_of(
+    drafter: str | Drafter | Strategy, draft_model: str | PreTrainedModel | None
+) -> Strategy:
+    if not isinstance(drafter, Strategy):
+        return Strategy(drafter, draft_model)
+    if draft_model is not None:
+        raise ConfigError(
+            "draft_model: the Strategy is already built. Pass draft_model to the Strategy."
+        )
+    return drafter
+
+
+def _refuse_replaced(options: Mapping[str, Any]) -> None:
+    """Raise if an option has another name in paceline's `generate`."""
+    for name, replacement in (("custom_generate", "drafter"), ("assistant_model", "draft_model")):
+        if options.get(name) is not None:
+            raise ConfigError(
+                f"{name}: not supported in paceline's generate. Pass {replacement}=... instead."
+            )

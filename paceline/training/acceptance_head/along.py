@@ -99,11 +99,7 @@ def draft_along(
     rows = Rows.for_evaluation(len(chunk), length + 1, chunk.first)
     embedding, decoder = draft.get_input_embeddings(), draft.get_decoder()
     hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, rows)[0]
-    # Each token is drafted by the row before it, which has one guess fewer.
-    pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
-    row_of = {pair: row for row, pair in enumerate(pairs)}
-    before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]
-    drafting = torch.tensor(before, dtype=torch.long)
+    drafting = _drafting_rows(rows)
     following = rows.positions[rows.guessed > 0]
     requests = [Request(prompt, params)]
     draft_logits = draft.get_output_embeddings()(hidden[drafting.to(draft.device)])
@@ -118,4 +114,12 @@ def draft_along(
     drafted = drawn[None].to(draft.device)
     all_rows = rows.with_drafts()
     hidden = hidden_of_rows(embedding, decoder, ids, chosen_by, all_rows, drafted=drafted)[0]
-    return [hidden[len(pairs) :], drawn, *labels]
+    return [hidden[len(rows.positions) :], drawn, *labels]
+
+
+def _drafting_rows(rows: Rows) -> Tensor:
+    """Return the rows that draft tokens: the row before a token has one guess fewer."""
+    pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
+    row_of = {pair: row for row, pair in enumerate(pairs)}
+    before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]
+    return torch.tensor(before, dtype=torch.long)
