@@ -87,9 +87,10 @@ class BenchPart:
             sum(row.equal for row in self.figures),
             sum(row.compared for row in self.figures),
         )
+        reference = "plain decoding" if self.reference == PLAIN else self.reference
         sentence = (
             f"{equal} of {compared} answers have exactly the same tokens as"
-            f" {self.reference or 'the reference (none ran)'}"
+            f" {reference or 'the reference (none ran)'}"
         )
         if not self.divergences:
             return f"{sentence}."

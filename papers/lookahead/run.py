@@ -13,7 +13,6 @@ from papers.lookahead.options import LookaheadConfig
 from papers.lookahead.paper_settings import (
     DRAFT,
     MIN_NODES,
-    SETTINGS,
     TABLE_3,
     TABLE_6,
     TABLES_SHARE,
@@ -45,7 +44,7 @@ def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
                 *(
                     spec_of(n, w, w, published=published)
                     for published in (True, False)
-                    for n, w in SETTINGS
+                    for n, w in config.settings
                 ),
             ]
             figure = _part(

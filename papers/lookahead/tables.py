@@ -5,12 +5,9 @@ from __future__ import annotations
 from paceline.report.tables import Cell, Column, Table
 from papers.lookahead.paper_settings import (
     DRAFT,
-    NGRAMS,
     PAPER_LAW,
-    SETTINGS,
     TABLE_3,
     TABLE_6,
-    WINDOWS,
     spec_of,
 )
 from papers.lookahead.result import LookaheadResult
@@ -43,7 +40,7 @@ def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
             window,
             figures_of(result.figure, spec_of(ngram, window, window, published=published)),
         )
-        for ngram, window in SETTINGS
+        for ngram, window in result.config.settings
     )
     return [
         CompressionPoint(ngram, window, figures.tokens_per_forward)
@@ -74,7 +71,8 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
         if published
         else "the steps of this implementation"
     )
-    rows = [(f"N = {ngram}", *(cell(ngram, window) for window in WINDOWS)) for ngram in NGRAMS]
+    ngrams, windows = result.config.ngrams, result.config.windows
+    rows = [(f"N = {ngram}", *(cell(ngram, window) for window in windows)) for ngram in ngrams]
     notes = [_fit_note(measured, law)]
     if published and measured:
         notes.append(
@@ -91,7 +89,7 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
         notes += [result.figure.equality()] if result.figure else []
     title = f"Figure 4: S against W = G, measured (fitted), with {steps}"
     return Table.of(
-        title, ["", *(Column(f"W = {window}", form) for window in WINDOWS)], rows, notes
+        title, ["", *(Column(f"W = {window}", form) for window in windows)], rows, notes
     )
 
 

@@ -24,6 +24,7 @@ from papers import (
     run_paper,
     write_paper_json,
 )
+from papers.lookahead.options import LookaheadConfig
 from papers.lookahead.paper_settings import (
     DRAFT,
     NGRAMS,
@@ -123,6 +124,20 @@ def test_a_config_is_checked() -> None:
         "paceline paper lookahead some/model --prompts 'a b.jsonl' --prompts c.jsonl"
         " --max-new-tokens 32 --ignore-eos"
     )
+
+
+def test_the_figure_has_the_chosen_sizes_and_windows() -> None:
+    config = configure("lookahead", ngrams=(3, 5), windows=(1, 15))
+    assert isinstance(config, LookaheadConfig)
+    assert config.settings == [(3, 1), (3, 15), (5, 1), (5, 15)]
+    for wrong in ({"ngrams": (1,)}, {"windows": (4, 0)}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: got "):
+            configure("lookahead", **wrong)
+
+
+def test_rounded_answers_are_compared_with_plain_decoding() -> None:
+    assert configure("lookahead", dtype="float32").run_of(["none"]).baselines == ("transformers",)
+    assert configure("lookahead", dtype="bfloat16").run_of(["none"]).baselines == ()
 
 
 @pytest.mark.parametrize(
