@@ -61,3 +61,16 @@ TOP_K_BLOCK = 64
 # Maximum relative difference of two RMS norms by the same formula, which may add or round in
 # another order.
 NORM_TOLERANCE_FLOAT32, NORM_TOLERANCE_BFLOAT16 = 1e-5, 2**-6
+
+# Recurrences
+
+# Addend of the sum of squares by which keys are normalised, as in flash-linear-attention.
+NORM_EPS = 1e-6
+# Softplus of a larger number is the number itself, as in torch.
+SOFTPLUS_LINEAR = 20.0
+# Multiply-adds of a recurrence that are worth waking one sleeping thread.
+MULTIPLY_ADDS_PER_RECURRENCE_HELPER = 1 << 22
+# Multiply-adds of a recurrence that are worth the help of spinning threads.
+MIN_SHARED_STEPS = 1 << 16
+# Channels of a convolution that a thread takes as a task. A multiple of 8.
+CHANNELS_PER_TASK = 512

@@ -1,0 +1,1 @@
+"""Compute recurrences through draft trees with compiled code."""

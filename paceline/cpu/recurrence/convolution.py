@@ -1,0 +1,153 @@
+"""Convolve tokens with their ancestors in a tree.
+
+Each number is a sum of fused multiply-adds in float32, from the oldest input to the newest, that
+begins with the bias. SiLU follows in float32. The result is rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+
+from paceline.core.tree import IntArray
+from paceline.cpu import simd_f32x8
+from paceline.cpu.emit import exponential, floats, operation, words
+from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, load_lanes
+from paceline.cpu.recurrence.tree_call import TreeArrays, read_tree
+from paceline.cpu.settings import CHANNELS_PER_TASK
+from paceline.cpu.simd_f32x8 import WIDTH, Float32x8
+from paceline.cpu.thread_team import TeamJob
+from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, take_number
+
+
+def _silu(builder: Any, x: Any) -> Any:
+    """Emit x / (1 + exp(-x)), by the exponential of a number <= 0."""
+    integers = ir.VectorType(ir.IntType(32), WIDTH)
+    bits = builder.or_(builder.bitcast(x, integers), words(0x80000000, WIDTH))
+    power = exponential(builder, builder.bitcast(bits, x.type))  # exp(-|x|)
+    one = floats(1.0, WIDTH)
+    positive = builder.fcmp_unordered(">=", x, floats(0.0, WIDTH))
+    upper = builder.select(positive, one, power)
+    return builder.fmul(x, builder.fdiv(upper, builder.fadd(one, power)))
+
+
+silu = operation(Float32x8, (Float32x8,), _silu)
+
+
+class ConvolutionCall:
+    """Describe one convolution; strides are in bytes, sizes in numbers."""
+
+    slots: int  # The first seven fields are those of `TokenTree.addresses`.
+    pending: int
+    nodes: int
+    columns: int
+    parents: int
+    sources: int
+    targets: int
+    requests: int
+    width: int
+    rows: int  # Shape [tokens, channels]; neighbours in a row are adjacent.
+    row_bytes: int  # Distance from one row to the next.
+    kind: int  # Number format of the rows and of `held`, see `memory`.
+    held: int  # Contiguous [slots, size - 1, channels].
+    weight: int  # Contiguous float32 [size, channels].
+    bias: int  # Contiguous float32 [channels], or 0.
+    activates: int  # Whether SiLU follows.
+    out: int  # Contiguous float32 or bfloat16 [tokens, channels].
+    out_kind: int
+    size: int
+    channels: int  # A multiple of 8.
+    taken: int  # Tasks that threads have taken; 0 at first.
+
+
+CONVOLUTION_CALL = record_dtype(ConvolutionCall)
+_TAKEN = CONVOLUTION_CALL.fields["taken"][1]
+
+
+@compiled
+def _read_call(call_address: int) -> Any:
+    return numba.carray(as_pointer(call_address), 1, CONVOLUTION_CALL)[0]
+
+
+def _convolve(call_address: int) -> int:
+    """Do tasks of the `ConvolutionCall` at an address; return how many."""
+    call = _read_call(call_address)
+    tree = read_tree(call)
+    inputs = np.empty(call.size, dtype=np.int64)
+    num_done = 0
+    first = take_number(call_address + _TAKEN) * CHANNELS_PER_TASK
+    while first < call.channels:
+        for request in range(call.requests):
+            for token in range(tree.pending[request] + tree.nodes[request]):
+                _find_inputs(call, tree, request, token, inputs)
+                _convolve_token(call, inputs, tree.columns[request, token], first)
+        num_done += 1
+        first = take_number(call_address + _TAKEN) * CHANNELS_PER_TASK
+    return num_done
+
+
+convolve = TeamJob(_convolve, CONVOLUTION_CALL)
+
+
+@inlined
+def _find_inputs(
+    call: ConvolutionCall, tree: TreeArrays, request: int, token: int, inputs: IntArray
+) -> None:
+    """Write the addresses of a token's inputs, oldest first."""
+    number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
+    row, index = token, call.size - 1
+    while index >= 0 and row >= 0:
+        inputs[index] = call.rows + tree.columns[request, row] * call.row_bytes
+        row, index = tree.parents[request, row], index - 1
+    last = (tree.slots[request] + 1) * (call.size - 1)
+    for distance in range(index + 1):
+        inputs[index - distance] = call.held + (last - 1 - distance) * call.channels * number_bytes
+
+
+@inlined
+def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first: int) -> None:
+    """Convolve the channels of a task for one token."""
+    number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
+    for channel in range(first, min(first + CHANNELS_PER_TASK, call.channels), WIDTH):
+        total = simd_f32x8.splat(np.float32(0.0))
+        if call.bias:
+            total = simd_f32x8.load(call.bias + channel * FLOAT_BYTES)
+        for index in range(call.size):
+            weight = call.weight + (index * call.channels + channel) * FLOAT_BYTES
+            numbers = load_lanes(call.kind, inputs[index] + channel * number_bytes)
+            total = simd_f32x8.fused(numbers, simd_f32x8.load(weight), total)
+        if call.activates:
+            total = silu(total)
+        target = column * call.channels + channel
+        if call.out_kind == BFLOAT16:
+            simd_f32x8.store_bfloat16(call.out + target * HALF_BYTES, total)
+        else:
+            simd_f32x8.store(call.out + target * FLOAT_BYTES, total)
+
+
+@compiled
+def append_inputs(
+    rows: Any, columns: IntArray, starts: IntArray, slots: IntArray, held: Any
+) -> None:
+    """Append the inputs of each request's path to the held ones, as bytes.
+
+    Args:
+        rows: Inputs, uint8 [tokens, row bytes].
+        columns: Columns of the path, [n].
+        starts: First of these columns for each request, [requests + 1].
+        slots: Slot of each request, [requests].
+        held: Held inputs, uint8 [slots, size - 1, row bytes].
+    """
+    size = held.shape[1]
+    for request in range(len(slots)):
+        count = starts[request + 1] - starts[request]
+        target = held[slots[request]]
+        for row in range(size):
+            source = row + count
+            if source < size:
+                target[row] = target[source]
+            else:
+                target[row] = rows[columns[starts[request] + source - size]]

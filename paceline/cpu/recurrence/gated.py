@@ -1,0 +1,295 @@
+"""Walk through a tree with a state matrix per head, and fold paths into states.
+
+Lanes of a state never meet, so a task is a few lanes of one head and request. Its states stay in
+the L1 cache. Each thread takes tasks until none is left. `state_rows` describes the order of
+all sums. A token's bits depend on its text alone: neither on other tokens, nor on the way the text
+was cut into forward passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from paceline.cpu import simd_f32x8
+from paceline.cpu.memory import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT_BYTES,
+    HALF_BYTES,
+    VECTOR_BYTES,
+    address,
+    aligned,
+    copy,
+    load_lanes,
+)
+from paceline.cpu.recurrence.state_rows import BLOCK_BYTES, LANES, advance_rows, sum_rows
+from paceline.cpu.recurrence.tree_call import TreeArrays, list_at, read_tree
+from paceline.cpu.thread_team import TeamJob
+from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, take_number
+
+MAX_VECTORS = 2  # vectors of a block: with four parts of sums, they hide the latency of additions
+_sum_one, _sum_two = sum_rows(1), sum_rows(2)
+_advance_one, _advance_two = advance_rows(1), advance_rows(2)
+
+
+class GatedCall:
+    """Describe one walk; tensors are contiguous, strides in bytes, sizes in numbers."""
+
+    slots: int  # The first seven fields are those of `TokenTree.addresses`.
+    pending: int
+    nodes: int
+    columns: int
+    parents: int
+    sources: int
+    targets: int
+    requests: int
+    width: int
+    query: int  # Float32 [tokens, groups, rows].
+    key: int  # Like the query.
+    read_key: int  # Like the query: the key that reads the state before the token.
+    decay: int  # Float32 [tokens, heads, 1 or rows].
+    gain: int  # Float32 [tokens, heads].
+    skip: int  # Float32 [heads], or 0.
+    value: int  # Shape [tokens, heads, lanes].
+    value_token: int
+    value_head: int
+    kind: int  # Number format of the value, see `memory`.
+    held: int  # Float32 [slots, heads, rows, lanes].
+    after: int  # Float32 [requests, heads, rows, lanes], or 0.
+    out: int  # Float32 or bfloat16 [tokens, heads, lanes].
+    out_kind: int
+    updates: int  # Float32 [tokens, heads, lanes].
+    heads: int
+    groups: int
+    rows: int  # A multiple of 8.
+    lanes: int  # A multiple of 16.
+    vectors: int  # Vectors of a block.
+    is_delta: int
+    decays_rows: int  # Whether each row has a decay.
+    num_states: int  # States of a block that a thread needs at the same time.
+    taken: int  # Tasks that threads have taken; 0 at first.
+
+
+GATED_CALL = record_dtype(GatedCall)
+_TAKEN = GATED_CALL.fields["taken"][1]
+
+
+class FoldCall:
+    """Describe one fold; see `GatedCall`."""
+
+    slots: int  # Int64 [requests].
+    columns: int  # Columns of the path, see `FoldPath`.
+    starts: int
+    requests: int
+    key: int
+    decay: int
+    updates: int
+    held: int
+    start: int  # States before the path, [requests, ...]; 0 = the held ones.
+    heads: int
+    groups: int
+    rows: int
+    lanes: int
+    vectors: int
+    decays_rows: int
+    taken: int
+
+
+FOLD_CALL = record_dtype(FoldCall)
+_FOLD_TAKEN = FOLD_CALL.fields["taken"][1]
+
+
+@compiled
+def _read_call(call_address: int) -> Any:
+    return numba.carray(as_pointer(call_address), 1, GATED_CALL)[0]
+
+
+@compiled
+def _read_fold(call_address: int) -> Any:
+    return numba.carray(as_pointer(call_address), 1, FOLD_CALL)[0]
+
+
+def _walk(call_address: int) -> int:
+    """Do tasks of the `GatedCall` at an address; return how many."""
+    call = _read_call(call_address)
+    tree = read_tree(call)
+    blocks = call.lanes // (LANES * call.vectors)
+    count = call.requests * call.heads * blocks
+    states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
+    lanes = np.empty(2 * MAX_VECTORS * LANES, dtype=np.float32)
+    num_done = 0
+    task = take_number(call_address + _TAKEN)
+    while task < count:
+        head, block = task // blocks % call.heads, task % blocks
+        _walk_block(
+            call, tree, task // blocks // call.heads, head, block, aligned(states), address(lanes)
+        )
+        num_done += 1
+        task = take_number(call_address + _TAKEN)
+    return num_done
+
+
+walk = TeamJob(_walk, GATED_CALL)
+
+
+@inlined
+def _walk_block(
+    call: GatedCall, tree: TreeArrays, request: int, head: int, block: int, states: int, lanes: int
+) -> None:
+    """Walk one block of a request's head through the tree."""
+    block_bytes = call.vectors * BLOCK_BYTES
+    state_bytes = call.rows * block_bytes
+    row_bytes, offset = call.lanes * FLOAT_BYTES, block * block_bytes
+    head_bytes = call.rows * row_bytes
+    for token in range(tree.pending[request] + tree.nodes[request]):
+        column, source = tree.columns[request, token], tree.sources[request, token]
+        before, stride = states + source * state_bytes, block_bytes
+        if source < 0:
+            index = tree.slots[request] * call.heads + head
+            before, stride = call.held + index * head_bytes + offset, row_bytes
+        after = states + tree.targets[request, token] * state_bytes
+        _take_step(call, column, head, offset, (before, stride, after), lanes)
+        if call.after and token == tree.pending[request] - 1:
+            target = call.after + (request * call.heads + head) * head_bytes + offset
+            _copy_rows(after, block_bytes, target, row_bytes, call.rows, block_bytes)
+
+
+@inlined
+def _take_step(
+    call: GatedCall,
+    column: int,
+    head: int,
+    offset: int,
+    state: tuple[int, int, int],
+    lanes: int,
+) -> None:
+    """Compute a token's update, state and output for one block.
+
+    Args:
+        call: The walk.
+        column: Column of the token.
+        head: Head of the block.
+        offset: Distance of the block's lanes from the head's first.
+        state: Address of the block before the token, distance between its rows, and address after
+            the token, where rows are adjacent.
+        lanes: Address for the lanes of the update and of the output.
+    """
+    before, stride, after = state
+    group = head // (call.heads // call.groups)
+    item = column * call.heads + head
+    rows = (column * call.groups + group) * call.rows * FLOAT_BYTES
+    decay_stride = FLOAT_BYTES if call.decays_rows else 0
+    decay = call.decay + item * FLOAT_BYTES * (call.rows if call.decays_rows else 1)
+    size = call.vectors * BLOCK_BYTES
+    if call.is_delta:
+        if call.vectors == 1:
+            _sum_one(before, stride, call.read_key + rows, call.rows, lanes)
+        else:
+            _sum_two(before, stride, call.read_key + rows, call.rows, lanes)
+    factor = np.float32(1.0) if call.decays_rows else simd_f32x8.load_float(decay)
+    decays = simd_f32x8.splat(factor)
+    gains = simd_f32x8.splat(simd_f32x8.load_float(call.gain + item * FLOAT_BYTES))
+    updates = call.updates + item * call.lanes * FLOAT_BYTES + offset
+    for shift in range(0, size, VECTOR_BYTES):
+        value = _load_value(call, column, head, offset + shift)
+        if call.is_delta:
+            read = simd_f32x8.multiply(simd_f32x8.load(lanes + shift), decays)
+            value = simd_f32x8.subtract(value, read)
+        value = simd_f32x8.multiply(value, gains)
+        simd_f32x8.store(lanes + shift, value)
+        simd_f32x8.store(updates + shift, value)
+    key, query = call.key + rows, call.query + rows
+    if call.vectors == 1:
+        _advance_one(before, stride, after, key, query, decay, decay_stride, call.rows, lanes)
+    else:
+        _advance_two(before, stride, after, key, query, decay, decay_stride, call.rows, lanes)
+    for shift in range(0, size, VECTOR_BYTES):
+        output = simd_f32x8.load(lanes + size + shift)
+        if call.skip:
+            skips = simd_f32x8.splat(simd_f32x8.load_float(call.skip + head * FLOAT_BYTES))
+            output = simd_f32x8.fused(
+                skips, _load_value(call, column, head, offset + shift), output
+            )
+        _store_output(call, item * call.lanes * FLOAT_BYTES + offset + shift, output)
+
+
+@inlined
+def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
+    """Load eight lanes of a value; `offset` counts bytes of float32 numbers."""
+    source = call.value + column * call.value_token + head * call.value_head
+    if call.kind != FLOAT32:
+        return load_lanes(call.kind, source + offset // FLOAT_BYTES * HALF_BYTES)
+    return simd_f32x8.load(source + offset)
+
+
+@inlined
+def _store_output(call: GatedCall, offset: int, output: Any) -> None:
+    """Store eight lanes of the output; `offset` counts bytes of float32 numbers."""
+    if call.out_kind == BFLOAT16:
+        simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)
+    else:
+        simd_f32x8.store(call.out + offset, output)
+
+
+@inlined
+def _copy_rows(
+    source: int, source_stride: int, target: int, target_stride: int, count: int, size: int
+) -> None:
+    """Copy rows of `size` bytes."""
+    for row in range(count):
+        copy(source + row * source_stride, target + row * target_stride, size)
+
+
+def _fold(call_address: int) -> int:
+    """Do tasks of the `FoldCall` at an address; return how many."""
+    call = _read_fold(call_address)
+    blocks = call.lanes // (LANES * call.vectors)
+    count = call.requests * call.heads * blocks
+    state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)
+    lanes = np.empty(2 * MAX_VECTORS * LANES, dtype=np.float32)
+    num_done = 0
+    task = take_number(call_address + _FOLD_TAKEN)
+    while task < count:
+        head, block = task // blocks % call.heads, task % blocks
+        _fold_block(call, task // blocks // call.heads, head, block, aligned(state), address(lanes))
+        num_done += 1
+        task = take_number(call_address + _FOLD_TAKEN)
+    return num_done
+
+
+fold = TeamJob(_fold, FOLD_CALL)
+
+
+@inlined
+def _fold_block(
+    call: FoldCall, request: int, head: int, block: int, state: int, lanes: int
+) -> None:
+    """Advance one block of a request's head along its path."""
+    block_bytes = call.vectors * BLOCK_BYTES
+    row_bytes, offset = call.lanes * FLOAT_BYTES, block * block_bytes
+    head_bytes = call.rows * row_bytes
+    slot = list_at(call.slots, call.requests)[request]
+    held = call.held + (slot * call.heads + head) * head_bytes + offset
+    before, stride = held, row_bytes
+    if call.start:
+        before = call.start + (request * call.heads + head) * head_bytes + offset
+    starts = list_at(call.starts, call.requests + 1)
+    columns = list_at(call.columns, starts[call.requests])
+    group = head // (call.heads // call.groups)
+    for step in range(starts[request], starts[request + 1]):
+        item = columns[step] * call.heads + head
+        key = call.key + (columns[step] * call.groups + group) * call.rows * FLOAT_BYTES
+        decay_stride = FLOAT_BYTES if call.decays_rows else 0
+        decay = call.decay + item * FLOAT_BYTES * (call.rows if call.decays_rows else 1)
+        copy(call.updates + item * call.lanes * FLOAT_BYTES + offset, lanes, block_bytes)
+        # the key stands in for a query: nobody reads the output
+        if call.vectors == 1:
+            _advance_one(before, stride, state, key, key, decay, decay_stride, call.rows, lanes)
+        else:
+            _advance_two(before, stride, state, key, key, decay, decay_stride, call.rows, lanes)
+        before, stride = state, block_bytes
+    if before != held:
+        _copy_rows(before, stride, held, row_bytes, call.rows, block_bytes)

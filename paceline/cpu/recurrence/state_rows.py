@@ -1,0 +1,165 @@
+"""Emit the inner loops of recurrences over a state matrix.
+
+A state has one row per key dimension. A block of its columns has `vectors` vectors of sixteen
+lanes; each lane is a value dimension and never meets another. Sums over the rows have four parts:
+part p sums the rows p, p + 4, ... in order by fused multiply-adds. Then parts 0 and 2 are added, 1
+and 3, and both results. The number of vectors does not change a lane's bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from paceline.cpu.emit import exponential, floats, multiply_add, operation, pointer, spread
+from paceline.cpu.memory import FLOAT_BYTES
+
+LANES = 16  # lanes of a vector; processors without such vectors take two of eight
+BLOCK_BYTES = LANES * FLOAT_BYTES
+PARTS = 4  # parts of a sum; the number of rows is a multiple
+_INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_ZEROS = floats(0.0, LANES)
+
+
+def _constant(number: int) -> Any:
+    return ir.Constant(_INDEX, number)
+
+
+def _at(builder: Any, base: Any, index: Any, stride: Any) -> Any:
+    return builder.add(base, builder.mul(index, stride))
+
+
+def _load(builder: Any, address: Any, offset: int = 0) -> Any:
+    source = builder.add(address, _constant(offset))
+    return builder.load(pointer(builder, source, _VECTOR), align=4)
+
+
+def _store(builder: Any, address: Any, value: Any, offset: int = 0) -> None:
+    target = builder.add(address, _constant(offset))
+    builder.store(value, pointer(builder, target, _VECTOR), align=4)
+
+
+def _repeat(builder: Any, address: Any) -> Any:
+    """Emit the load of a number, repeated in all lanes."""
+    return spread(builder, builder.load(pointer(builder, address, _FLOAT)), LANES)
+
+
+def _new_sums(builder: Any, vectors: int) -> list[list[Any]]:
+    return [
+        [cgutils.alloca_once_value(builder, _ZEROS) for _ in range(vectors)] for _ in range(PARTS)
+    ]
+
+
+def _store_sums(builder: Any, sums: list[list[Any]], address: Any) -> None:
+    for vector in range(len(sums[0])):
+        first, second, third, fourth = (builder.load(part[vector]) for part in sums)
+        total = builder.fadd(builder.fadd(first, third), builder.fadd(second, fourth))
+        _store(builder, address, total, vector * BLOCK_BYTES)
+
+
+def sum_rows(vectors: int) -> Any:
+    """Return an operation that sums the weighted rows of a block.
+
+    Arguments of the operation, addresses and sizes in bytes:
+        state: Address of the block's first row.
+        stride: Distance from one row to the next.
+        weights: Address of the rows' weights, float32.
+        count: Number of rows, a multiple of `PARTS`.
+        out: Address of the sums, float32.
+
+    Args:
+        vectors: Number of vectors of a row.
+    """
+
+    def emit(builder: Any, state: Any, stride: Any, weights: Any, count: Any, out: Any) -> None:
+        sums = _new_sums(builder, vectors)
+        with cgutils.for_range(builder, builder.udiv(count, _constant(PARTS)), intp=_INDEX) as loop:
+            for part in range(PARTS):
+                row = builder.add(builder.mul(loop.index, _constant(PARTS)), _constant(part))
+                weight = _repeat(builder, _at(builder, weights, row, _constant(FLOAT_BYTES)))
+                source = _at(builder, state, row, stride)
+                for vector in range(vectors):
+                    numbers = _load(builder, source, vector * BLOCK_BYTES)
+                    total = sums[part][vector]
+                    builder.store(
+                        multiply_add(builder, weight, numbers, builder.load(total)), total
+                    )
+        _store_sums(builder, sums, out)
+
+    return operation(types.void, (types.int64,) * 5, emit)
+
+
+def advance_rows(vectors: int) -> Any:
+    """Return an operation that advances a block by one token, and reads it.
+
+    Each row becomes row * decay + key * update, rounded after the product with the decay and after
+    the fused multiply-add. The result is the sum of the new rows, weighted with the query.
+
+    Arguments of the operation, addresses and sizes in bytes:
+        source: Address of the block's first row before the token.
+        stride: Distance from one row at `source` to the next.
+        target: Address of the block after the token; rows are adjacent.
+        key: Address of the key, float32.
+        query: Address of the query, float32.
+        decay: Address of the decay, float32.
+        decay_stride: Distance from the decay of one row to the next; 0 = all rows share it.
+        count: Number of rows, a multiple of `PARTS`.
+        update: Address of the update's lanes, followed by those of the result.
+
+    Args:
+        vectors: Number of vectors of a row.
+    """
+
+    def emit(builder: Any, *operands: Any) -> None:
+        source, stride, target, key, query, decay, decay_stride, count, update = operands
+        updates = [_load(builder, update, vector * BLOCK_BYTES) for vector in range(vectors)]
+        sums = _new_sums(builder, vectors)
+        with cgutils.for_range(builder, builder.udiv(count, _constant(PARTS)), intp=_INDEX) as loop:
+            for part in range(PARTS):
+                row = builder.add(builder.mul(loop.index, _constant(PARTS)), _constant(part))
+                offset = builder.mul(row, _constant(FLOAT_BYTES))
+                number, weight = (
+                    _repeat(builder, builder.add(address, offset)) for address in (key, query)
+                )
+                factor = _repeat(builder, _at(builder, decay, row, decay_stride))
+                before = _at(builder, source, row, stride)
+                after = _at(builder, target, row, _constant(vectors * BLOCK_BYTES))
+                for vector in range(vectors):
+                    shift = vector * BLOCK_BYTES
+                    numbers = builder.fmul(_load(builder, before, shift), factor)
+                    numbers = multiply_add(builder, number, updates[vector], numbers)
+                    _store(builder, after, numbers, shift)
+                    total = sums[part][vector]
+                    builder.store(
+                        multiply_add(builder, weight, numbers, builder.load(total)), total
+                    )
+        _store_sums(builder, sums, builder.add(update, _constant(vectors * BLOCK_BYTES)))
+
+    return operation(types.void, (types.int64,) * 9, emit)
+
+
+def _scan(builder: Any, *operands: Any) -> None:
+    source, stride, target, rates, rate_stride, key, query, count, lanes = operands
+    steps, inputs = _load(builder, lanes), _load(builder, lanes, BLOCK_BYTES)
+    total = cgutils.alloca_once_value(builder, _ZEROS)
+    with cgutils.for_range(builder, count, intp=_INDEX) as loop:
+        rate = _load(builder, _at(builder, rates, loop.index, rate_stride))
+        decay = exponential(builder, builder.fmul(steps, rate))
+        offset = builder.mul(loop.index, _constant(FLOAT_BYTES))
+        number, weight = (_repeat(builder, builder.add(a, offset)) for a in (key, query))
+        numbers = builder.fmul(_load(builder, _at(builder, source, loop.index, stride)), decay)
+        numbers = multiply_add(builder, number, inputs, numbers)
+        _store(builder, _at(builder, target, loop.index, _constant(BLOCK_BYTES)), numbers)
+        builder.store(multiply_add(builder, weight, numbers, builder.load(total)), total)
+    _store(builder, lanes, builder.load(total), 2 * BLOCK_BYTES)
+
+
+# Advances a block of sixteen channels by one token of a selective scan, and reads it. Each row
+# becomes row * exp(step * rate) + key * input, where step, rate and input differ per channel.
+# Arguments, in bytes: state before the token, distance between its rows, and state after the token,
+# whose rows are adjacent. Then rates (<= 0), distance between their rows, key, query and number of
+# rows. The last argument is the address of the step sizes (>= 0), the inputs and the result.
+scan_rows = operation(types.void, (types.int64,) * 9, _scan)

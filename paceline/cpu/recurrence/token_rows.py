@@ -1,0 +1,135 @@
+"""Convert queries, keys and gates of recurrences to float32.
+
+Torch computes the last numbers of a tensor by other instructions than the first ones, so a number's
+bits depend on its position. These functions compute each number or row by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from paceline.cpu import simd_f32x8
+from paceline.cpu.memory import FLOAT32, FLOAT_BYTES, HALF_BYTES, KINDS, address, load_lanes
+from paceline.cpu.settings import NORM_EPS, SOFTPLUS_LINEAR
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.util.compiled import compiled
+
+
+def float_rows(rows: Tensor, scale: float = 1.0, normalised: bool = False) -> Tensor:
+    """Return rows times a factor in float32, filled up with zeros.
+
+    Args:
+        rows: [tokens, groups, size], of any number format in `KINDS`.
+        scale: Factor.
+        normalised: Whether rows are divided by the root of the sum of their squares.
+    Returns:
+        [tokens, groups, size rounded up to a multiple of 8].
+    """
+    if rows.shape[2] % WIDTH:
+        rows = pad(rows, (0, -rows.shape[2] % WIDTH))
+    if rows.stride(2) != 1:
+        rows = rows.contiguous()
+    tokens, groups, size = rows.shape
+    out = torch.empty(tokens, groups, size)
+    item = rows.element_size()
+    strides = rows.stride(0) * item, rows.stride(1) * item
+    _convert(
+        rows.data_ptr(),
+        KINDS[rows.dtype],
+        strides,
+        (tokens, groups, size),
+        out.data_ptr(),
+        scale,
+        normalised,
+    )
+    return out
+
+
+def exponentials(numbers: Tensor) -> Tensor:
+    """Return the exponentials of float32 numbers <= 0."""
+    numbers = numbers.contiguous()
+    out = torch.empty_like(numbers)
+    _exponentiate(numbers.data_ptr(), out.data_ptr(), numbers.numel())
+    return out
+
+
+def step_sizes(
+    numbers: Tensor, bias: Tensor | None, limits: tuple[float, float], limited: Tensor
+) -> Tensor:
+    """Return softplus(numbers + bias), within the limits where `limited` is true.
+
+    Args:
+        numbers: [tokens, heads].
+        bias: [heads]; None for none.
+        limits: Smallest and largest result.
+        limited: Bool [tokens].
+    """
+    wide = numbers.float()
+    if bias is not None:
+        wide = wide + bias.float()
+    out = torch.empty(wide.shape)
+    _soften(wide.contiguous().numpy(), limited.numpy(), limits[0], limits[1], out.numpy())
+    return out
+
+
+@compiled
+def _convert(
+    source: int,
+    kind: int,
+    strides: tuple[int, int],
+    shape: tuple[int, int, int],
+    target: int,
+    scale: float,
+    normalised: bool,
+) -> None:
+    """Convert and scale rows; see `float_rows`.
+
+    Lane l of eight sums the squares of the numbers l, l + 8, ...
+    """
+    tokens, groups, size = shape
+    step = WIDTH * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)
+    for token in range(tokens):
+        for group in range(groups):
+            row = source + token * strides[0] + group * strides[1]
+            factor = np.float32(scale)
+            if normalised:
+                squares = simd_f32x8.splat(np.float32(0.0))
+                for vector in range(size // WIDTH):
+                    numbers = load_lanes(kind, row + vector * step)
+                    squares = simd_f32x8.fused(numbers, numbers, squares)
+                total = simd_f32x8.total(squares) + np.float32(NORM_EPS)
+                factor = np.float32(1.0) / np.sqrt(total) * factor
+            factors = simd_f32x8.splat(factor)
+            for vector in range(size // WIDTH):
+                numbers = simd_f32x8.multiply(load_lanes(kind, row + vector * step), factors)
+                simd_f32x8.store(target, numbers)
+                target += WIDTH * FLOAT_BYTES
+
+
+@compiled
+def _exponentiate(source: int, target: int, count: int) -> None:
+    whole = count // WIDTH * WIDTH * FLOAT_BYTES
+    for offset in range(0, whole, WIDTH * FLOAT_BYTES):
+        simd_f32x8.store(target + offset, simd_f32x8.exp(simd_f32x8.load(source + offset)))
+    rest = np.zeros(WIDTH, dtype=np.float32)
+    for offset in range(whole, count * FLOAT_BYTES, FLOAT_BYTES):
+        lanes = simd_f32x8.exp(simd_f32x8.splat(simd_f32x8.load_float(source + offset)))
+        simd_f32x8.store(address(rest), lanes)
+        simd_f32x8.store_float(target + offset, rest[0])
+
+
+@compiled
+def _soften(numbers: Any, limited: Any, low: float, high: float, out: Any) -> None:
+    for token in range(numbers.shape[0]):
+        for head in range(numbers.shape[1]):
+            number = float(numbers[token, head])
+            size = number if number > SOFTPLUS_LINEAR else math.log1p(math.exp(number))
+            if limited[token]:
+                size = min(max(size, low), high)
+            out[token, head] = np.float32(size)

@@ -1,0 +1,28 @@
+"""Choose what computes the recurrences of a tensor."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paceline.backend.plain_tensors import is_plain
+from paceline.backend.recurrences import Recurrences
+from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
+
+
+def recurrences_for(rows: Tensor) -> Recurrences:
+    """Return compiled recurrences for tensors on a CPU, or torch's.
+
+    The dtype of `rows` decides, so all layers of a model use the same recurrences.
+
+    Args:
+        rows: Inputs of a recurrence.
+    """
+    if not is_plain(rows) or rows.device.type != "cpu":
+        return TORCH_RECURRENCES
+    from paceline.cpu.memory import KINDS  # a model on another device needs no compiled code
+
+    if rows.dtype not in KINDS:
+        return TORCH_RECURRENCES
+    from paceline.cpu.recurrence.backend import CPU_RECURRENCES
+
+    return CPU_RECURRENCES
