@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.report import KIND as BENCH
+from paceline.bench.report import read_json as read_bench
+from paceline.bench.result import BenchResult
 from paceline.bench.serving.report import KIND as SERVING
 from paceline.report.documents import kind_of
 
@@ -21,6 +23,7 @@ sys.path.insert(0, str(ROOT))  # `papers` is not installed
 from papers import read_paper_json  # noqa: E402
 from papers.part import setting  # noqa: E402
 
+PLAIN = "none"  # plain decoding in the same engine
 SUMMARY = " (summary)"  # at the end of the kind of a summary
 _PAPER = "paceline paper "
 _RAW = ("calls", "cells", "divergences", "turn", "intrusion", "soak")
@@ -54,6 +57,8 @@ def summary(path: Path) -> dict[str, Any]:
             "answers": len(divergences),
             "largest_gap": max(entry["top_gap"] for entry in divergences),
         }
+    if kind == BENCH.name and content["config"]["repeats"] > 1:
+        short["by_repeat"] = speeds_by_repeat(read_bench(path))
     if kind.startswith(_PAPER):
         result = read_paper_json(path)
         short = {key: value for key, value in short.items() if key in _OF_PAPERS} | {
@@ -63,6 +68,20 @@ def summary(path: Path) -> dict[str, Any]:
         }
     rounded: dict[str, Any] = _rounded(short)
     return rounded
+
+
+def speeds_by_repeat(result: BenchResult) -> dict[str, list[float]]:
+    """Return the speed over plain decoding of every method in each pass over the prompts."""
+
+    def speed(method: str, repeat: int) -> float:
+        calls = [call for call in result.calls if (call.method, call.repeat) == (method, repeat)]
+        return sum(call.new_tokens for call in calls) / sum(call.seconds for call in calls)
+
+    repeats = range(result.config.repeats) if PLAIN in result.methods else range(0)
+    return {
+        method: [speed(method, repeat) / speed(PLAIN, repeat) for repeat in repeats]
+        for method in result.methods
+    }
 
 
 def write_summary(content: dict[str, Any], path: Path) -> None:
