@@ -1,4 +1,4 @@
-"""Store keys and values in preallocated slots, one per request.
+"""Store keys, values and recurrent states in preallocated slots, one per request.
 
 A forward pass writes the states of its query tokens after the cached tokens of each slot.
 `SlotCache.move` then moves the rows of accepted tree nodes to the front; the next forward pass
@@ -8,103 +8,20 @@ window keep all positions, and the mask applies the window, so rejected tokens e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from paceline.backend.interface import RowMover
 from paceline.backend.resolve import backend_of
 from paceline.core.tree import IntArray
 from paceline.kv_cache.blocks import BlockList
 from paceline.kv_cache.settings import SPARE_POSITIONS
-
-
-@dataclass(slots=True)
-class WriteWindow:
-    """Cache positions that a forward pass writes, set once and read by every layer.
-
-    Attributes:
-        first: First slot of the forward pass.
-        rows: Number of consecutive slots that take part.
-        positions: Cache position of each query column, [rows, width]; [1, queries] if requests are
-            packed.
-        slots: Slot of each query column, in the same shape or [rows, 1].
-        visible: Number of cache positions that attention sees, the largest of `positions` plus 1.
-        in_order: True if the columns of every row have consecutive cache positions.
-        indices: Results of `SlotCache.flat_index` for this window.
-    """
-
-    first: int = 0
-    rows: int = 0
-    positions: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-    slots: IntArray = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int64))
-    visible: int = 0
-    in_order: bool = True
-    indices: dict[tuple[int, int, torch.device], Tensor] = field(default_factory=dict)
-
-
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, [slots, heads, capacity, dim] each."""
-
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, owner: SlotCache) -> None:
-        super().__init__()
-        self._owner = owner
-        self._addresses: list[tuple[int, int]] = []  # of its stores, in the owner's blocks
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the stores of a layer, with the heads and sizes of its first states."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self._addresses = [self._owner.take_store(states) for states in (key_states, value_states)]
-        self.is_initialized = True
-        self.find_stores()
-
-    def find_stores(self) -> None:
-        """Look up the stores after an allocation."""
-        keys, values = map(self._owner.blocks.store, self._addresses)
-        self.keys, self.key_rows = keys.tensor, keys.rows
-        self.values, self.value_rows = values.tensor, values.rows
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the states of the window's columns; return views of all visible positions."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        window = self._owner.window
-        rows = slice(window.first, window.first + window.rows)
-        if window.rows == 1 and window.in_order:
-            start = int(window.positions[0, 0])
-            self.keys[rows, :, start : start + key_states.shape[2]] = key_states
-            self.values[rows, :, start : start + value_states.shape[2]] = value_states
-        else:
-            index = self._owner.flat_index(
-                window.slots, window.positions, key_states.shape[1], key_states.device
-            )
-            for store, states in ((self.key_rows, key_states), (self.value_rows, value_states)):
-                store.index_copy_(0, index, states.reshape(-1, states.shape[-1]))
-        return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return length and offset of the keys, for models that build their own mask."""
-        return self._owner.window.visible, 0
-
-    def get_seq_length(self) -> int:
-        """Return the number of tokens in the longest row before this forward pass.
-
-        It is 0 if more tokens are packed in a row than any slot holds.
-        """
-        return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
-
-    def get_max_length(self) -> int:
-        """Return the number of positions of a slot."""
-        return self._owner.capacity
+from paceline.kv_cache.slot_layer import SlotLayer, WriteWindow
+from paceline.kv_cache.state_layer import MixedLayer, StateKind, StateLayer
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -114,15 +31,22 @@ class SlotCache(Cache):  # type: ignore[misc]
         layers: Number of decoder layers.
         stores_per_block: Number of stores, two per layer, that share one tensor. All stores in one
             tensor are moved by one operation, but growing holds them twice. Default 1.
+        states: Layers that keep recurrent states, by index; None = no layer does.
     Attributes:
         slots: Number of slots, taken and free.
         capacity: Cache positions per slot.
         window: Cache positions that the current forward pass writes.
         blocks: Memory of the keys and values.
         generation: Number of allocations so far; each changes the addresses of stores.
+        state_layers: Layers that keep recurrent states, by index.
     """
 
-    def __init__(self, layers: int, stores_per_block: int = 1) -> None:
+    def __init__(
+        self,
+        layers: int,
+        stores_per_block: int = 1,
+        states: Mapping[int, StateKind] | None = None,
+    ) -> None:
         self.slots = 0
         self.capacity = 0
         self.generation = 0
@@ -130,7 +54,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.blocks = BlockList(stores_per_block)
         self._free: list[int] = []
         self._mover: RowMover | None = None  # None after a reallocation
-        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        self.state_layers = {
+            index: (MixedLayer if kind.has_keys else StateLayer)(self, kind.num_states)
+            for index, kind in (states or {}).items()
+        }
+        super().__init__(
+            layers=[self.state_layers.get(index) or SlotLayer(self) for index in range(layers)]
+        )
 
     @property
     def position_bytes(self) -> int:
@@ -139,6 +69,11 @@ class SlotCache(Cache):  # type: ignore[misc]
             len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
             for stores in self.blocks
         )
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of one slot's recurrent states; 0 before the first commit."""
+        return sum(layer.slot_bytes for layer in self.state_layers.values())
 
     def reserve(self, slots: int, capacity: int) -> None:
         """Grow to at least `slots` slots of `capacity` positions, with their content."""
@@ -167,8 +102,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.blocks.resize(rows, slots, capacity)
         self.capacity = capacity
         for layer in self.layers:
-            if layer.is_initialized:
+            if isinstance(layer, SlotLayer) and layer.is_initialized:
                 layer.find_stores()
+        for states in self.state_layers.values():
+            states.resize(rows, slots)
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
@@ -181,12 +118,19 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.generation += 1
 
     def take(self) -> int:
-        """Take the lowest free slot; grow by one slot if there is none."""
+        """Take the lowest free slot, with empty states; grow by one slot if there is none."""
         if not self._free:
             self.reserve(self.slots + 1, self.capacity)
         slot = min(self._free)
         self._free.remove(slot)
+        self.clear_states(slot)
         return slot
+
+    @torch.inference_mode()
+    def clear_states(self, slot: int) -> None:
+        """Set a slot's recurrent states to those of an empty text."""
+        for layer in self.state_layers.values():
+            layer.clear(slot)
 
     def give_back(self, slot: int) -> None:
         """Free a slot; its content will be overwritten."""
@@ -266,7 +210,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         """
         return [
             (layer.keys[slot, :, :length], layer.values[slot, :, :length])
-            if layer.is_initialized
+            if isinstance(layer, SlotLayer) and layer.is_initialized
             else None
             for layer in self.layers
         ]
@@ -289,14 +233,18 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another."""
+        """Copy the first `length` positions of one slot, and its states, to another."""
         for stores in self.blocks:
             stores[:, target, :, :length] = stores[:, source, :, :length]
+        for layer in self.state_layers.values():
+            layer.copy(source, target)
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, length: int) -> None:
-        """Swap the first `length` positions of two slots."""
+        """Swap the first `length` positions of two slots, and their states."""
         for stores in self.blocks:
             before = stores[:, first, :, :length].clone()
             stores[:, first, :, :length] = stores[:, second, :, :length]
             stores[:, second, :, :length] = before
+        for layer in self.state_layers.values():
+            layer.swap(first, second)

@@ -12,7 +12,10 @@ from paceline.attention import BY_POSITION, takes_tree_attention, why_not_by_pos
 from paceline.attention.reach import Reach
 from paceline.backend.attention_metadata import VisibleRanges, mask_address, stand_in_mask
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.kv_cache.state_layer import StateKind
 from paceline.model.forward_arguments import forward_parameters
+from paceline.model.layer_kinds import LayerKinds
+from paceline.model.mixers.seam import mixers_of
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.per_layer import common_value, key_shapes
 from paceline.model.ragged_batch import RaggedBatch
@@ -21,7 +24,7 @@ from paceline.model.rotary import restart_length, switch_lengths
 from paceline.model.settings import UNBOUNDED_CONTEXT
 
 # A model's `attention_mask` argument: one tensor, one tensor per layer kind, or None.
-Masks = Tensor | dict[str, Tensor] | None
+Masks = Tensor | dict[str, Tensor | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,9 @@ class Architecture:
         layers: Number of decoder layers.
         vocab_size: Rows of the LM head.
         context_length: Maximum number of positions.
-        layer_kinds: Attention kinds that occur, sorted.
+        layer_kinds: Attention kinds that occur, sorted; empty for a model without attention.
+        masks: Attention kind whose mask a kind of layer gets, by kind of layer; None = no mask.
+        states: Layers that keep recurrent states, by index.
         mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
         window: Number of positions that sliding-window attention looks back, including the query's
             own; None = no such layers.
@@ -59,6 +64,8 @@ class Architecture:
     vocab_size: int
     context_length: int
     layer_kinds: tuple[str, ...]
+    masks: dict[str, str | None]
+    states: dict[int, StateKind]
     mask_per_kind: bool
     window: int | None
     attention_chunk: int | None
@@ -107,25 +114,28 @@ class Architecture:
         by_position = by_position or implementation == BY_POSITION
         _refuse_attention(model, implementation, by_slot, by_position)
         accepted = forward_parameters(model)
+        layers = LayerKinds.of(config, _only_kind(window, attention_chunk))
+        by_slot = by_slot or bool(layers.states and not mixers_of(model, layers.states))
+        takes_positions = "position_ids" in accepted or not layers.attention
         return Architecture(
             name=name,
             layers=config.num_hidden_layers,
             vocab_size=config.vocab_size,
             context_length=_context_length(config),
-            layer_kinds=(
-                tuple(sorted(set(kinds))) if kinds else (_only_kind(window, attention_chunk),)
-            ),
+            layer_kinds=layers.attention,
+            masks=layers.masks,
+            states=layers.states,
             mask_per_kind=kinds is not None,
             window=window,
             attention_chunk=attention_chunk,
-            takes_masks=not by_slot and "position_ids" in accepted,
+            takes_masks=not by_slot and takes_positions,
             takes_position_ids="position_ids" in accepted,
             takes_logits_to_keep="logits_to_keep" in accepted,
             float_masks=implementation == "eager" and not by_position,
             tree_attention=takes_tree_attention(model) and not by_slot,
             by_position=by_position,
             dtype=model.dtype,
-            position_bytes=_position_bytes(config, model.dtype),
+            position_bytes=_position_bytes(config, model.dtype, layers),
             switch_lengths=switch_lengths(config),
             restart_length=restart_length(model, config),
         )
@@ -148,7 +158,7 @@ class Architecture:
         for kind in self.layer_kinds:
             masks[kind] = stand_in_mask(len(packing.token_ids), visible, device)
             visible_ranges[mask_address(masks[kind])] = packing.visible(self._reach(kind))
-        return masks if self.mask_per_kind else next(iter(masks.values())), visible_ranges
+        return self._argument(masks), visible_ranges
 
     @property
     def reaches(self) -> dict[str, Reach]:
@@ -172,13 +182,23 @@ class Architecture:
             visible: Number of cache positions in use.
             device: Device for the mask.
         """
-        if not self.takes_masks or (layout.trivial and self.layer_kinds == ("full_attention",)):
+        no_mask = layout.trivial and self.layer_kinds == ("full_attention",) and not self.states
+        if not self.takes_masks or not self.layer_kinds or no_mask:
             return None
         masks = {
             kind: self._mask_for_kind(layout, visible, device, self._reach(kind))
             for kind in self.layer_kinds
         }
-        return masks if self.mask_per_kind else next(iter(masks.values()))
+        return self._argument(masks)
+
+    def _argument(self, masks: dict[str, Tensor]) -> Masks:
+        """Return the model's `attention_mask` from the masks of all kinds of attention."""
+        if not self.mask_per_kind:
+            return next(iter(masks.values()), None)
+        return {
+            kind: None if attention is None else masks[attention]
+            for kind, attention in self.masks.items()
+        }
 
     def _mask_for_kind(
         self, layout: PaddedBatch, visible: int, device: torch.device, reach: Reach
@@ -222,8 +242,11 @@ def _only_kind(window: int | None, attention_chunk: int | None) -> str:
     return "chunked_attention" if attention_chunk else "full_attention"
 
 
-def _position_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    return 2 * sum(heads * dim for heads, dim in key_shapes(config)) * dtype.itemsize
+def _position_bytes(config: PretrainedConfig, dtype: torch.dtype, layers: LayerKinds) -> int:
+    shapes = key_shapes(config)
+    if layers.states:
+        shapes = shapes[: layers.num_attention]  # the layers of such models have equal heads
+    return 2 * sum(heads * dim for heads, dim in shapes) * dtype.itemsize
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:

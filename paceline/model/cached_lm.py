@@ -86,7 +86,7 @@ class CachedLM(ForwardPasses):
 
     def _use_fixed_shapes(self) -> None:
         """Let the runner run decode forward passes of the current view in fixed shapes."""
-        on_cuda = self.device.type == "cuda"
+        on_cuda = self.device.type == "cuda" and not self.architecture.states
         if self._fixed_shapes is True or (self._fixed_shapes == "auto" and on_cuda):
             self._runner.fixed_shapes = fixed_shape_runner(
                 self._model,

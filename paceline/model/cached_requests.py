@@ -9,11 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import CapacityError
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
 from paceline.model.architecture import Architecture
+from paceline.model.mixers.chain_pass import ChainPass
+from paceline.model.mixers.seam import RecurrentPass
+from paceline.model.mixers.settings import MAX_FED_AGAIN
 from paceline.model.per_layer import key_shapes
 from paceline.model.rotary import (
     cut_at_switch,
@@ -35,10 +38,13 @@ class CachedRequests:
 
     def __init__(self, model: PreTrainedModel, architecture: Architecture) -> None:
         self.architecture = architecture
-        self._cache = SlotCache(architecture.layers, _stores_per_block(model))
+        self._cache = SlotCache(architecture.layers, _stores_per_block(model), architecture.states)
         self.slots = Slots(self._cache)
         self._requests: list[Request] = []  # of the last forward pass
         self._pending: IntArray | None = None  # their pending tokens in it
+        self._recurrent: list[
+            RecurrentPass | ChainPass
+        ] = []  # of the last forward pass, in their order
 
     @property
     def context_length(self) -> int:
@@ -68,6 +74,16 @@ class CachedRequests:
     def position_bytes(self) -> int:
         """Return the bytes per cache position (estimated until the first forward pass)."""
         return self._cache.position_bytes or self.architecture.position_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of one request's recurrent states; 0 before the first commit."""
+        return self._cache.state_bytes
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return True if layers keep recurrent states, which stand for one length only."""
+        return bool(self.architecture.states)
 
     def check_length(self, request: Request) -> None:
         """Raise if a request is longer than the model's context.
@@ -107,7 +123,11 @@ class CachedRequests:
         """
         if (switch := self.architecture.restart_length) is not None:
             tree = cut_at_switch(tree, request, switch)
-        return tree if self.takes_trees else tree.best_chain()
+        if self.takes_trees:
+            return tree
+        if self.architecture.states and request.pending > MAX_FED_AGAIN:
+            return EMPTY_TREE  # so that the states advance by all pending tokens
+        return tree.best_chain()
 
     def restart_if_due(self, request: Request) -> None:
         """Drop the cache of a request that has outgrown its rotary frequencies."""
@@ -126,6 +146,7 @@ class CachedRequests:
         """
         pending = self._pending
         assert pending is not None, "commit without forward"
+        advanced = self._commit_states(accepted) if self.architecture.states else None
         moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
         if moves:
             longest = max(len(accepted[row]) for row in moves)
@@ -141,10 +162,30 @@ class CachedRequests:
                 base + target,
             )
         for row, (request, path) in enumerate(zip(self._requests, accepted, strict=True)):
-            request.cached += int(pending[row]) + len(path)
+            request.cached += int(pending[row]) + len(path) if advanced is None else advanced[row]
+
+    def _commit_states(self, accepted: Sequence[Sequence[int]]) -> list[int]:
+        """Advance the held states.
+
+        Returns:
+            Number of tokens that entered the states, for each request. The others are fed again.
+        """
+        advanced: list[int] = []
+        for recurrent in self._recurrent:
+            first = len(advanced)
+            advanced += recurrent.commit(accepted[first : first + recurrent.num_requests])
+        self._recurrent = []
+        return advanced
 
     def rewind(self, request: Request, length: int) -> None:
-        """Drop a request's cache from position `length` onwards."""
+        """Drop a request's cache from position `length` onwards.
+
+        Recurrent states stand for one length only: if they cover more tokens, the whole cache of
+        the request is dropped.
+        """
+        if length < request.cached and self.architecture.states:
+            length = 0
+            self._cache.clear_states(request.slot)
         request.cached = min(request.cached, length)
 
     def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:

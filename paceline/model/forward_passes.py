@@ -24,6 +24,9 @@ from paceline.model.cached_requests import CachedRequests
 from paceline.model.eagle.captured_states import StateRequest, capture_states
 from paceline.model.eagle.gather import states_to_read
 from paceline.model.forward_mode import Mode, in_forward_mode
+from paceline.model.mixers.chain_pass import ChainPass
+from paceline.model.mixers.recurrent_batch import recurrent_batch
+from paceline.model.mixers.seam import RecurrentPass
 from paceline.model.model_runner import ModelRunner
 from paceline.model.padded_batch import PaddedBatch, lay_out
 from paceline.model.ragged_batch import RaggedBatch, pack
@@ -93,6 +96,7 @@ class ForwardPasses(CachedRequests):
         self._requests = list(requests)
         self._runner.begin()
         self._runner.view.state.reduced_logits = reduced_logits
+        self._recurrent = []
         if not self.architecture.takes_masks:
             return self._forward_rows(trees, chunk)
         self.slots.compact_slots(self._requests)
@@ -100,6 +104,7 @@ class ForwardPasses(CachedRequests):
         if self.packs:
             packing = pack(requests, trees, chunk, self.min_rows)
             self._read_target_states(packing)
+            self._begin_states(trees, packing)
             flat = self._shared(self._runner.ragged(packing, self._requests))
             self._count(packing.pending, packing.nodes)
             return NodeLogits.from_rows(
@@ -107,6 +112,7 @@ class ForwardPasses(CachedRequests):
             )
         layout = lay_out(requests, trees, chunk, self.min_rows)
         self._read_target_states(layout)
+        self._begin_states(trees, layout)
         flat = self._shared(self._runner.padded(layout, self._requests))
         self._count(layout.pending, layout.nodes)
         return NodeLogits.from_padded(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
@@ -170,6 +176,14 @@ class ForwardPasses(CachedRequests):
         if self.uses_target_states:
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
+    def _begin_states(self, trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch) -> None:
+        """Describe the forward pass to recurrent mixers."""
+        if self.architecture.states:
+            batch = recurrent_batch(self._requests, trees, layout)
+            state = self._runner.view.state
+            state.recurrent = RecurrentPass(batch, self._cache.state_layers, state.folds)
+            self._recurrent = [state.recurrent]
+
     def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
         # In these models (ALiBi), positions are columns, so rows of different lengths cannot share
         # a forward pass.
@@ -178,7 +192,7 @@ class ForwardPasses(CachedRequests):
             for request, tree in zip(self._requests, trees, strict=True)
         ]
         rows = [
-            self._runner.padded(layout, [request])
+            self._forward_row(layout, request)
             for layout, request in zip(layouts, self._requests, strict=True)
         ]
         self._count(
@@ -191,6 +205,16 @@ class ForwardPasses(CachedRequests):
         )
         counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
         return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
+
+    def _forward_row(self, layout: PaddedBatch, request: Request) -> Tensor:
+        """Run one request; its recurrent states, if any, advance at the commit."""
+        if not self.architecture.states:
+            return self._runner.padded(layout, [request])
+        chain = ChainPass(layout, self._cache.state_layers, self._model.device)
+        logits = self._runner.padded(layout, [request])
+        chain.finish()
+        self._recurrent.append(chain)
+        return logits
 
     def _shared(self, flat: Tensor) -> Tensor:
         """Return logits over the target's vocabulary, or its reduced form if requested."""

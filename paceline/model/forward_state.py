@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.attention.forward import STATE, AttentionState
+from paceline.model.mixers.seam import RecurrentPass
 from paceline.model.rotary import TextLengths
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -39,6 +40,9 @@ class ForwardState(AttentionState):
         target_states: Target states that a draft model reads; None if there are none.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
+        folds: Whether every recurrent mixer adds accepted nodes to the held states at a commit.
+            Default True, as there may be no mixer.
+        recurrent: The forward pass as recurrent mixers see it; None = they run as in transformers.
         text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do not
             depend on text length.
     """
@@ -47,6 +51,8 @@ class ForwardState(AttentionState):
     target_states: TargetStates | None = None
     reduced_logits: bool = False
     text_lengths: TextLengths | None = None
+    folds: bool = True
+    recurrent: RecurrentPass | None = None
 
 
 class StateReader(nn.Module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import types
+from collections.abc import Set
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from paceline.attention.forward import STATE
 from paceline.backend.products import Products
 from paceline.model.forward_arguments import cache_argument
 from paceline.model.forward_state import ForwardState, StateReader
+from paceline.model.layer_kinds import states_of
+from paceline.model.mixers.seam import MixerForward, mixer_for, mixers_of
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
 
 _Children = dict[str, nn.Module | None]
@@ -73,7 +76,8 @@ class ModelView:
     """
 
     def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
-        self._copier = ModuleCopier(products or Products())
+        mixers = mixers_of(model, states_of(model))
+        self._copier = ModuleCopier(products or Products(), {*map(id, mixers.values())})
         self.state = self._copier.state
         self.module: PreTrainedModel = self._copier.copy_of(model)
         self.config: PretrainedConfig = self.module.config.get_text_config(decoder=True)
@@ -90,12 +94,13 @@ class ModuleCopier:
 
     Args:
         products: Matrix products for the view's forward passes.
+        mixers: Ids of the modules that run through the seam for mixers; None = no module does.
     Attributes:
         state: Forward state of the copies.
     """
 
-    def __init__(self, products: Products) -> None:
-        self._products = products
+    def __init__(self, products: Products, mixers: Set[int] | None = None) -> None:
+        self._products, self._mixers = products, mixers or frozenset()
         self.state = ForwardState(linear=products.linear)
         # By id of the original: one object in the model corresponds to one object in the view.
         self._copies: dict[int, Any] = {}
@@ -119,8 +124,10 @@ class ModuleCopier:
         originals = [*children.values()]
         copies = [None if child is None else self.copy_of(child) for child in originals]
         config, override = vars(module).get("config"), self._products.override(module)
-        if isinstance(config, PretrainedConfig) or any(
-            id(child) in self._configured for child in originals
+        if (
+            isinstance(config, PretrainedConfig)
+            or id(module) in self._mixers
+            or any(id(child) in self._configured for child in originals)
         ):
             self._configured.add(id(module))
         elif copies == originals and override is None and not isinstance(module, StateReader):
@@ -147,6 +154,8 @@ class ModuleCopier:
             attributes["forward"] = override
         elif "_orig_mod" in children:  # a module that torch.compile returned
             attributes["forward"] = attributes["_modules"]["_orig_mod"]
+        if id(module) in self._mixers:
+            attributes["forward"] = MixerForward(twin, mixer_for(twin), self.state)
         if is_length_dependent(twin):
             self.state.text_lengths = self.state.text_lengths or TextLengths()
             use_token_frequencies(twin, self.state.text_lengths)

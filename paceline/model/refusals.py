@@ -6,9 +6,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.errors import UnsupportedModelError
 from paceline.model.forward_arguments import takes_cache
+from paceline.model.layer_kinds import MASKABLE, RECURRENT, STATELESS, states_of
+from paceline.model.mixers.seam import mixers_of
+from paceline.model.mixers.upstream import ignores_states
 
-MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
-_STATELESS = {"mlp", "moe"}  # layers without a cache
 _PICKS_KEYS = ("sparse", "indexed", "compressed")
 
 
@@ -55,13 +56,7 @@ def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) 
             " cache that cannot be rolled back; expected plain attention. Use model.generate for"
             " this model."
         )
-    if getattr(model, "_is_stateful", False) or kinds:
-        what = ", ".join(sorted(kinds - _STATELESS)) or "recurrent"
-        raise UnsupportedModelError(
-            f"{name} keeps recurrent state ({what} layers) that cannot be rolled back after a"
-            " rejected guess; expected models whose layers are all attention. Use model.generate"
-            " for this model."
-        )
+    _refuse_states(model, config, name)
     if not takes_cache(model):
         raise UnsupportedModelError(
             f"{name} has no key/value cache, so every token recomputes the whole text and a draft"
@@ -73,4 +68,30 @@ def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) 
             f"{name} sees the whole prompt from each of its tokens (a prefix language model), so"
             " that chunked prefill is impossible; expected causal attention. Use model.generate"
             " for this model."
+        )
+
+
+def _refuse_states(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
+    """Raise if recurrent states are not in transformers' own cache layers."""
+    kinds, states = set(getattr(config, "layer_types", None) or ()), states_of(model)
+    if states:
+        mixers = mixers_of(model, states)
+        if any(map(ignores_states, mixers.values())):
+            raise UnsupportedModelError(
+                f"{name} runs a selective scan (Mamba-1) that forgets its recurrent state whenever"
+                " it gets several tokens; expected mixers that continue from a state. Use"
+                " model.generate for this model."
+            )
+        if kinds & RECURRENT and not mixers:
+            raise UnsupportedModelError(
+                f"{name} keeps recurrent state in a cache class of its own, which cannot hold"
+                " several requests; expected transformers' cache layers. Use model.generate for"
+                " this model."
+            )
+    elif getattr(model, "_is_stateful", False) or kinds - MASKABLE - STATELESS:
+        what = ", ".join(sorted(kinds - MASKABLE - STATELESS)) or "recurrent"
+        raise UnsupportedModelError(
+            f"{name} keeps recurrent state ({what} layers) outside transformers' cache layers, so"
+            " that it cannot be stored per request; expected attention, or layers of the kinds"
+            f" {', '.join(sorted(RECURRENT))} or hybrid. Use model.generate for this model."
         )

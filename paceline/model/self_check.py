@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from paceline.core.not_numbers import logits_error
 from paceline.core.request import Request
@@ -115,7 +115,7 @@ def _check(model: CachedLM, shape: str, parents: list[int], accepted: list[int])
             while not request.ends_prefill(model.prefill_chunk):
                 model.feed([request])
             tree_rows.append(model.forward([request], [tree])[0].float())
-            plain_rows.append(_plain_tree_logits(model, request.token_ids, tree))
+            plain_rows.append(_plain_tree_logits(model, request, tree))
             model.commit([accepted])
             request.token_ids += [*(tree.token_ids[node] for node in accepted), 2 % vocab]
     except Exception as error:  # unknown model code may raise any type
@@ -155,19 +155,44 @@ def _text_length(model: CachedLM) -> int:
     return max(2, min(length, model.context_length - 4 * CHECK_TEXT_TOKENS))
 
 
-def _plain_tree_logits(model: CachedLM, text: list[int], tree: DraftTree) -> torch.Tensor:
+def _plain_tree_logits(model: CachedLM, request: Request, tree: DraftTree) -> torch.Tensor:
     """Return logits [1 + nodes, vocab] after a text and each node of a tree on it.
 
-    Each branch takes one plain forward pass.
+    Each branch takes one plain forward pass. A model with recurrent states decodes the branch token
+    by token, as in `generate`.
     """
     rows: dict[int, torch.Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
         path = tree.path(leaf)
-        logits = plain_logits(
-            model, [*text, *(tree.token_ids[node] for node in path)], 1 + len(path)
-        )
+        text = [*request.token_ids, *(tree.token_ids[node] for node in path)]
+        if model.keeps_states:
+            logits = _decoded_logits(model, text, request.prompt_length)[-1 - len(path) :]
+        else:
+            logits = plain_logits(model, text, 1 + len(path))
         rows.update(zip([-1, *path], logits.float(), strict=True))
     return torch.stack([rows[node] for node in range(-1, len(tree))])
+
+
+def _decoded_logits(model: CachedLM, text: list[int], prompt_length: int) -> torch.Tensor:
+    """Return logits [n, vocab] after the prompt and each later token, with transformers' cache.
+
+    Args:
+        model: Model to run.
+        text: Token ids.
+        prompt_length: Number of tokens in the first forward pass; the others follow one by one.
+    """
+    view = ModelView(model.model)
+    tokens = torch.tensor([text], device=model.device)
+    options: dict[str, Any] = {view.cache_argument: DynamicCache(config=model.model.config)}
+    with model.mode():
+        rows = [
+            view.module(input_ids=part, use_cache=True, **options).logits[0, -1]
+            for part in (
+                tokens[:, :prompt_length],
+                *torch.split(tokens[:, prompt_length:], 1, dim=1),
+            )
+        ]
+    return torch.stack(rows)
 
 
 def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch.Tensor:

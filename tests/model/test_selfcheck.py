@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 
 from paceline import LLM, SamplingParams
 from paceline.errors import UnsupportedModelError
-from paceline.kv_cache.slot_cache import SlotLayer
+from paceline.kv_cache.slot_layer import SlotLayer
 from paceline.model.cached_lm import CachedLM
 from paceline.model.per_layer import layer_values
 from paceline.model.self_check import check_chain_forward, check_tree_forward

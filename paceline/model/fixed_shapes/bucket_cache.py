@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from paceline.kv_cache.slot_cache import SlotCache, SlotLayer
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.kv_cache.slot_layer import SlotLayer
 from paceline.model.fixed_shapes.buckets import BucketKey
 
 

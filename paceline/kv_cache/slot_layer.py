@@ -1,0 +1,122 @@
+"""Keys and values of one decoder layer, and the cache positions that a forward pass writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from paceline.core.tree import IntArray
+from paceline.kv_cache.blocks import BlockList
+
+
+@dataclass(slots=True)
+class WriteWindow:
+    """Cache positions that a forward pass writes, set once and read by every layer.
+
+    Attributes:
+        first: First slot of the forward pass.
+        rows: Number of consecutive slots that take part.
+        positions: Cache position of each query column, [rows, width]; [1, queries] if requests are
+            packed.
+        slots: Slot of each query column, in the same shape or [rows, 1].
+        visible: Number of cache positions that attention sees, the largest of `positions` plus 1.
+        in_order: True if the columns of every row have consecutive cache positions.
+        indices: Results of `SlotCache.flat_index` for this window.
+    """
+
+    first: int = 0
+    rows: int = 0
+    positions: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    slots: IntArray = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int64))
+    visible: int = 0
+    in_order: bool = True
+    indices: dict[tuple[int, int, torch.device], Tensor] = field(default_factory=dict)
+
+
+class SlotMemory(Protocol):
+    """The cache that a layer belongs to, as the layer uses it.
+
+    Attributes:
+        slots: Number of slots.
+        capacity: Cache positions per slot.
+        window: Cache positions that the current forward pass writes.
+        blocks: Memory of the keys and values.
+    """
+
+    slots: int
+    capacity: int
+    window: WriteWindow
+    blocks: BlockList
+
+    def take_store(self, states: Tensor) -> tuple[int, int]:
+        """Return the block and index of a store for a layer with these first states."""
+
+    def flat_index(
+        self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
+    ) -> Tensor:
+        """Return row numbers in a store seen as [slots * heads * capacity, dim]."""
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer, [slots, heads, capacity, dim] each."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, owner: SlotMemory) -> None:
+        super().__init__()
+        self._owner = owner
+        self._addresses: list[tuple[int, int]] = []  # of its stores, in the owner's blocks
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the stores of a layer, with the heads and sizes of its first states."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self._addresses = [self._owner.take_store(states) for states in (key_states, value_states)]
+        self.is_initialized = True
+        self.find_stores()
+
+    def find_stores(self) -> None:
+        """Look up the stores after an allocation."""
+        keys, values = map(self._owner.blocks.store, self._addresses)
+        self.keys, self.key_rows = keys.tensor, keys.rows
+        self.values, self.value_rows = values.tensor, values.rows
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the states of the window's columns; return views of all visible positions."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        window = self._owner.window
+        rows = slice(window.first, window.first + window.rows)
+        if window.rows == 1 and window.in_order:
+            start = int(window.positions[0, 0])
+            self.keys[rows, :, start : start + key_states.shape[2]] = key_states
+            self.values[rows, :, start : start + value_states.shape[2]] = value_states
+        else:
+            index = self._owner.flat_index(
+                window.slots, window.positions, key_states.shape[1], key_states.device
+            )
+            for store, states in ((self.key_rows, key_states), (self.value_rows, value_states)):
+                store.index_copy_(0, index, states.reshape(-1, states.shape[-1]))
+        return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return length and offset of the keys, for models that build their own mask."""
+        return self._owner.window.visible, 0
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens in the longest row before this forward pass.
+
+        It is 0 if more tokens are packed in a row than any slot holds.
+        """
+        return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
+
+    def get_max_length(self) -> int:
+        """Return the number of positions of a slot."""
+        return self._owner.capacity

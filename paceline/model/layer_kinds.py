@@ -1,0 +1,81 @@
+"""Read from a configuration which layers attend, keep recurrent states, or do neither."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+
+from paceline.kv_cache.state_layer import StateKind
+
+MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of attention."""
+STATELESS = {"mlp", "moe"}
+"""Kinds of layers without a cache."""
+
+_HYBRID = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+"""Kinds of layers with attention and states, and the kind of their attention."""
+
+RECURRENT = {"linear_attention", "conv"}
+"""Kinds of layers with states and without attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKinds:
+    """Kinds of layers that occur in one model.
+
+    Attributes:
+        attention: Kinds of attention, sorted; empty for a model without attention.
+        masks: Kind of attention whose mask a kind of layer gets, by kind of layer; None = no mask.
+        states: Layers that keep recurrent states, by index.
+        num_attention: Number of layers with attention.
+    """
+
+    attention: tuple[str, ...]
+    masks: dict[str, str | None]
+    states: dict[int, StateKind]
+    num_attention: int
+
+    @staticmethod
+    def of(config: PretrainedConfig, only_kind: str) -> LayerKinds:
+        """Read the kinds of a text model; see `known_kinds`.
+
+        Args:
+            config: Configuration of the text model.
+            only_kind: Kind of all layers if the configuration does not list them.
+        """
+        kinds = list(getattr(config, "layer_types", None) or [only_kind])
+        attention = [_HYBRID.get(kind, kind) for kind in kinds if kind in MASKABLE | {*_HYBRID}]
+        masks: dict[str, str | None] = {kind: kind for kind in attention}
+        if not keeps_states(config):
+            return LayerKinds(tuple(sorted(masks)), masks, {}, len(attention))
+        masks |= {kind: _HYBRID[kind] for kind in kinds if kind in _HYBRID}
+        masks |= dict.fromkeys(RECURRENT | STATELESS)
+        return LayerKinds(tuple(sorted(set(attention))), masks, _states(config), len(attention))
+
+
+def known_kinds(config: PretrainedConfig) -> bool:
+    """Return whether all layers attend, keep recurrent states, or keep nothing."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return bool(kinds) and kinds <= MASKABLE | {*_HYBRID} | RECURRENT | STATELESS
+
+
+def keeps_states(config: PretrainedConfig) -> bool:
+    """Return whether any layer keeps recurrent states in transformers' own cache layers."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return not kinds.isdisjoint(RECURRENT | {*_HYBRID})
+
+
+def states_of(model: PreTrainedModel) -> dict[int, StateKind]:
+    """Return the layers of a model that keep recurrent states, by index."""
+    config = model.config.get_text_config(decoder=True)
+    return _states(config) if known_kinds(config) and keeps_states(config) else {}
+
+
+def _states(config: PretrainedConfig) -> dict[int, StateKind]:
+    return {
+        index: StateKind(layer.number_of_states, isinstance(layer, CacheLayerMixin))
+        for index, layer in enumerate(DynamicCache(config=config).layers)
+        if isinstance(layer, LinearAttentionLayer)
+    }

@@ -1,0 +1,55 @@
+"""Verify a chain in a model whose states cannot be separated from its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.kv_cache.state_layer import StateLayer
+from paceline.model.padded_batch import PaddedBatch
+
+
+class ChainPass:
+    """Forward pass of one request whose states advance only if all its tokens are accepted.
+
+    The whole model runs once over the pending tokens and the chain. If a draft token is rejected,
+    the states stay as they were, and the next forward pass feeds the tokens again.
+
+    Args:
+        layout: Padded batch with one row.
+        layers: Held states by layer index; their working states are set for the forward pass.
+        device: Device of the states.
+    Attributes:
+        num_requests: 1.
+    """
+
+    num_requests = 1
+
+    def __init__(
+        self, layout: PaddedBatch, layers: Mapping[int, StateLayer], device: torch.device
+    ) -> None:
+        self._pending, self._nodes = int(layout.pending[0]), int(layout.nodes[0])
+        self._slot = torch.tensor([layout.first_slot], device=device)
+        self._layers, self._states = layers, dict[int, dict[str, Tensor]]()
+        for layer in layers.values():
+            layer.load(layer.rows(self._slot))
+
+    def finish(self) -> None:
+        """Take the states after the forward pass."""
+        self._states = {index: layer.working() for index, layer in self._layers.items()}
+
+    def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:
+        """Hold the states if no draft token was rejected.
+
+        Args:
+            accepted: Accepted nodes of the request.
+        Returns:
+            Number of tokens that entered the held states.
+        """
+        if len(accepted[0]) < self._nodes:
+            return [0]
+        for index, states in self._states.items():
+            self._layers[index].hold(self._slot, states)
+        return [self._pending + self._nodes]

@@ -1,0 +1,57 @@
+"""Define what a mixer does with pending tokens, draft trees and held states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.kv_cache.state_layer import StateLayer
+from paceline.model.mixers.recurrent_batch import RecurrentBatch
+
+MixerCall = Callable[[Tensor], Tensor]
+"""A module's own forward method, from [rows, columns, hidden] to the same shape."""
+
+
+class StateUpdate(Protocol):
+    """What one call of a mixer left for the commit."""
+
+    def commit(
+        self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """Advance the held states of the batch's slots.
+
+        The mixer's `folds` says whether this includes the accepted nodes.
+
+        Args:
+            layer: Layer of the mixer.
+            batch: Tokens of the forward pass.
+            accepted: Accepted nodes of each request, in text order. The pending tokens are always
+                part of the text.
+        """
+
+
+class Mixer(Protocol):
+    """Runs the mixer of one layer over a batch of trees.
+
+    Attributes:
+        folds: Whether a commit adds accepted nodes to the held state. Otherwise, the next forward
+            pass feeds them again.
+    """
+
+    folds: bool
+
+    def __call__(
+        self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
+    ) -> tuple[Tensor, StateUpdate]:
+        """Return the mixer's output in the layout of its input, and the update for the commit.
+
+        The held states do not change before the commit.
+
+        Args:
+            hidden: Inputs of the module, [rows, columns, hidden].
+            batch: Tokens of the forward pass.
+            layer: Held states of the module's layer.
+            call: The module's own forward method with the other arguments of this call.
+        """

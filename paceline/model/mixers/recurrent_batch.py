@@ -1,0 +1,95 @@
+"""Describe to mixers which columns of a forward pass follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree, IntArray
+from paceline.model.padded_batch import PaddedBatch
+from paceline.model.ragged_batch import RaggedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentBatch:
+    """Tokens of a forward pass, one row per request, in text order.
+
+    A row has the pending tokens, then the nodes, then padding. Padding repeats the column of the
+    newest pending token, and its results are not used.
+
+    Attributes:
+        slots: Slot of each request, [requests].
+        pending: Number of pending tokens of each request; at least 1, [requests].
+        prompt: Number of pending tokens of each request that belong to its prompt, [requests].
+        nodes: Number of tree nodes of each request, [requests].
+        columns: Column of each token if all rows of the forward pass are joined, [requests, width].
+        parents: Index within the row of the token before each token, always a smaller one; -1 = the
+            token follows the held state, [requests, width].
+        trees: Draft tree of each request.
+        on_device: Results of `tensor`.
+        derived: Values that mixers compute once per forward pass, by name.
+    """
+
+    slots: IntArray
+    pending: IntArray
+    prompt: IntArray
+    nodes: IntArray
+    columns: IntArray
+    parents: IntArray
+    trees: Sequence[DraftTree]
+    on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict)
+
+    def tensor(self, name: str, device: torch.device) -> Tensor:
+        """Return one of the arrays as a tensor, copied to a device once.
+
+        Args:
+            name: "slots", "pending", "prompt", "nodes", "columns" or "parents".
+            device: Device for the tensor.
+        """
+        key = name, device
+        if key not in self.on_device:
+            array = torch.from_numpy(getattr(self, name))
+            self.on_device[key] = array.to(device, non_blocking=True)
+        return self.on_device[key]
+
+
+def recurrent_batch(
+    requests: Sequence[Request], trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch
+) -> RecurrentBatch:
+    """Return the columns and parents of a batch.
+
+    Args:
+        requests: Requests of the batch.
+        trees: One draft tree per request.
+        layout: Padded or ragged batch of the same requests and trees.
+    """
+    pending, nodes = layout.pending, layout.nodes
+    rows = np.arange(len(requests), dtype=np.int64)
+    if isinstance(layout, RaggedBatch):
+        first = layout.starts[:-1]
+    else:
+        columns = layout.token_ids.shape[1]
+        first = rows * columns + columns - layout.width - pending
+    count = (pending + nodes)[:, None]
+    offsets = np.arange(int(count.max()), dtype=np.int64)[None]
+    newest = pending[:, None] - 1
+    parents = np.where(offsets < pending[:, None], offsets - 1, newest)
+    for row, tree in enumerate(trees):
+        last = pending[row] - 1
+        parents[row, last + 1 : last + 1 + len(tree)] += 1 + np.array(tree.parents, dtype=np.int64)
+    return RecurrentBatch(
+        np.array([request.slot for request in requests], dtype=np.int64),
+        pending,
+        np.clip([request.prompt_length - request.cached for request in requests], 0, pending),
+        nodes,
+        first[:, None] + np.where(offsets < count, offsets, newest),
+        parents,
+        trees,
+    )

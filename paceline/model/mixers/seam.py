@@ -1,0 +1,132 @@
+"""Replace the forward methods of a view's mixers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.kv_cache.state_layer import StateKind, StateLayer
+from paceline.model.mixers.mixer import Mixer, StateUpdate
+from paceline.model.mixers.recurrent_batch import RecurrentBatch
+from paceline.model.mixers.upstream import UpstreamMixer
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentPass:
+    """One forward pass through the recurrent layers.
+
+    Attributes:
+        batch: Tokens of the forward pass.
+        layers: Held states by layer index.
+        updates: What each layer's mixer left for the commit, by layer index.
+        folds: Whether every mixer adds accepted nodes to the held states.
+    """
+
+    batch: RecurrentBatch
+    layers: Mapping[int, StateLayer]
+    folds: bool
+    updates: dict[int, StateUpdate] = field(default_factory=dict)
+
+    @property
+    def num_requests(self) -> int:
+        """Return the number of requests of the forward pass."""
+        return len(self.batch.slots)
+
+    def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:
+        """Advance the held states of all layers; see `StateUpdate`.
+
+        Returns:
+            Number of tokens that entered the held states, for each request.
+        """
+        for index, update in self.updates.items():
+            update.commit(self.layers[index], self.batch, accepted)
+        return [
+            count + (len(path) if self.folds else 0)
+            for count, path in zip(self.batch.pending.tolist(), accepted, strict=True)
+        ]
+
+
+class RecurrentState(Protocol):
+    """The forward state of a view, as its mixers read it.
+
+    Attributes:
+        folds: Whether every mixer of the view adds accepted nodes to the held states.
+        recurrent: The current forward pass; None = mixers run as in transformers.
+    """
+
+    folds: bool
+    recurrent: RecurrentPass | None
+
+
+class MixerForward:
+    """Forward method of a mixer in a view.
+
+    Args:
+        twin: The view's copy of the mixer.
+        mixer: Runs the mixer over a batch of trees.
+        state: Forward state of the view.
+    """
+
+    def __init__(self, twin: nn.Module, mixer: Mixer, state: RecurrentState) -> None:
+        self._forward = vars(twin).get("forward") or MethodType(type(twin).forward, twin)
+        self._index: int = twin.layer_idx  # type: ignore[assignment]
+        self._mixer, self._state = mixer, state
+        state.folds = state.folds and mixer.folds
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns, in the layout of `hidden_states`."""
+        current = self._state.recurrent
+        if current is None:
+            return self._forward(hidden_states, *args, **kwargs)
+        rest: list[tuple[Any, ...]] = []
+
+        def call(hidden: Tensor) -> Tensor:
+            result = self._forward(hidden, *args, **kwargs)
+            if isinstance(result, Tensor):
+                return result
+            rest.append(result[1:])
+            output: Tensor = result[0]
+            return output
+
+        layer = current.layers[self._index]
+        output, update = self._mixer(hidden_states, current.batch, layer, call)
+        current.updates[self._index] = update
+        return (output, *rest[0]) if rest else output
+
+
+def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[int, nn.Module]:
+    """Return the mixer of each layer with states, by layer index.
+
+    A mixer owns a depthwise convolution and knows the index of its layer. The result is empty if a
+    layer has no such module or several: their states cannot be separated from attention.
+
+    Args:
+        model: Model to search.
+        states: Layers with states, by index.
+    """
+    found: dict[int, list[nn.Module]] = {index: [] for index in states}
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if index in found and any(map(_is_depthwise, module.children())):
+            found[index].append(module)
+    if any(len(modules) != 1 for modules in found.values()):
+        return {}
+    return {index: modules[0] for index, modules in found.items()}
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
+
+
+def mixer_for(twin: nn.Module) -> Mixer:
+    """Return what runs a mixer over pending tokens and trees.
+
+    Args:
+        twin: The view's copy of the module.
+    """
+    return UpstreamMixer(twin)
