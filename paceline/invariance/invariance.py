@@ -21,6 +21,7 @@ from paceline.invariance.probe_report import ProbeReport
 from paceline.invariance.probing import load_report, worst_conditions
 from paceline.invariance.settings import FIXED_ROWS, FIXED_ROWS_ON_CUDA, MAX_COST
 from paceline.model.architecture import Architecture
+from paceline.model.layer_kinds import states_of
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
 from paceline.util.stopwatch import Conditions
@@ -109,7 +110,8 @@ def resolve_batch_invariance(
         return Invariance(False, "it is switched off", None, threads)
     Architecture.from_model(model)  # raises if the model cannot be decoded at all
     report, products = None, Products()
-    obstacle = experts_of(model) or why_not_by_position(model) or _why_not_tried(model, setting)
+    obstacle = recurrent_layers_of(model) or experts_of(model)
+    obstacle = obstacle or why_not_by_position(model) or _why_not_tried(model, setting)
     if not obstacle:
         report, products, obstacle = _probe(model, setting, max_batch)
     if obstacle:
@@ -241,6 +243,18 @@ def _with_trial(report: ProbeReport, timing: Trial) -> ProbeReport:
         report,
         cost=timing.cost_everywhere,
         conditions=worst_conditions(report.conditions, timing.conditions),
+    )
+
+
+def recurrent_layers_of(model: PreTrainedModel) -> str | None:
+    """Return why a model with recurrent layers cannot be batch-invariant; else None."""
+    count = len(states_of(model))
+    return (
+        f"{count} of its layers are recurrent, and transformers computes them with other operations"
+        " for one token than for several, so that their bits depend on the draft; expected a model"
+        " without recurrent layers"
+        if count
+        else None
     )
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of one decoder layer, and the cache positions that a forward pass writes."""
+"""Hold the keys and values of one decoder layer, one text per slot."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _CONVOLUTION, _RECURRENT = "convolution", "recurrent"
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """What one decoder layer with states keeps.
+    """Contents of the cache for a decoder layer with states.
 
     Attributes:
         num_states: Number of pairs of a convolution state and a recurrent state.
@@ -142,7 +142,9 @@ class MixedLayer(StateLayer, SlotLayer):
         StateLayer.__init__(self, owner, num_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Allocate keys and values (two positional arguments) or working states (named ones)."""
+        """Allocate keys and values, or working states.
+
+        transformers passes keys and values by position, and states by name."""
         if args:
             SlotLayer.lazy_initialization(self, *args)
         else:

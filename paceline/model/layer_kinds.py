@@ -1,4 +1,4 @@
-"""Read from a configuration which layers attend, keep recurrent states, or do neither."""
+"""Read from a configuration which layers attend or keep recurrent states."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def known_kinds(config: PretrainedConfig) -> bool:
 
 
 def keeps_states(config: PretrainedConfig) -> bool:
-    """Return whether any layer keeps recurrent states in transformers' own cache layers."""
+    """Return whether any layer keeps states in transformers' own cache layers."""
     kinds = set(getattr(config, "layer_types", None) or ())
     return not kinds.isdisjoint(RECURRENT | {*_HYBRID})
 

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.support.recurrent_models import BRANCHING, CHAINED
 from tests.support.refused_models import REFUSED
 from tests.support.rotary_models import PHI, PHI_AUDIO, PHI_VISION, ROTARY, long_rope
 from tests.support.tree_models import CHAINS, HEADS, SLIDING, TREES, gpt2, llama
@@ -24,6 +25,8 @@ from tests.support.tree_models import CHAINS, HEADS, SLIDING, TREES, gpt2, llama
 _TABLE = (
     TREES
     | CHAINS
+    | BRANCHING
+    | CHAINED
     | REFUSED
     | ROTARY
     | {

@@ -6,18 +6,10 @@ from typing import Any
 
 from tests.support.tree_models import HEADS, SPECIAL, VOCAB, deepseek, gpt2, llama
 
-_MAMBA_HEADS = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 16,
-    "mamba_n_groups": 1,
-    "mamba_chunk_size": 16,
-}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", deepseek(index_topk=8, index_n_heads=2, index_head_dim=16)),
     "mamba": ("mamba", {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1,
     "state_size": 8}),
-    "bamba": ("bamba", llama(attn_layer_indices=[1], mamba_expand=2, **_MAMBA_HEADS)),
     "recurrent_gemma": ("recurrent_gemma", llama(num_key_value_heads=1, attention_window_size=8,
     lru_width=64)),
     "t5": ("t5", {"vocab_size": VOCAB, "d_model": 32, "d_ff": 32, "d_kv": 8, "num_layers": 1,
@@ -27,14 +19,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
                             "encoder_attention_heads": 4, "decoder_attention_heads": 4,
                             "encoder_ffn_dim": 32,
                             "decoder_ffn_dim": 32, **SPECIAL, "decoder_start_token_id": 1}),
-    "qwen3_next": ("qwen3_next", llama(linear_num_key_heads=2, linear_num_value_heads=4,
-    linear_key_head_dim=8,
-                                        linear_value_head_dim=8, num_experts=4,
-                                        num_experts_per_tok=2,
-                                        moe_intermediate_size=32,
-                                        shared_expert_intermediate_size=32,
-                                        layer_types=["linear_attention", "full_attention"],
-                                        **HEADS)),
     "minimax_m3": ("minimax_m3_vl_text", llama(
         layer_types=["full_attention", "minimax_m3_sparse"], index_block_size=4,
         index_topk_blocks=2, index_local_blocks=1,
@@ -57,11 +41,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 _PICKS = r"selects or compresses keys by blocks \(minimax_m3_sparse layers\)"
 REASONS = {
-    "deepseek_v32": "selects keys with an indexer", "mamba": "keeps recurrent state",
-    "bamba": "keeps recurrent state",
-    "recurrent_gemma": "keeps recurrent state", "t5": "an encoder-decoder",
+    "deepseek_v32": "selects keys with an indexer", "mamba": r"a selective scan \(Mamba-1\)",
+    "recurrent_gemma": "in a cache class of its own", "t5": "an encoder-decoder",
     "whisper": "an encoder-decoder",
-    "qwen3_next": r"keeps recurrent state \(linear_attention layers\)", "minimax_m3": _PICKS,
+    "minimax_m3": _PICKS,
     "openai-gpt": "has no key/value cache", "xlnet": "has no key/value cache",
     "reformer": "has no key/value cache",
     "gemma_both_ways": "sees the whole prompt from each of its tokens",

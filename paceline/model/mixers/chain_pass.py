@@ -12,7 +12,9 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class ChainPass:
-    """Forward pass of one request whose states advance only if all its tokens are accepted.
+    """Forward pass whose states advance only if all its tokens are accepted.
+
+    It has one request.
 
     The whole model runs once over the pending tokens and the chain. If a draft token is rejected,
     the states stay as they were, and the next forward pass feeds the tokens again.

@@ -15,7 +15,7 @@ MixerCall = Callable[[Tensor], Tensor]
 
 
 class StateUpdate(Protocol):
-    """What one call of a mixer left for the commit."""
+    """Result of one call of a mixer, for the commit."""
 
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
@@ -45,7 +45,9 @@ class Mixer(Protocol):
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Tensor, StateUpdate]:
-        """Return the mixer's output in the layout of its input, and the update for the commit.
+        """Return the mixer's output, and the update for the commit.
+
+        The output has the layout of the input.
 
         The held states do not change before the commit.
 

@@ -18,12 +18,12 @@ from paceline.model.mixers.upstream import UpstreamMixer
 
 @dataclass(frozen=True, slots=True)
 class RecurrentPass:
-    """One forward pass through the recurrent layers.
+    """Forward pass through the recurrent layers.
 
     Attributes:
         batch: Tokens of the forward pass.
         layers: Held states by layer index.
-        updates: What each layer's mixer left for the commit, by layer index.
+        updates: Results of the mixers for the commit, by layer index.
         folds: Whether every mixer adds accepted nodes to the held states.
     """
 

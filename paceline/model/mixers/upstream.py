@@ -1,4 +1,4 @@
-"""Run a module's own forward method over pending tokens, then over the branches of each tree."""
+"""Run a module's own forward method over pending tokens and branches."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class UpstreamMixer:
         }, results
 
     def _run(self, call: MixerCall, hidden: Tensor, in_prompt: bool) -> Tensor:
-        """Call the module with the chunk size and the time step limits that fit the columns.
+        """Call the module with the chunk size and time step limits that fit.
 
         Args:
             call: The module's forward method.
@@ -128,7 +128,7 @@ _NO_LIMITS = (0.0, math.inf)
 
 
 def clamps_prompts(module: nn.Module) -> bool:
-    """Return whether a mixer limits the time steps of prompts, but not those of decoded tokens.
+    """Return whether a mixer limits the time steps of prompts only.
 
     transformers limits them in forward passes with several tokens only. `generate` decodes one
     token at a time, so only its prompts are affected.
@@ -138,7 +138,7 @@ def clamps_prompts(module: nn.Module) -> bool:
 
 
 def ignores_states(module: nn.Module) -> bool:
-    """Return whether a mixer starts from an empty text whenever it gets several tokens.
+    """Return whether a mixer forgets its state when it gets several tokens.
 
     transformers' selective scan (Mamba-1) has no argument for a state.
     """
@@ -165,5 +165,5 @@ def _branches(batch: RecurrentBatch) -> tuple[IntArray, IntArray, BoolArray]:
     return np.array([row for row, _ in paths], dtype=np.int64), steps, is_token
 
 
-def _on(array: IntArray, device: torch.device) -> Tensor:
+def _on(array: IntArray | BoolArray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
