@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.drafters.scripted import ScriptedDrafter
     from paceline.llm import LLM, Chunk, Completion
+    from paceline.media.prompts import MultimodalPrompt
 
 __version__ = "0.2.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "DraftBudgetSettings",
     "DraftTree",
     "Drafter",
+    "MultimodalPrompt",
     "Outcome",
     "SamplingParams",
     "ScriptedDrafter",
@@ -44,6 +46,7 @@ _MODULES = {
     "paceline.core.drafter": ("Drafter", "Outcome"),
     "paceline.core.sampling_params": ("SamplingParams",),
     "paceline.core.tree": ("DraftTree",),
+    "paceline.media.prompts": ("MultimodalPrompt",),
 }
 
 

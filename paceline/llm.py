@@ -47,6 +47,8 @@ class LLM(EngineFacade):
             too.
         tokenizer: Directory, hub id, GGUF file or object; default: the tokenizer stored with
             `model`. Prompts given as token ids need no tokenizer.
+        processor: Directory, hub id or object; default: the processor stored with `model`. Only
+            prompts with images, videos or audio need it.
         dtype: "auto" (the checkpoint's data type; bfloat16 for a GGUF file), "float32", "bfloat16"
             or "float16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
@@ -85,6 +87,7 @@ class LLM(EngineFacade):
         drafter: str | Drafter = "auto",
         draft_model: str | Path | PreTrainedModel | None = None,
         tokenizer: Any = None,
+        processor: Any = None,
         dtype: str | torch.dtype = "auto",
         device: str = "auto",
         max_length: int | None = None,
@@ -103,11 +106,14 @@ class LLM(EngineFacade):
         spec = drafter if isinstance(drafter, str) else None
         ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
+        from paceline.media.processor import MediaProcessor
         from paceline.model.loading import eos_token_ids, load_model
         from paceline.model.tokenizer_loading import load_tokenizer
 
         loaded = load_model(model, dtype, device)
+        tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
         self.tokenizer, self._source = load_tokenizer(tokenizer, model), model
+        self._media = MediaProcessor(loaded, model if processor is None else processor)
         make = Maker(draft_model, dtype, str(loaded.device))
         self._engine = Engine(
             loaded,
@@ -141,7 +147,8 @@ class LLM(EngineFacade):
 
         Args:
             prompts: One string, several strings, or lists of token ids, which may be arrays or
-                tensors.
+                tensors. Prompts with images, videos or audio are `MultimodalPrompt` objects, or
+                come from `chat_prompt`.
             params: One `SamplingParams` for all prompts, or one per prompt; default
                 `SamplingParams()`.
             progress: Callback invoked after every step, in the calling thread. If it raises, the
@@ -214,12 +221,13 @@ class LLM(EngineFacade):
         continue_final_message: bool | None = None,
     ) -> Completion:
         """Answer a conversation; arguments and errors as in `chat_prompt` and `generate`."""
-        endings = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-        }
-        ids = self.chat_prompt(messages, chat_template_kwargs, **endings)
-        return self.generate([ids], params)[0]
+        prompt = self.chat_prompt(
+            messages,
+            chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self.generate([prompt], params)[0]
 
     def chat_prompt(
         self,
@@ -228,12 +236,15 @@ class LLM(EngineFacade):
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        local_files: bool = True,
     ) -> list[int]:
         """Return the token ids of a conversation, for `generate` and `stream`.
 
         Args:
-            messages: Each message has a `role` and `content`, which is a string or a list of text
-                parts, {"type": "text", "text": ...}. The content of an assistant message with
+            messages: Each message has a `role` and `content`, which is a string or a list of parts.
+                A part is {"type": "text", "text": ...}, {"type": "image", "image": ...} with a
+                Pillow image, path, bytes or data URL, or OpenAI's {"type": "image_url",
+                "image_url": {"url": "data:..."}}. The content of an assistant message with
                 tool_calls may be None. All other fields are passed to the chat template unchanged.
             chat_template_kwargs: Variables for the chat template, under the names that the template
                 uses, such as {"enable_thinking": False}. They may include the two options below.
@@ -241,25 +252,33 @@ class LLM(EngineFacade):
                 False with `continue_final_message`.
             continue_final_message: End the prompt with the text of the final message, which must be
                 the assistant's; the answer continues that text. Default: False.
+            local_files: Whether image parts may name files or hold objects. False accepts data URLs
+                only, as a server must for its clients. Default: True.
+        Returns:
+            Token ids; an `EncodedPrompt` if the messages contain images, videos or audio.
         Raises:
-            ConfigError: the messages cannot be used, there is no tokenizer, the tokenizer has no
-                chat template, or the template rejects the conversation.
+            ConfigError: the messages or an image cannot be used, there is no tokenizer, the
+                tokenizer has no chat template, or the template rejects the conversation.
         """
-        from paceline.text.conversations import chat_ids
+        from paceline.media.conversations import conversation_prompt
 
-        return chat_ids(
-            self.tokenizer,
-            messages,
-            "messages",
-            chat_template_kwargs,
-            add_generation_prompt,
-            continue_final_message,
+        endings = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        return conversation_prompt(
+            self._media, self.tokenizer, messages, chat_template_kwargs, endings, local_files
         )
 
     @property
     def _inputs(self) -> InputProcessor:
         return InputProcessor(
-            self.tokenizer, self._source, self.model.vocab_size, self.eos_token_ids, self.max_length
+            self.tokenizer,
+            self._source,
+            self.model.vocab_size,
+            self.eos_token_ids,
+            self.max_length,
+            self._media,
         )
 
 

@@ -12,6 +12,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.core.hidden_state_log import HiddenStateLog
+    from paceline.core.media import Media
     from paceline.core.processors import Processed
     from paceline.core.token_counts import TokenCounts
     from paceline.text.stop_strings import StopStrings
@@ -52,6 +53,9 @@ class Request:
         rotary_length: Text length that determines the rotary frequencies for the first tokens, in
             models whose frequencies depend on the text length. For later tokens, the text up to the
             token determines them.
+        media: Images, videos and audio in the prompt; None = text only.
+        position_offset: Number that is added to the index of a token after the last image to get
+            its position; 0 without images.
         slot: Slot in the KV cache; -1 before the model opens the request.
         finish_reason: "stop" or "length" once it has ended; None before.
         logprobs: For each token of the answer, if requested: token id -> log-probability, most
@@ -90,6 +94,8 @@ class Request:
         self.finish_reason: str | None = None
         self.cached = 0
         self.rotary_length = self.prompt_length
+        self.media: Media | None = None
+        self.position_offset = 0
         self.slot = -1
         self.counters = Counters()
         self.logprobs: list[dict[int, float]] = []

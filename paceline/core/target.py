@@ -106,6 +106,14 @@ class Target(Protocol):
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
         """Give a request a new slot, or take over a finished request's first positions."""
 
+    def prefill_media(self, request: Request) -> None:
+        """Compute an open request's tokens up to its last image, video or audio.
+
+        Raises:
+            ConfigError: the model rejects the images, videos or audio.
+            UnsupportedModelError: the model cannot continue after them losslessly.
+        """
+
     def close(self, request: Request) -> None:
         """Free the slot of a request."""
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.core.media import EncodedPrompt, Media
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import CapacityError, ConfigError
+from paceline.media.prompts import MultimodalPrompt
 from paceline.text.stop_strings import StopStrings
 from paceline.text.tokens import text_ids, word_ids
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor
-Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor
+if TYPE_CHECKING:
+    from paceline.media.processor import MediaProcessor
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor | MultimodalPrompt
+Prompts = str | Sequence[Prompt] | NDArray[np.integer[Any]] | torch.Tensor | MultimodalPrompt
 
 _BYTES = bytes | bytearray | memoryview
 
@@ -33,6 +38,7 @@ class InputProcessor:
         vocab_size: Number of token ids that the model has.
         eos_token_ids: Tokens that end an answer.
         max_length: Maximum number of tokens in the prompt and answer together.
+        media: Encodes prompts with images, videos or audio.
     """
 
     tokenizer: Any
@@ -40,19 +46,21 @@ class InputProcessor:
     vocab_size: int
     eos_token_ids: list[int]
     max_length: int
+    media: MediaProcessor
 
     def requests(self, prompts: Any, params: Any) -> list[Request]:
         """Return one request per prompt.
 
         Args:
             prompts: One string or several strings; or lists, tuples or one-dimensional arrays of
-                token ids; or a two-dimensional array. Arrays may be tensors.
+                token ids; or a two-dimensional array. Arrays may be tensors. Or prompts with
+                images, videos and audio.
             params: One `SamplingParams` for all prompts, or one for each prompt; None = the
                 default.
         Raises:
             ConfigError, CapacityError: a prompt or parameter cannot be used.
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, str | MultimodalPrompt | EncodedPrompt):
             prompts = [prompts]
         prompts = _plain(prompts)
         if not isinstance(prompts, Sequence) or isinstance(prompts, _BYTES):
@@ -96,17 +104,21 @@ class InputProcessor:
 
     def _sibling(self, first: Request, number: int) -> Request:
         params = replace(first.params, seed=first.params.seed + number, prompt_logprobs=None)
-        return self._new_request(first.token_ids, params)
+        return self._new_request(first.token_ids, params, first.media)
 
-    def _new_request(self, ids: list[int], params: SamplingParams) -> Request:
+    def _new_request(
+        self, ids: list[int], params: SamplingParams, media: Media | None = None
+    ) -> Request:
         stop = (
             StopStrings(params.stop, self.tokenizer, ids, params.skip_special_tokens)
             if params.stop
             else None
         )
-        return Request(
+        request = Request(
             ids, params, eos_token_ids=self.eos_token_ids, max_length=self.max_length, stop=stop
         )
+        request.media = media
+        return request
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
         """Check the token ids in the parameters, and encode bad words."""
@@ -135,6 +147,8 @@ class InputProcessor:
         return params
 
     def _request(self, index: int, prompt: Any, params: SamplingParams) -> Request:
+        if isinstance(prompt, MultimodalPrompt):
+            prompt = self.media.encode_prompt(prompt, f"prompt {index}")
         ids = self._token_ids(index, prompt)
         if not ids:
             raise ConfigError(
@@ -155,8 +169,15 @@ class InputProcessor:
             raise ConfigError(
                 "stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM."
             )
-        request = self._new_request(ids, params)
+        media = prompt.media if isinstance(prompt, EncodedPrompt) else None
+        request = self._new_request(ids, params, media)
         if params.prompt_logprobs is not None:
+            if media is not None:
+                raise ConfigError(
+                    f"prompt_logprobs: got {params.prompt_logprobs} for prompt {index}, which has"
+                    " images, videos or audio; expected None, since the model computes those"
+                    " tokens without logits. Leave it out."
+                )
             request.prompt_logprobs = [None]
         return request
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from paceline.core.argument_checks import is_number
+from paceline.core.media import shares_media
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import IntArray
@@ -90,6 +91,7 @@ class KVCacheManager:
             False if the cache currently has no room.
         Raises:
             CapacityError: the request is longer than the model's context.
+            ConfigError, UnsupportedModelError: the model cannot process the request's images.
         """
         self._model.check_length(request)
         if self._model.stale:
@@ -118,6 +120,11 @@ class KVCacheManager:
             self._model.slots.copy(request, source, length)
         request.counters.cached_tokens += request.cached
         self.reused += request.cached
+        if request.media is not None:
+            if source is not None:
+                request.position_offset = source.position_offset
+            else:
+                self._model.prefill_media(request)
         return True
 
     def grow(self, active: Sequence[Request]) -> bool:
@@ -150,12 +157,15 @@ class KVCacheManager:
         """Keep a finished request's cached tokens; drop kept requests that they cover."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
+        if request.media is not None:
+            prefix.media, prefix.position_offset = request.media.key(), request.position_offset
         self._model.slots.inherit(prefix, request, request.cached)
         tokens = np.array(prefix.token_ids, dtype=np.int64)
         covered = [
             other
             for other, known in self._kept.items()
             if _common_prefix(known, tokens) == len(known)
+            and shares_media(other.media, prefix.media, len(known))
         ]
         for other in covered:
             self._forget(other)
@@ -167,7 +177,9 @@ class KVCacheManager:
         self, request: Request, active: Sequence[Request]
     ) -> tuple[Request | None, int]:
         """Return the cached request with the longest common prefix, and its length."""
-        if not self._max_kept or request.scoring:  # scoring needs logits, which are not cached
+        if request.scoring:  # scoring needs logits, which are not cached
+            return None, 0
+        if not self._max_kept and request.media is None:
             return None, 0
         # The last token is always computed, because its logits choose the next token.
         prompt = np.array(request.token_ids[:-1], dtype=np.int64)
@@ -178,7 +190,11 @@ class KVCacheManager:
         )
         for source, tokens in (*self._kept.items(), *running):
             length = _common_prefix(tokens, prompt)
-            if length > best_length and self._model.shares_prefix(source, request):
+            if (
+                length > best_length
+                and self._model.shares_prefix(source, request)
+                and shares_media(source.media, request.media, length)
+            ):
                 best, best_length = source, length
         return best, best_length
 

@@ -13,14 +13,17 @@ from transformers import PreTrainedModel
 from paceline.backend.products import Products
 from paceline.backend.resolve import fastest_products
 from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
+from paceline.core.tree import EMPTY_TREE
 from paceline.errors import ConfigError
 from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.fixed_shapes.runner import fixed_shape_runner
-from paceline.model.forward_mode import mode_of
+from paceline.model.forward_mode import in_forward_mode, mode_of
 from paceline.model.forward_passes import ForwardPasses
+from paceline.model.media_prefill import MediaPrefill
 from paceline.model.model_runner import ModelRunner
 from paceline.model.model_view import ModelView, View
 from paceline.model.reduced_vocabulary import kept_ids
@@ -79,6 +82,7 @@ class CachedLM(ForwardPasses):
             view(model, self.products), self.device, self.architecture, self._cache, self.products
         )
         self._use_fixed_shapes()
+        self._media = MediaPrefill(model)
         self.mode = mode_of(model)
         self.uses_target_states = uses_target_states(model)
         self.kept_ids = kept_ids(model)
@@ -183,3 +187,30 @@ class CachedLM(ForwardPasses):
             self.slots.take(request)
         else:
             self.slots.inherit(request, slot_of, length)
+
+    @in_forward_mode
+    def prefill_media(self, request: Request) -> None:
+        """Compute an open request's tokens up to its last image, video or audio.
+
+        The first request with each kind of media also checks that decoding continues as in the
+        model itself.
+
+        Args:
+            request: Open request with media and an empty slot.
+        Raises:
+            ConfigError: The model rejects the images, videos or audio.
+            UnsupportedModelError: The model cannot continue after them losslessly.
+        """
+        media = request.media
+        assert media is not None, "called for requests with media"
+        states = self._media.states(request)
+        for layer, pair in enumerate(states.layers):
+            if pair is not None:
+                self.load(request, layer, 0, *pair)
+        request.cached, request.position_offset = media.end, states.position_offset
+        if self._media.needs_check(media, states):
+            probe = Request(request.token_ids[: media.end + 1], SamplingParams())
+            probe.slot, probe.cached = request.slot, media.end
+            probe.position_offset = states.position_offset
+            logits = self.forward([probe], [EMPTY_TREE])
+            self._media.check_next_token(request, states, logits[0, 0])

@@ -66,6 +66,7 @@ class ModelRunner:
         self.column_picks: list[Callable[[Tensor], Tensor]] = []
         self.pending: list[list[tuple[int, int, int]]] = []
         self.vocabulary: SharedVocabulary | None = None
+        self._offsets: IntArray | None = None  # from text to model positions, for each token
         self._architecture, self._cache, self._products = architecture, cache, products
         self._device = device
         self._implementation = view.config._attn_implementation  # for forward passes without a mask
@@ -82,6 +83,8 @@ class ModelRunner:
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, layout.positions)
+        offsets = _position_offsets(requests)
+        self._offsets = None if offsets is None else offsets[:, None]
         columns, keep, front = (
             layout.token_ids.shape[1],
             layout.num_logit_columns,
@@ -118,6 +121,8 @@ class ModelRunner:
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
+        offsets = _position_offsets(requests)
+        self._offsets = None if offsets is None else np.repeat(offsets, np.diff(packing.starts))
         head_gets_picked = self._architecture.takes_logits_to_keep
         queries = torch.from_numpy(packing.logit_queries).to(self._device, non_blocking=True)
         starts, counts = packing.starts.tolist(), packing.pending.tolist()
@@ -142,7 +147,8 @@ class ModelRunner:
 
     def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
         """Return logits [bucket rows, bucket columns, vocab]; None without a bucket."""
-        if self.fixed_shapes is None:
+        # A fixed shape's masks would read shifted positions.
+        if self.fixed_shapes is None or self._offsets is not None:
             return None
         token_ids, positions = self._inputs(layout.token_ids, layout.positions)
         with self.timer:
@@ -154,7 +160,7 @@ class ModelRunner:
 
     def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
         """Return logits [1, columns, vocab] of a packed batch; None without a bucket."""
-        if self.fixed_shapes is None:
+        if self.fixed_shapes is None or self._offsets is not None:
             return None
         self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))
         token_ids, positions = self._inputs(packing.token_ids, packing.positions)
@@ -181,7 +187,8 @@ class ModelRunner:
         if self.vocabulary is not None:
             token_ids = self.vocabulary.readable(token_ids)
         # Nodes beyond the context are never accepted.
-        return token_ids, np.minimum(positions, self._architecture.context_length - 1)
+        positions = np.minimum(positions, self._architecture.context_length - 1)
+        return token_ids, positions if self._offsets is None else positions + self._offsets
 
     def _call(
         self, token_ids: IntArray, positions: IntArray, mask: Masks, logit_columns: IntArray
@@ -228,3 +235,9 @@ class ModelRunner:
         config = self.view.config
         if config._attn_implementation != implementation:
             config._attn_implementation = implementation
+
+
+def _position_offsets(requests: Sequence[Request]) -> IntArray | None:
+    """Return the requests' position offsets, [requests]; None if all are 0."""
+    offsets = [request.position_offset for request in requests]
+    return np.array(offsets, dtype=np.int64) if any(offsets) else None

@@ -69,6 +69,7 @@ def prompt_of(serving: Serving, body: ChatRequest) -> list[int]:
         body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        local_files=False,
     )
     serving.check_prompt(ids)
     return ids

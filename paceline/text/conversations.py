@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -11,13 +11,16 @@ from paceline.errors import ConfigError
 from paceline.text.tokens import require_text
 
 Message = dict[str, Any]
+PartReader = Callable[[Mapping[str, Any], str], dict[str, Any]]
 
 _MARK = "QUESTION"  # placeholder question that shows how a template writes contents
 _CALLS = ("tool_calls", "function_call")
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 
 
-def checked_messages(messages: Any, where: str) -> list[Message]:
+def checked_messages(
+    messages: Any, where: str, read_part: PartReader | None = None
+) -> list[Message]:
     """Return messages as plain dictionaries, after checking them.
 
     A message has a role and a content: a string, or a list of text parts. The content of an
@@ -27,6 +30,8 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
     Args:
         messages: The caller's messages, from JSON or Python code.
         where: Name of the messages in errors.
+        read_part: Function that checks and loads parts other than text, given a part and its name
+            in errors. None = such parts are rejected.
     Raises:
         ConfigError: A message is invalid; the error names the field and the index.
     """
@@ -35,7 +40,9 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
             f"{where}: got {_shown(messages)}; expected a list of messages with role and content."
             " Write [{'role': 'user', 'content': '...'}]."
         )
-    return [_checked(message, f"{where}.{index}") for index, message in enumerate(messages)]
+    return [
+        _checked(message, f"{where}.{index}", read_part) for index, message in enumerate(messages)
+    ]
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -69,18 +76,47 @@ def chat_ids(
             argument of transformers, or the template rejects the conversation.
     """
     checked = checked_messages(messages, where)
+    endings = dict(zip(_ENDINGS, (add_generation_prompt, continue_final_message), strict=True))
+    options = template_options(checked, chat_template_kwargs, endings)
+    return rendered_ids(tokenizer, checked, where, options)
+
+
+def rendered_ids(
+    tokenizer: Any, messages: list[Message], where: str, options: Mapping[str, Any]
+) -> list[int]:
+    """Return the token ids of checked messages that contain text only.
+
+    Args:
+        tokenizer: As in `chat_ids`.
+        messages: Checked messages.
+        where: As in `chat_ids`.
+        options: See `template_options`.
+    Raises:
+        ConfigError: There is no chat template, or it rejects the conversation.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             "got a conversation for a tokenizer without chat template; expected one with. Use"
             " generate with a plain prompt."
         )
-    endings = (add_generation_prompt, continue_final_message)
-    given = {
-        name: value for name, value in zip(_ENDINGS, endings, strict=True) if value is not None
-    }
-    options = _options(checked, chat_template_kwargs, given)
-    ids = _templated(tokenizer, checked, where, return_dict=False, **options)
+    ids = _templated(tokenizer, messages, where, return_dict=False, **options)
     return [int(token) for token in ids]
+
+
+def render_text(
+    template: Any, messages: list[Message], where: str, options: Mapping[str, Any]
+) -> str:
+    """Return checked messages as text.
+
+    Args:
+        template: Tokenizer or processor with a chat template.
+        messages: Checked messages.
+        where: Name of the messages in errors.
+        options: See `template_options`.
+    Raises:
+        ConfigError: The chat template rejects the conversation.
+    """
+    return str(_templated(template, messages, where, tokenize=False, **options))
 
 
 def chat_text(tokenizer: Any, messages: Any, where: str) -> str:
@@ -89,7 +125,7 @@ def chat_text(tokenizer: Any, messages: Any, where: str) -> str:
     Raises:
         ConfigError: As `chat_ids`.
     """
-    return str(_templated(tokenizer, checked_messages(messages, where), where, tokenize=False))
+    return render_text(tokenizer, checked_messages(messages, where), where, {})
 
 
 def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
@@ -107,7 +143,7 @@ def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
     return before, after
 
 
-def _checked(message: Any, where: str) -> Message:
+def _checked(message: Any, where: str, read_part: PartReader | None) -> Message:
     if not isinstance(message, Mapping):
         raise ConfigError(
             f"{where}: got {_shown(message)}; expected an object with role and content."
@@ -129,21 +165,23 @@ def _checked(message: Any, where: str) -> Message:
                 " tool_calls can do without."
             )
         return {**fields, "content": None}
-    return {**fields, "content": _content(content, f"{where}.content")}
+    return {**fields, "content": _content(content, f"{where}.content", read_part)}
 
 
-def _content(content: Any, where: str) -> str | list[dict[str, str]]:
+def _content(content: Any, where: str, read_part: PartReader | None) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return require_text(where, content)
     if not isinstance(content, Sequence) or isinstance(content, bytes) or not content:
         raise ConfigError(
             f"{where}: got {_shown(content)}; expected a string or a list of text parts."
         )
-    return [_part(part, f"{where}.{index}") for index, part in enumerate(content)]
+    return [_part(part, f"{where}.{index}", read_part) for index, part in enumerate(content)]
 
 
-def _part(part: Any, where: str) -> dict[str, str]:
+def _part(part: Any, where: str, read_part: PartReader | None) -> dict[str, Any]:
     if not isinstance(part, Mapping) or part.get("type") != "text":
+        if read_part is not None and isinstance(part, Mapping) and part.get("type") is not None:
+            return read_part(part, where)
         shown = _shown(part.get("type") if isinstance(part, Mapping) else part)
         raise ConfigError(
             f"{where}: got {shown}; expected a text part, {{'type': 'text', 'text': '...'}}."
@@ -161,15 +199,24 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
-def _options(
-    messages: list[Message], given: Mapping[str, Any] | None, endings: Mapping[str, bool]
+def template_options(
+    messages: list[Message], given: Mapping[str, Any] | None, endings: Mapping[str, bool | None]
 ) -> dict[str, Any]:
-    """Return the arguments for `apply_chat_template` that the caller can set."""
+    """Return the arguments for `apply_chat_template` that the caller can set.
+
+    Args:
+        messages: Checked messages.
+        given: Variables of the template.
+        endings: `add_generation_prompt` and `continue_final_message`; None = default.
+    Raises:
+        ConfigError: An option is invalid, or it is another argument of transformers.
+    """
     if not isinstance(given, Mapping | None):
         raise ConfigError(
             f"chat_template_kwargs: got {_shown(given)}; expected a mapping of names to values."
         )
-    options = {**(given or {}), **endings}
+    chosen = {name: value for name, value in endings.items() if value is not None}
+    options = {**(given or {}), **chosen}
     taken = sorted(options.keys() & _arguments_of_templates())
     if taken:
         raise ConfigError(
@@ -209,7 +256,7 @@ def _arguments_of_templates() -> frozenset[str]:
     )
 
 
-def _question(content: str | list[dict[str, str]]) -> Message:
+def _question(content: str | list[dict[str, Any]]) -> Message:
     return {"role": "user", "content": content}
 
 
@@ -220,7 +267,10 @@ def _for_template(tokenizer: Any, messages: list[Message]) -> list[Message]:
     only lists of parts, and write nothing for a string.
     """
     if _reads(tokenizer, _MARK) or not _reads(tokenizer, _parts_of(_MARK)):
-        return [{**message, "content": text_of(message)} for message in messages]
+        return [
+            message if _has_media(message) else {**message, "content": text_of(message)}
+            for message in messages
+        ]
     return [
         {**message, "content": content if isinstance(content, list) else _parts_of(content or "")}
         for message in messages
@@ -228,11 +278,16 @@ def _for_template(tokenizer: Any, messages: list[Message]) -> list[Message]:
     ]
 
 
+def _has_media(message: Message) -> bool:
+    content = message["content"]
+    return isinstance(content, list) and any(part["type"] != "text" for part in content)
+
+
 def _parts_of(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _reads(tokenizer: Any, content: str | list[dict[str, str]]) -> bool:
+def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
     """Return whether the template writes the text of a content, without Python syntax."""
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))

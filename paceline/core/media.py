@@ -1,0 +1,112 @@
+"""Define prompts that contain images, videos or audio."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixStates:
+    """Keys and values of a prompt's first tokens, from the model's own forward method.
+
+    Attributes:
+        layers: Keys and values of each layer, [heads, tokens, dim]; None for a layer that shares
+            another layer's.
+        position_offset: Number that the model adds to the index of every later token to get its
+            position.
+        logits: Logits after the next token, [vocab]; None = not computed.
+    """
+
+    layers: list[tuple[Tensor, Tensor] | None]
+    position_offset: int
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Media:
+    """Images, videos and audio of one prompt.
+
+    In the prompt, placeholder tokens stand for them.
+
+    Attributes:
+        tensors: Arguments for the model's forward method, by name. Tensors with a column for each
+            token cover the whole prompt.
+        end: Number of leading tokens, up to and including the last placeholder. Text follows.
+        digest: Hash of these tokens and of the tensors. Prompts with equal digests have equal keys
+            and values in their first `end` positions.
+        states: Keys and values of the first `end` tokens, if they are known; None = the model
+            computes them from `tensors`.
+    """
+
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    end: int
+    digest: bytes
+    states: PrefixStates | None = field(default=None, repr=False)
+
+    @staticmethod
+    def of(token_ids: Sequence[int], tensors: Mapping[str, Tensor], end: int) -> Media:
+        """Return the media of a prompt, with their digest.
+
+        Args:
+            token_ids: The whole prompt.
+            tensors: As in the attributes.
+            end: As in the attributes.
+        """
+        digest = hashlib.blake2b(np.array(token_ids[:end], dtype=np.int64).tobytes())
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu().contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            if _has_columns(tensor, len(token_ids)):
+                tensor = tensor[:, :end].contiguous()
+            digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+        return Media(tensors, end, digest.digest())
+
+    def key(self) -> Media:
+        """Return the media without tensors and states, to compare digests only."""
+        return replace(self, tensors={}, states=None)
+
+    def first_columns(self, count: int, num_tokens: int) -> dict[str, Tensor]:
+        """Return the tensors for the first `count` tokens of a prompt of `num_tokens`."""
+        return {
+            name: tensor[:, :count] if _has_columns(tensor, num_tokens) else tensor
+            for name, tensor in self.tensors.items()
+        }
+
+
+class EncodedPrompt(list[int]):
+    """Token ids of a prompt with images, videos or audio.
+
+    `LLM.generate` and `LLM.stream` accept it as a prompt. Copies and slices are plain
+    lists without the media.
+
+    Args:
+        token_ids: Token ids, with placeholders.
+        media: The images, videos and audio.
+    Attributes:
+        media: As above.
+    """
+
+    def __init__(self, token_ids: list[int], media: Media) -> None:
+        super().__init__(token_ids)
+        self.media = media
+
+
+def shares_media(first: Media | None, second: Media | None, length: int) -> bool:
+    """Return whether two requests can share their first `length` keys and values.
+
+    Requests with images share all of them or none: the model computes the tokens up to the last
+    image in one forward pass.
+    """
+    if first is None or second is None:
+        return first is second
+    return first.digest == second.digest and length >= first.end
+
+
+def _has_columns(tensor: Tensor, num_tokens: int) -> bool:
+    return tensor.dim() == 2 and tuple(tensor.shape) == (1, num_tokens)

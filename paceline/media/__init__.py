@@ -1,0 +1,1 @@
+"""Prompts with images, videos and audio."""

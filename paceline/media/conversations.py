@@ -1,0 +1,93 @@
+"""Render conversations with images, videos and audio as prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.media.processor import MediaProcessor
+from paceline.media.prompts import PART_TYPES, read_part
+from paceline.text.conversations import (
+    Message,
+    checked_messages,
+    render_text,
+    rendered_ids,
+    template_options,
+)
+
+
+def conversation_prompt(
+    processor: MediaProcessor,
+    tokenizer: Any,
+    messages: Any,
+    options: Mapping[str, Any] | None,
+    endings: Mapping[str, bool | None],
+    files: bool,
+) -> list[int]:
+    """Return the token ids of a conversation, with its media if it has any.
+
+    Args:
+        processor: Encodes conversations that contain more than text.
+        tokenizer: Tokenizer with a chat template, for text alone.
+        messages: The caller's messages.
+        options: Variables of the chat template.
+        endings: `add_generation_prompt` and `continue_final_message`; None = default.
+        files: Whether image parts may name files or hold objects, instead of data URLs only.
+    Raises:
+        ConfigError: The messages cannot be used, or the chat template rejects them.
+    """
+    where = "messages"
+    checked = checked_messages(messages, where, partial(_read, processor, files))
+    media = _media_of(checked)
+    if not media:
+        return rendered_ids(tokenizer, checked, where, template_options(checked, options, endings))
+    loaded = processor.processor(where)
+    template = loaded if getattr(loaded, "chat_template", None) else tokenizer
+    if not getattr(template, "chat_template", None):
+        raise ConfigError(
+            "messages: got images for a processor without chat template; expected one with. Use"
+            " generate with a MultimodalPrompt."
+        )
+    text = render_text(
+        template, _without_content(checked), where, template_options(checked, options, endings)
+    )
+    bos = getattr(getattr(loaded, "tokenizer", tokenizer), "bos_token", None)
+    # As in transformers: a template that writes the first token itself gets no second one.
+    special = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+    return processor.encode(text, media, where, **special)
+
+
+def _read(
+    processor: MediaProcessor, files: bool, part: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    if part.get("type") in PART_TYPES:
+        processor.check_model(where)
+    return read_part(part, where, files)
+
+
+def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
+    """Return the images, videos and audio of a conversation by kind, in order."""
+    media: dict[str, list[Any]] = {}
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] != "text":
+                media.setdefault(part["type"], []).append(part[part["type"]])
+    return media
+
+
+def _without_content(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose image, video and audio parts name their type only."""
+    return [
+        {
+            **message,
+            "content": [
+                part if part["type"] == "text" else {"type": part["type"]}
+                for part in message["content"]
+            ],
+        }
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]

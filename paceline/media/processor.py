@@ -1,0 +1,220 @@
+"""Turn texts with images, videos and audio into token ids and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.core.media import EncodedPrompt, Media
+from paceline.errors import ConfigError
+from paceline.media.images import load_image
+from paceline.media.prompts import MultimodalPrompt, checked_array, load_video
+from paceline.model.media_prefill import MEDIA_ARGUMENTS, takes_media
+from paceline.model.sources import checkpoint_source
+
+_KINDS = ("image", "video", "audio")
+_TOKEN_NAMES = tuple(f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
+_TYPES = ("token_type_ids", "mm_token_type_ids")  # nonzero for placeholders
+_PARTS = {
+    "image": ("image_processor",),
+    "video": ("video_processor",),
+    "audio": ("audio_processor", "feature_extractor"),
+}
+
+
+class MediaProcessor:
+    """Encodes prompts for one model with the checkpoint's processor.
+
+    The processor is loaded with the first prompt that needs it.
+
+    Args:
+        model: Loaded model.
+        source: Directory, hub id or processor object; the caller's model argument if it is not
+            given.
+    """
+
+    def __init__(self, model: PreTrainedModel, source: Any) -> None:
+        self._model, self._source = model, source
+        self._loaded: Any = None if isinstance(source, str | Path | PreTrainedModel) else source
+
+    def check_model(self, where: str) -> None:
+        """Check that the model reads more than text.
+
+        Args:
+            where: Name of the prompt, or of its part, in errors.
+        Raises:
+            ConfigError: The model reads text only.
+        """
+        if not takes_media(self._model):
+            raise ConfigError(
+                f"{where}: got an image, video or audio for {type(self._model).__name__}, which"
+                " reads text only; expected text. Load a multimodal model."
+            )
+
+    def processor(self, where: str) -> Any:
+        """Return the processor; load it first if needed.
+
+        Args:
+            where: Name of the prompt in errors.
+        Raises:
+            ConfigError: The model reads text only, or it has no processor that can be loaded.
+        """
+        self.check_model(where)
+        if self._loaded is None:
+            if isinstance(self._source, PreTrainedModel):
+                raise ConfigError(
+                    f"{where}: got an image, video or audio and no processor; expected both. Pass"
+                    " processor=... to LLM."
+                )
+            self._loaded = _load(self._source, where)
+        return self._loaded
+
+    def encode_prompt(self, prompt: MultimodalPrompt, where: str) -> EncodedPrompt | str:
+        """Return a prompt's token ids and tensors; its text if it has nothing but text.
+
+        Args:
+            prompt: The prompt.
+            where: Name of the prompt in errors.
+        Raises:
+            ConfigError: An image, video or audio clip cannot be used, or the placeholders do not
+                fit them.
+        """
+        if not isinstance(prompt.text, str):
+            raise ConfigError(
+                f"{where}.text: got a {type(prompt.text).__name__}; expected a string."
+            )
+        for name in ("images", "videos", "audio"):
+            given = getattr(prompt, name)
+            if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__"):
+                raise ConfigError(
+                    f"{where}.{name}: got a {type(given).__name__}; expected a list. Put it in"
+                    " brackets."
+                )
+        if not (len(prompt.images) or len(prompt.videos) or len(prompt.audio)):
+            return prompt.text
+        self.processor(where)  # an unsuitable model is reported before a bad file
+        loaded = {
+            "image": [
+                load_image(image, f"{where}.images.{index}")
+                for index, image in enumerate(prompt.images)
+            ],
+            "video": [
+                checked_array(
+                    load_video(video, f"{where}.videos.{index}"), f"{where}.videos.{index}"
+                )
+                for index, video in enumerate(prompt.videos)
+            ],
+            "audio": [
+                checked_array(clip, f"{where}.audio.{index}")
+                for index, clip in enumerate(prompt.audio)
+            ],
+        }
+        return self.encode(prompt.text, loaded, where)
+
+    def encode(
+        self, text: str, media: Mapping[str, Sequence[Any]], where: str, **options: Any
+    ) -> EncodedPrompt:
+        """Return the token ids and tensors of a text with placeholders.
+
+        Args:
+            text: Text with one placeholder per item of `media`.
+            media: Loaded content by kind: "image", "video", "audio".
+            where: Name of the prompt in errors.
+            options: Further arguments of the processor.
+        Raises:
+            ConfigError: As in `encode_prompt`.
+        """
+        processor = self.processor(where)
+        given = {kind: list(media.get(kind, ())) for kind in _KINDS}
+        for kind, items in given.items():
+            self._check_kind(processor, kind, items, where)
+            _check_count(processor, kind, items, text, where)
+        try:
+            features = processor(
+                text=[text],
+                return_tensors="pt",
+                **{_argument(kind): items for kind, items in given.items() if items},
+                **options,
+            )
+        except Exception as error:  # processors check their inputs in many ways
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(
+                f"{where}: the model's processor rejects it: {reason}. Change the images, or their"
+                " placeholders."
+            ) from error
+        ids = [int(token) for token in features["input_ids"][0]]
+        tensors = {
+            name: value
+            for name, value in features.items()
+            if name not in ("input_ids", "attention_mask") and isinstance(value, Tensor)
+        }
+        if not any(name.startswith(MEDIA_ARGUMENTS) for name in tensors):
+            raise ConfigError(
+                f"{where}: got no tensor of images, videos or audio from"
+                f" {type(processor).__name__}; expected pixel_values or input_features. Use"
+                " model.generate for this model."
+            )
+        return EncodedPrompt(ids, Media.of(ids, tensors, self._end(ids, tensors, where)))
+
+    def _check_kind(self, processor: Any, kind: str, items: Sequence[Any], where: str) -> None:
+        if items and not any(getattr(processor, name, None) for name in _PARTS[kind]):
+            raise ConfigError(
+                f"{where}: got {_noun(kind, len(items))} for {type(self._model).__name__}, whose"
+                f" processor takes none; expected other content. Leave {_argument(kind)} out."
+            )
+
+    def _end(self, ids: Sequence[int], tensors: Mapping[str, Tensor], where: str) -> int:
+        """Return the number of tokens up to and including the last placeholder."""
+        config = self._model.config
+        placeholders = {getattr(config, name, None) for name in _TOKEN_NAMES}
+        ends = [index + 1 for index, token in enumerate(ids) if token in placeholders]
+        for name in _TYPES:
+            if name in tensors:
+                ends += [int(column) + 1 for column in tensors[name][0].nonzero().flatten()]
+        if not ends:
+            raise ConfigError(
+                f"{where}: got no placeholder tokens from the model's processor; expected some for"
+                " each image. Check the processor."
+            )
+        if max(ends) >= len(ids):
+            raise ConfigError(
+                f"{where}: got a prompt that ends with an image, video or audio; expected text"
+                " after it. Add some, such as a question."
+            )
+        return max(ends)
+
+
+def _load(source: str | Path, where: str) -> Any:
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(checkpoint_source(source))
+    except Exception as error:  # the libraries raise many error types
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{where}: cannot load the processor of {str(source)!r}: {reason}. Images need Pillow,"
+            " and some processors torchvision: pip install 'paceline[images]' torchvision"
+        ) from error
+
+
+def _check_count(processor: Any, kind: str, items: Sequence[Any], text: str, where: str) -> None:
+    token = getattr(processor, f"{kind}_token", None)
+    if isinstance(token, str) and text.count(token) != len(items):
+        count = text.count(token)
+        raise ConfigError(
+            f"{where}: got {_noun(kind, len(items))} and {count}"
+            f" placeholder{'' if count == 1 else 's'} {token}; expected one placeholder each."
+        )
+
+
+def _argument(kind: str) -> str:
+    return kind if kind == "audio" else f"{kind}s"
+
+
+def _noun(kind: str, count: int) -> str:
+    word = "audio clip" if kind == "audio" else kind
+    return f"{count} {word}{'' if count == 1 else 's'}"

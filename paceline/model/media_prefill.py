@@ -1,0 +1,177 @@
+"""Compute prompts with images, videos or audio by the model's own forward method.
+
+The model processes the tokens up to the last placeholder in one forward pass, with its own masks
+and positions. Paceline's forward passes then continue from the keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+from paceline.attention import BY_POSITION
+from paceline.core.media import Media, PrefixStates
+from paceline.core.not_numbers import logits_error
+from paceline.core.request import Request
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.model.forward_arguments import forward_parameters
+from paceline.model.model_view import ModelView
+from paceline.model.settings import FLOAT32_TOLERANCE, HALF_TOLERANCE
+
+# Arguments that carry images, videos or audio, by the beginning of their names.
+MEDIA_ARGUMENTS = ("pixel_values", "input_features", "input_values", "images")
+_OFFSETS = "rope_deltas"  # where models with 3-D positions leave the position offset
+
+
+def takes_media(model: PreTrainedModel) -> bool:
+    """Return whether a model's forward method accepts images, videos or audio."""
+    return any(name.startswith(MEDIA_ARGUMENTS) for name in forward_parameters(model))
+
+
+class MediaPrefill:
+    """Runs a model's own forward method over prompts with images, videos or audio.
+
+    Its view has torch's products and the model's own attention, and keeps what the model writes
+    to its attributes, such as position offsets, away from other calls.
+
+    Args:
+        model: Loaded model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._view: ModelView | None = None
+        self._checked: set[frozenset[str]] = set()  # names of tensors of the checked prompts
+
+    def states(self, request: Request) -> PrefixStates:
+        """Return the keys and values of a request's tokens up to the last placeholder.
+
+        Args:
+            request: Request with media; a text token follows the last placeholder.
+        Raises:
+            ConfigError: The model rejects the tensors.
+        """
+        media = request.media
+        assert media is not None, "called for requests with media"
+        if media.states is not None:
+            return media.states
+        count = media.end + 1  # the logits after the next token serve as a check
+        device = self._model.device
+        tensors = media.first_columns(count, request.prompt_length)
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([request.token_ids[:count]], device=device),
+            "attention_mask": torch.ones(1, count, dtype=torch.int64, device=device),
+            **self._accepted(tensors),
+        }
+        if "logits_to_keep" in forward_parameters(self._model):
+            inputs["logits_to_keep"] = 1
+        logits, cache, offsets = self.run(inputs)
+        return PrefixStates(states_of(cache, 0, 0, media.end), offsets[0], logits[0, -1])
+
+    def run(self, inputs: dict[str, Any]) -> tuple[Tensor, DynamicCache, list[int]]:
+        """Run the model's forward method on prompts without a cache.
+
+        Args:
+            inputs: Arguments of the forward method, without the cache.
+        Returns:
+            Logits [rows, columns, vocab], the cache, and the position offset of each row.
+        Raises:
+            ConfigError: The model rejects the inputs.
+        """
+        module = self._fresh_module()
+        # Without the configuration, layers with a window keep all keys.
+        cache = DynamicCache()
+        assert self._view is not None, "made for the module"
+        try:
+            output = module(**inputs, **{self._view.cache_argument: cache}, use_cache=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the model's code checks its inputs in many ways
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(
+                f"images: {type(self._model).__name__} got tensors that it rejects ({reason});"
+                " expected those of the model's processor for this prompt. Check the number of"
+                " images and placeholders."
+            ) from error
+        rows = len(inputs["input_ids"])
+        return output.logits, cache, _offsets(module.modules(), rows)
+
+    def check_next_token(self, request: Request, states: PrefixStates, logits: Tensor) -> None:
+        """Compare paceline's logits after the next token with the model's own.
+
+        Args:
+            request: Request with media.
+            states: Keys and values of its first tokens, with logits.
+            logits: Logits from paceline's forward pass over the next token, [vocab].
+        Raises:
+            UnsupportedModelError: The logits differ by more than rounding errors.
+        """
+        assert request.media is not None, "called for requests with media"
+        assert states.logits is not None, "see `needs_check`"
+        expected, actual = states.logits.float(), logits.float()
+        if expected.isnan().any():
+            raise logits_error(self._model.dtype)
+        tolerance = FLOAT32_TOLERANCE if self._model.dtype == torch.float32 else HALF_TOLERANCE
+        scale = float(expected[expected.isfinite()].abs().max())
+        difference = float(torch.where(actual == expected, 0.0, actual - expected).abs().max())
+        if not difference <= tolerance * max(scale, 1e-6):
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__} cannot continue after images: logits differ from"
+                f" its own by {difference:.2g} (scale {scale:.2g}; rounding allows"
+                f" {tolerance:g} of it). Use model.generate for such prompts."
+            )
+        self._checked.add(frozenset(request.media.tensors))
+
+    def needs_check(self, media: Media, states: PrefixStates) -> bool:
+        """Return whether no prompt with these kinds of tensors has been checked yet."""
+        return states.logits is not None and frozenset(media.tensors) not in self._checked
+
+    def _fresh_module(self) -> nn.Module:
+        if self._view is None or self._view.stale:
+            # Transformers does so in a model's first forward pass. A view copies installed hooks.
+            maybe_install_capturing_hooks(self._model)
+            self._view = ModelView(self._model)
+            if self._view.config._attn_implementation == BY_POSITION:
+                self._view.config._attn_implementation = "sdpa"
+        module: nn.Module = self._view.module
+        for part in module.modules():
+            if getattr(part, _OFFSETS, None) is not None:
+                setattr(part, _OFFSETS, None)
+        return module
+
+    def _accepted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors that the forward method accepts, on its device, in its dtype."""
+        accepted = forward_parameters(self._model)
+        return {
+            name: tensor.to(
+                self._model.device, self._model.dtype if tensor.is_floating_point() else None
+            )
+            for name, tensor in tensors.items()
+            if name in accepted
+        }
+
+
+def states_of(
+    cache: DynamicCache, row: int, first: int, stop: int
+) -> list[tuple[Tensor, Tensor] | None]:
+    """Return the keys and values of some columns in one row of a cache."""
+    return [
+        None
+        if getattr(layer, "keys", None) is None
+        else (layer.keys[row, :, first:stop], layer.values[row, :, first:stop])
+        for layer in cache.layers
+    ]
+
+
+def _offsets(modules: Iterable[nn.Module], rows: int) -> list[int]:
+    """Return the position offset of each row in a model's last forward pass."""
+    for part in modules:
+        deltas = getattr(part, _OFFSETS, None)
+        if isinstance(deltas, Tensor):
+            return [int(delta) for delta in deltas.reshape(-1).expand(rows)]
+    return [0] * rows

@@ -1,0 +1,279 @@
+"""Tiny multimodal models with random weights, their processors, and images."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from PIL import Image
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3 import Gemma3Processor
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.glm4v import Glm4vProcessor
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.internvl import InternVLProcessor
+from transformers.models.llava import LlavaProcessor
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl import Qwen3VLProcessor
+from transformers.processing_utils import ProcessorMixin
+
+IMAGE, VIDEO, START, END, BREAK = "<image>", "<video>", "<start>", "<end>", "<break>"
+_SPECIAL = ["<pad>", "<s>", "</s>", IMAGE, VIDEO, START, END, BREAK]
+VOCAB = 256 + len(_SPECIAL)
+IDS = {name: index for index, name in enumerate(_SPECIAL)}
+SIZE = {"height": 28, "width": 28}
+_TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "initializer_range": 0.2,
+}
+_GRID = {"depth": 1, "num_heads": 2, "hidden_size": 32, "out_hidden_size": 32, "patch_size": 14}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}}
+_GRID_TOKENS = {
+    "image_token_id": IDS[IMAGE],
+    "video_token_id": IDS[VIDEO],
+    "vision_start_token_id": IDS[START],
+    "vision_end_token_id": IDS[END],
+}
+_MARKERS = {"image_start_token_id": IDS[START], "image_end_token_id": IDS[END]}
+_GEMMA = {
+    "image_token_index": IDS[IMAGE],
+    "boi_token_index": IDS[START],
+    "eoi_token_index": IDS[END],
+    "mm_tokens_per_image": 4,
+}
+# type -> configuration of the text part, the vision part and the model itself
+_CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_vl": (
+        {**_SECTIONS},
+        {**_GRID, "window_size": 56, "fullatt_block_indexes": [0], "intermediate_size": 48},
+        _GRID_TOKENS,
+    ),
+    "qwen3_vl": (
+        {**_SECTIONS},
+        {
+            **_GRID,
+            "depth": 2,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 1],
+            "intermediate_size": 48,
+        },
+        _GRID_TOKENS,
+    ),
+    "glm4v": (
+        {"rope_parameters": {**_SECTIONS["rope_parameters"], "partial_rotary_factor": 1.0}},
+        {**_GRID, "intermediate_size": 48, "image_size": 28},
+        {**_MARKERS, "image_token_id": IDS[IMAGE], "video_token_id": IDS[VIDEO]},
+    ),
+    "gemma3": (
+        {
+            "sliding_window": 8,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        },
+        {**_VISION, "model_type": "siglip_vision_model"},
+        _GEMMA,
+    ),
+    "mistral3": (
+        {"model_type": "mistral"},
+        {**_VISION, "model_type": "pixtral", "image_size": 56},
+        {"image_token_index": IDS[IMAGE], "spatial_merge_size": 1},
+    ),
+    "llava": (
+        {"model_type": "llama"},
+        {**_VISION, "model_type": "clip_vision_model"},
+        {"image_token_index": IDS[IMAGE], "vision_feature_layer": -1},
+    ),
+    "internvl": (
+        {"model_type": "qwen2"},
+        {**_VISION, "image_size": [28, 28], "patch_size": [14, 14]},
+        {"image_token_id": IDS[IMAGE], "image_seq_length": 1},
+    ),
+}
+CLASSES = sorted(_CONFIGS)
+
+
+@functools.cache
+def model(kind: str) -> Any:
+    """A model in eval mode, in float32; its answers depend on the images."""
+    text, vision, own = _CONFIGS[kind]
+    config = CONFIG_MAPPING[kind](
+        text_config={**_TEXT, **text}, vision_config=vision, tie_word_embeddings=False, **own
+    )
+    torch.manual_seed(0)
+    built = AutoModelForImageTextToText.from_config(config).eval().float()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.dim() == 1 or not parameter.any():  # fresh biases and norms are alike
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return built
+
+
+def tokenizer() -> Any:
+    """A tokenizer with one token per byte, and the special tokens of all classes."""
+    words = [*_SPECIAL, *sorted(ByteLevel.alphabet())]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({word: index for index, word in enumerate(words)}, [])
+    )
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=_SPECIAL[3:],
+        chat_template=TEMPLATE,
+        extra_special_tokens=_NAMED,
+    )
+
+
+_NAMED = {
+    "image_token": IMAGE,
+    "boi_token": START,
+    "eoi_token": END,
+    "video_token": VIDEO,
+    "start_image_token": START,
+    "end_image_token": END,
+    "context_image_token": IMAGE,
+}
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: "
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% else %}{{ MARK }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+class _ImagesOnly:
+    """A processor without the part for videos, which needs torchvision."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str) -> None:
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+        self.image_token, self.image_token_id = IMAGE, IDS[IMAGE]
+        self.start_image_token, self.end_image_token = START, END
+        self.start_image_token_id, self.end_image_token_id = IDS[START], IDS[END]
+        self.image_seq_length = 1
+        self.video_token, self.video_start_id, self.video_end_id = VIDEO, -1, -1
+        self.multimodal_pattern = re.compile(f"(?P<image>{IMAGE})|(?P<video>{VIDEO})")
+
+
+class _Qwen25(_ImagesOnly, Qwen2_5_VLProcessor):  # type: ignore[misc]
+    pass
+
+
+class _Qwen3(_ImagesOnly, Qwen3VLProcessor):  # type: ignore[misc]
+    pass
+
+
+class _Glm(_ImagesOnly, Glm4vProcessor):  # type: ignore[misc]
+    pass
+
+
+class _Intern(_ImagesOnly, InternVLProcessor):  # type: ignore[misc]
+    pass
+
+
+class _Rows(ProcessorMixin):  # type: ignore[misc]
+    """The prompts of Mistral 3, whose own processor needs torchvision: rows of placeholders."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str = "") -> None:
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.image_token, self.image_token_id = IMAGE, IDS[IMAGE]
+
+    def replace_image_token(self, image_inputs: Any, image_idx: int, **options: Any) -> str:
+        height, width = image_inputs["image_sizes"][image_idx]
+        return BREAK.join([IMAGE * (int(width) // 14)] * (int(height) // 14)) + END
+
+
+def processor(kind: str) -> Any:
+    """The processor of a class, with a chat template."""
+    words, own = tokenizer(), {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    mark = f"{START}{IMAGE}{END}"
+    grid = {"patch_size": 14, "min_pixels": 28 * 28, "max_pixels": 56 * 56, **own}
+    built: Any
+    if kind in ("qwen2_5_vl", "qwen3_vl"):
+        factory = _Qwen25 if kind == "qwen2_5_vl" else _Qwen3
+        built = factory(Qwen2VLImageProcessorPil(**grid), words, "")
+    elif kind == "glm4v":
+        size = {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 56 * 56}
+        built = _Glm(Glm4vImageProcessorPil(patch_size=14, size=size, **own), words, "")
+    elif kind == "gemma3":
+        images = Gemma3ImageProcessorPil(size=SIZE, image_seq_length=4, **own)
+        built, mark = Gemma3Processor(images, words, image_seq_length=4), START
+    elif kind == "mistral3":
+        images = PixtralImageProcessorPil(
+            patch_size={"height": 14, "width": 14}, size={"longest_edge": 56}, **own
+        )
+        built, mark = _Rows(images, words), IMAGE
+    elif kind == "llava":
+        images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=SIZE, **own)
+        built = LlavaProcessor(
+            images,
+            words,
+            patch_size=14,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        )
+        mark = IMAGE
+    else:
+        images = GotOcr2ImageProcessorPil(size=SIZE, crop_to_patches=False, **own)
+        built, mark = _Intern(images, words, ""), IMAGE
+    built.chat_template = TEMPLATE.replace("{{ MARK }}", mark)
+    return built
+
+
+def mark_of(kind: str) -> str:
+    """The placeholder that a text for a class contains for each image."""
+    if kind in ("mistral3", "llava", "internvl"):
+        return IMAGE
+    return START if kind == "gemma3" else f"{START}{IMAGE}{END}"
+
+
+def image(seed: int, width: int = 40, height: int = 30) -> Image.Image:
+    """An image of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def expected(kind: str, text: str, images: list[Image.Image], count: int) -> list[int]:
+    """The answer of `model.generate` to a prompt, as token ids."""
+    features = processor(kind)(text=[text], images=images or None, return_tensors="pt")
+    given = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
+    if not images:
+        given = {name: given[name] for name in ("input_ids", "attention_mask")}
+    built = model(kind)
+    ids = built.generate(**given, max_new_tokens=count, do_sample=False)
+    answer: list[int] = ids[0, given["input_ids"].shape[1] :].tolist()
+    return answer
