@@ -6,10 +6,9 @@ overrides of this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,16 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.interface import Backend
+from paceline.backend.overrides import (
+    FixedRowsOverride,
+    ForwardOverride,
+    LinearOverride,
+    NormOverride,
+    is_free,
+)
 from paceline.backend.plain_tensors import PLAIN, is_plain
 from paceline.backend.settings import MAX_HELPER_NUMBERS, MAX_HELPERS, MAX_ROWS, MIN_HEAD_RATIO
 from paceline.backend.torch_backend import TORCH
-
-
-def is_free(module: nn.Module) -> bool:
-    """Return True if no other code has replaced the `forward` of a module."""
-    return isinstance(vars(module).get("forward"), ForwardOverride | None)
 
 
 def is_plain_product(module: nn.Module) -> bool:
@@ -57,96 +58,6 @@ def replaceable(model: PreTrainedModel, backend: Backend) -> tuple[nn.Linear, ..
     )
 
 
-class ForwardOverride:
-    """Replaces `forward` in the copy of a module that a model view holds.
-
-    It reads the weights of the original module at every call: they may have been replaced since.
-
-    Args:
-        module: The original module.
-        products: The products that apply to it.
-    Attributes:
-        module, products: As above.
-    """
-
-    __slots__ = ("_attributes", "_forward", "module", "products")
-
-    def __init__(self, module: nn.Module, products: Products) -> None:
-        self.module, self.products = module, products
-        # An attribute of a module takes longer to find than an entry of its dictionary.
-        self._attributes = vars(module)
-        self._forward: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
-
-    def of(self, module: nn.Module) -> ForwardOverride:
-        """Return the same override for another module of the class."""
-        return type(self)(module, self.products)
-
-
-class _LinearOverride(ForwardOverride):
-    """Uses the backend's product if the weight and the rows suit it."""
-
-    __slots__ = ("_linear", "_max_numbers", "_min_numbers")
-
-    def __init__(self, module: nn.Module, products: Products) -> None:
-        super().__init__(module, products)
-        inner = module.in_features if isinstance(module, nn.Linear) else 0
-        self._min_numbers = products.min_rows * inner
-        self._max_numbers = products.max_rows * inner
-        self._linear = products.backend.linear
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        parameters = self._attributes["_parameters"]
-        weight, bias = parameters.get("weight"), parameters.get("bias")
-        # A weight may have been replaced since, also by one of quantised numbers.
-        if (
-            self._min_numbers <= rows.numel() <= self._max_numbers
-            and type(weight) in PLAIN
-            and type(rows) in PLAIN
-            and (bias is None or type(bias) in PLAIN)
-            and rows.dtype == weight.dtype
-            and weight.is_contiguous()
-            and not torch.is_grad_enabled()
-        ):
-            return self._linear(rows, weight, bias)
-        return self._forward(self.module, rows)
-
-
-class _FixedRowsOverride(ForwardOverride):
-    """Uses torch's product, always with the same number of rows."""
-
-    __slots__ = ()
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        multiply = partial(self._forward, self.module)
-        return _multiply_chunks(multiply, rows, self.products.fixed_rows)
-
-
-class _NormOverride(ForwardOverride):
-    """Uses the backend's norm if the weight and the rows suit it."""
-
-    __slots__ = ("_eps", "_norm")
-
-    def __init__(self, module: nn.Module, products: Products, eps: float | None = None) -> None:
-        super().__init__(module, products)
-        self._eps = products.norms[module] if eps is None else eps
-        self._norm = products.backend.rms_norm
-
-    def of(self, module: nn.Module) -> ForwardOverride:
-        """Return the same override for another module of the class."""
-        return _NormOverride(module, self.products, self._eps)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        weight = self._attributes["_parameters"].get("weight")
-        if (
-            type(weight) in PLAIN
-            and type(rows) in PLAIN
-            and rows.dtype == weight.dtype
-            and not torch.is_grad_enabled()
-        ):
-            return self._norm(rows, weight, self._eps)
-        return self._forward(self.module, rows)
-
-
 @dataclass(frozen=True, slots=True)
 class Products:
     """The products of a model that replace torch's, or change how torch computes them.
@@ -173,8 +84,8 @@ class Products:
     _max_width: int = field(default=MAX_ROWS, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._overrides.update((id(module), _NormOverride) for module in self.norms)
-        kind = _FixedRowsOverride if self.fixed_rows else _LinearOverride
+        self._overrides.update((id(module), NormOverride) for module in self.norms)
+        kind = FixedRowsOverride if self.fixed_rows else LinearOverride
         self._overrides.update((id(module), kind) for module in self.modules)
         widths = (
             module.out_features
@@ -239,13 +150,3 @@ class Products:
     def thread_team(self, num_rows: int) -> AbstractContextManager[None]:
         """Return a context in which helpers share the products of a forward."""
         return self.backend.thread_team(self.num_helpers(num_rows))
-
-
-def _multiply_chunks(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
-    flat = rows.reshape(-1, rows.shape[-1])
-    if len(flat) == size:
-        return multiply(flat).reshape(*rows.shape[:-1], -1)
-    filled = functional.pad(flat, (0, 0, 0, -len(flat) % size)).contiguous()
-    chunks = [multiply(filled[first : first + size]) for first in range(0, len(filled), size)]
-    product = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
-    return product[: len(flat)].reshape(*rows.shape[:-1], product.shape[-1])

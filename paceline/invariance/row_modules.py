@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.backend.products import ForwardOverride
+from paceline.backend.overrides import ForwardOverride
 from paceline.invariance.row_classes import RowFunction
 from paceline.invariance.settings import (
     MAX_MEDIUM_WEIGHTS,

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from paceline.backend.overrides import is_free
 from paceline.backend.plain_tensors import is_plain
-from paceline.backend.products import is_free
 
 _NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
 # Packages whose modules treat every row alone, or as the architecture says. The quantised modules

@@ -1,0 +1,148 @@
+"""Replace `forward` of modules in a model view by a backend's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.backend.interface import Backend
+from paceline.backend.plain_tensors import PLAIN
+
+
+class OverrideSettings(Protocol):
+    """Settings of overrides; `paceline.backend.products.Products` has them."""
+
+    @property
+    def backend(self) -> Backend:
+        """Computes the products and norms."""
+
+    @property
+    def min_rows(self) -> int:
+        """Fewest rows of a product of the backend."""
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a product of the backend."""
+
+    @property
+    def fixed_rows(self) -> int:
+        """Number of rows of each product of torch; 0 = any."""
+
+    @property
+    def norms(self) -> Mapping[nn.Module, float]:
+        """Modules whose norms are the backend's, and their eps."""
+
+
+def is_free(module: nn.Module) -> bool:
+    """Return True if no other code has replaced the `forward` of a module."""
+    return isinstance(vars(module).get("forward"), ForwardOverride | None)
+
+
+class ForwardOverride:
+    """Replaces `forward` in the copy of a module that a model view holds.
+
+    It reads the weights of the original module at every call: they may have been replaced since.
+
+    Args:
+        module: The original module.
+        products: The products that apply to it.
+    Attributes:
+        module, products: As above.
+    """
+
+    __slots__ = ("_attributes", "_forward", "module", "products")
+
+    def __init__(self, module: nn.Module, products: OverrideSettings) -> None:
+        self.module, self.products = module, products
+        # An attribute of a module takes longer to find than an entry of its dictionary.
+        self._attributes = vars(module)
+        self._forward: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+
+    def of(self, module: nn.Module) -> ForwardOverride:
+        """Return the same override for another module of the class."""
+        return type(self)(module, self.products)
+
+
+class LinearOverride(ForwardOverride):
+    """Uses the backend's product if the weight and the rows suit it."""
+
+    __slots__ = ("_linear", "_max_numbers", "_min_numbers")
+
+    def __init__(self, module: nn.Module, products: OverrideSettings) -> None:
+        super().__init__(module, products)
+        inner = module.in_features if isinstance(module, nn.Linear) else 0
+        self._min_numbers = products.min_rows * inner
+        self._max_numbers = products.max_rows * inner
+        self._linear = products.backend.linear
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the products of rows [..., inner]."""
+        parameters = self._attributes["_parameters"]
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        # A weight may have been replaced since, also by one of quantised numbers.
+        if (
+            self._min_numbers <= rows.numel() <= self._max_numbers
+            and type(weight) in PLAIN
+            and type(rows) in PLAIN
+            and (bias is None or type(bias) in PLAIN)
+            and rows.dtype == weight.dtype
+            and weight.is_contiguous()
+            and not torch.is_grad_enabled()
+        ):
+            return self._linear(rows, weight, bias)
+        return self._forward(self.module, rows)
+
+
+class FixedRowsOverride(ForwardOverride):
+    """Uses torch's product, always with the same number of rows."""
+
+    __slots__ = ()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the products of rows [..., inner]."""
+        multiply = partial(self._forward, self.module)
+        return _multiply_chunks(multiply, rows, self.products.fixed_rows)
+
+
+class NormOverride(ForwardOverride):
+    """Uses the backend's norm if the weight and the rows suit it."""
+
+    __slots__ = ("_eps", "_norm")
+
+    def __init__(
+        self, module: nn.Module, products: OverrideSettings, eps: float | None = None
+    ) -> None:
+        super().__init__(module, products)
+        self._eps = products.norms[module] if eps is None else eps
+        self._norm = products.backend.rms_norm
+
+    def of(self, module: nn.Module) -> ForwardOverride:
+        """Return the same override for another module of the class."""
+        return NormOverride(module, self.products, self._eps)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the norms of rows [..., size]."""
+        weight = self._attributes["_parameters"].get("weight")
+        if (
+            type(weight) in PLAIN
+            and type(rows) in PLAIN
+            and rows.dtype == weight.dtype
+            and not torch.is_grad_enabled()
+        ):
+            return self._norm(rows, weight, self._eps)
+        return self._forward(self.module, rows)
+
+
+def _multiply_chunks(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
+    flat = rows.reshape(-1, rows.shape[-1])
+    if len(flat) == size:
+        return multiply(flat).reshape(*rows.shape[:-1], -1)
+    filled = functional.pad(flat, (0, 0, 0, -len(flat) % size)).contiguous()
+    chunks = [multiply(filled[first : first + size]) for first in range(0, len(filled), size)]
+    product = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+    return product[: len(flat)].reshape(*rows.shape[:-1], product.shape[-1])
