@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,7 @@ class ForwardOverride:
         self.module, self.products = module, products
         # An attribute of a module takes longer to find than an entry of its dictionary.
         self._attributes = vars(module)
-        self._forward: Callable[[nn.Module, Tensor], Tensor] = type(module).forward
+        self._forward: Callable[..., Any] = type(module).forward
 
     def of(self, module: nn.Module) -> ForwardOverride:
         """Return the same override for another module of the class."""
@@ -95,7 +95,8 @@ class LinearOverride(ForwardOverride):
             and not torch.is_grad_enabled()
         ):
             return self._linear(rows, weight, bias)
-        return self._forward(self.module, rows)
+        usual: Tensor = self._forward(self.module, rows)
+        return usual
 
 
 class FixedRowsOverride(ForwardOverride):
@@ -135,7 +136,8 @@ class NormOverride(ForwardOverride):
             and not torch.is_grad_enabled()
         ):
             return self._norm(rows, weight, self._eps)
-        return self._forward(self.module, rows)
+        usual: Tensor = self._forward(self.module, rows)
+        return usual
 
 
 def _multiply_chunks(multiply: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:

@@ -69,6 +69,7 @@ class Products:
         fixed_rows: Number of rows that torch's products get: a longer input is cut, and zeros fill
             up its last chunk. 0 (default): the products are the backend's.
         norms: Modules whose norms are the backend's with any number of rows, and their eps.
+        routing: Overrides of experts and their routers; none by default.
         backend: Computes the products and norms; default torch.
     """
 
@@ -77,6 +78,7 @@ class Products:
     max_rows: int = MAX_ROWS
     fixed_rows: int = 0
     norms: Mapping[nn.Module, float] = field(default_factory=dict)
+    routing: Mapping[nn.Module, type[ForwardOverride]] = field(default_factory=dict)
     backend: Backend = field(default=TORCH, compare=False, repr=False)
     _overrides: dict[int, type[ForwardOverride]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -85,6 +87,7 @@ class Products:
 
     def __post_init__(self) -> None:
         self._overrides.update((id(module), NormOverride) for module in self.norms)
+        self._overrides.update((id(module), kind) for module, kind in self.routing.items())
         kind = FixedRowsOverride if self.fixed_rows else LinearOverride
         self._overrides.update((id(module), kind) for module in self.modules)
         widths = (
@@ -97,7 +100,11 @@ class Products:
 
     @staticmethod
     def of_backend(
-        model: PreTrainedModel, backend: Backend, min_rows: int = 1, max_rows: int = MAX_ROWS
+        model: PreTrainedModel,
+        backend: Backend,
+        min_rows: int = 1,
+        max_rows: int = MAX_ROWS,
+        routing: Mapping[nn.Module, type[ForwardOverride]] | None = None,
     ) -> Products:
         """Return a backend's products and norms for a model.
 
@@ -106,11 +113,14 @@ class Products:
             backend: Computes the products and norms.
             min_rows: Fewest rows of a product; default 1.
             max_rows: Most rows of a product; default any number.
+            routing: Overrides of experts and their routers; default none.
         """
         modules = replaceable(model, backend)
         norms = backend.rms_norms(model) if modules else {}
         norms = {module: eps for module, eps in norms.items() if is_free(module)}
-        return Products(modules, min_rows, max_rows, norms=norms, backend=backend)
+        return Products(
+            modules, min_rows, max_rows, norms=norms, routing=routing or {}, backend=backend
+        )
 
     def override(self, module: nn.Module) -> ForwardOverride | None:
         """Return the override of a module's `forward` in a model view; None for none."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.backend.experts import ExpertsOverride, routing_overrides
 from paceline.backend.products import Products, replaceable
 from paceline.backend.settings import (
     ANSWER_STEPS,
@@ -30,11 +32,12 @@ from paceline.backend.settings import (
 )
 from paceline.backend.torch_backend import TORCH
 from paceline.cpu.backend import CPU
+from paceline.cpu.expert_times import ExpertsKind, experts_of, time_experts
 from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
 
-_KIND = "products-v8"  # increased when what is timed or written changes
+_KIND = "products-v9"  # increased when what is timed or written changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,16 @@ class Trial:
         ours: Seconds of our kernels; empty if they can compute no product of the model.
         torchs: Seconds of torch's products; empty if `ours` is.
         conditions: Conditions of the timing; None if nothing was timed.
+        our_experts: Seconds of all experts, one after the other with our kernels; empty if the
+            model has none.
+        torch_experts: Seconds of all experts as transformers computes them.
     """
 
     ours: tuple[float, ...] = ()
     torchs: tuple[float, ...] = ()
     conditions: Conditions | None = None
+    our_experts: tuple[float, ...] = ()
+    torch_experts: tuple[float, ...] = ()
 
     @property
     def doubtful(self) -> bool:
@@ -75,38 +83,61 @@ class Trial:
         return TIMED_ROWS[first], MAX_ROWS if last == len(wins) - 1 else TIMED_ROWS[last]
 
     @property
+    def experts_are_faster(self) -> bool:
+        """Return True if experts with our products take no longer with any number of rows."""
+        return all(
+            own_seconds < TIE_RATIO * torch_seconds
+            for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)
+        )
+
+    @property
     def cost_everywhere(self) -> float:
         """Return the time of an answer with our products alone, over the best possible.
 
         The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. A step feeds 1, 4 or 16
         rows, whichever is worst for ours.
         """
-        best = [min(pair) for pair in zip(self.ours, self.torchs, strict=True)]
+        ours, best = list(self.ours), [*map(min, self.ours, self.torchs)]
+        if self.our_experts:
+            ours = [*map(add, ours, self.our_experts)]
+            best = [*map(add, best, self.torch_experts)]
         return max(
-            (self.ours[-1] + ANSWER_STEPS * self.ours[few]) / (best[-1] + ANSWER_STEPS * best[few])
+            (ours[-1] + ANSWER_STEPS * ours[few]) / (best[-1] + ANSWER_STEPS * best[few])
             for few in range(3)
         )
 
 
 def fastest(model: PreTrainedModel) -> Products:
     """Return the products with which forward passes of a model take the least time."""
-    min_rows, max_rows = trial(model).range if is_large(model) else (0, 0)
-    return Products.of_backend(model, CPU, min_rows, max_rows) if max_rows else Products()
+    if not is_large(model):
+        return Products()
+    times = trial(model)
+    min_rows, max_rows = times.range
+    if not max_rows:
+        return Products()
+    routing = {
+        module: override
+        for module, override in routing_overrides(model, CPU).items()
+        if override is ExpertsOverride and times.experts_are_faster
+    }
+    return Products.of_backend(model, CPU, min_rows, max_rows, routing)
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
     """Return paceline's products for any row count; None if the model uses others."""
-    products = Products.of_backend(model, CPU)
-    weights = {id(module.weight) for module in products.modules}
-    others = [
-        parameter
-        for parameter in model.parameters()
-        if parameter.dim() > 1 and id(parameter) not in weights
-    ]
-    embeddings = {
+    routing = routing_overrides(model, CPU)
+    products = Products.of_backend(model, CPU, routing=routing)
+    computed = {
+        id(parameter)
+        for module in (*products.modules, *routing)
+        for parameter in module.parameters(recurse=False)
+    }
+    computed |= {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
-    complete = all(id(parameter) in embeddings for parameter in others)
+    complete = all(
+        id(parameter) in computed for parameter in model.parameters() if parameter.dim() > 1
+    )
     return products if products.modules and complete else None
 
 
@@ -118,23 +149,29 @@ def trial(model: PreTrainedModel) -> Trial:
     key = result_cache.ResultKey(
         _KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json"
     )
-    cached = result_cache.load_or_compute(key, lambda: _try(modules), _read)
+    experts = experts_of(model)
+    cached = result_cache.load_or_compute(key, lambda: _try(modules, experts), _read)
     if not cached.doubtful:
         return cached
-    repeated = _try(modules)
+    repeated = _try(modules, experts)
     result_cache.replace(key, repeated)
     return repeated
 
 
 def _read(values: dict[str, Any]) -> Trial:
     return Trial(
-        tuple(values["ours"]), tuple(values["torchs"]), Conditions.read(values["conditions"])
+        tuple(values["ours"]),
+        tuple(values["torchs"]),
+        Conditions.read(values["conditions"]),
+        tuple(values["our_experts"]),
+        tuple(values["torch_experts"]),
     )
 
 
 def is_large(model: PreTrainedModel) -> bool:
     """Return True if a model is so large that timing our products is worthwhile."""
-    return sum(module.weight.numel() for module in replaceable(model, CPU)) >= MIN_TIMED_WEIGHTS
+    size = sum(module.weight.numel() for module in replaceable(model, CPU))
+    return size + sum(experts.num_weights for experts in experts_of(model)) >= MIN_TIMED_WEIGHTS
 
 
 class _Timed(NamedTuple):
@@ -145,7 +182,7 @@ class _Timed(NamedTuple):
 
 
 @torch.inference_mode()
-def _try(modules: tuple[nn.Linear, ...]) -> Trial:
+def _try(modules: tuple[nn.Linear, ...], experts: Sequence[ExpertsKind]) -> Trial:
     shapes: dict[tuple[int, int], list[nn.Linear]] = {}
     for module in modules:
         shapes.setdefault((module.in_features, module.out_features), []).append(module)
@@ -171,7 +208,15 @@ def _try(modules: tuple[nn.Linear, ...]) -> Trial:
                 totals[index] += min(repeats) * len(alike) / len(in_turn)
         for index in range(2):
             times[index].append(totals[index])
-    return Trial(tuple(times[0]), tuple(times[1]), Conditions.of(spreads, stopwatch))
+    expert_times = time_experts(experts, products, stopwatch)
+    spreads += expert_times.spreads
+    return Trial(
+        tuple(times[0]),
+        tuple(times[1]),
+        Conditions.of(spreads, stopwatch),
+        expert_times.ours,
+        expert_times.torchs,
+    )
 
 
 def _seconds(

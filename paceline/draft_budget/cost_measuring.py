@@ -18,7 +18,13 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
-from paceline.draft_budget.settings import DEFAULTS, LONG_TEXT, SHORT_TEXT, DraftBudgetSettings
+from paceline.draft_budget.settings import (
+    DEFAULTS,
+    LONG_TEXT,
+    SHORT_TEXT,
+    TOKEN_STRIDE,
+    DraftBudgetSettings,
+)
 from paceline.invariance.forward_cost import run_forward
 from paceline.model.cached_lm import CachedLM
 from paceline.util.stopwatch import Conditions, Stopwatch, agree, spread_of
@@ -211,4 +217,5 @@ def _enough(forward_s: float, limit: float, settings: DraftBudgetSettings) -> fl
 
 
 def _tokens(model: CachedLM, count: int) -> list[int]:
-    return [index % min(7, model.vocab_size) for index in range(count)]
+    """Return different tokens, which use different experts."""
+    return [index * TOKEN_STRIDE % model.vocab_size for index in range(count)]

@@ -11,6 +11,10 @@ from paceline.errors import ConfigError
 # cost of longer texts relative to the first length, so saved curves depend on this setting.
 SHORT_TEXT, LONG_TEXT = 32, 512
 
+# Distance between the ids of successive tokens of these texts. The texts of a prime stride hardly
+# repeat a token, so a mixture of experts uses as many experts as for real text.
+TOKEN_STRIDE = 7919
+
 
 @dataclass(frozen=True, slots=True)
 class DraftBudgetSettings:

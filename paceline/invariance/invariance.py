@@ -110,8 +110,8 @@ def resolve_batch_invariance(
         return Invariance(False, "it is switched off", None, threads)
     Architecture.from_model(model)  # raises if the model cannot be decoded at all
     report, products = None, Products()
-    obstacle = recurrent_layers_of(model) or experts_of(model)
-    obstacle = obstacle or why_not_by_position(model) or _why_not_tried(model, setting)
+    obstacle = recurrent_layers_of(model) or why_not_by_position(model)
+    obstacle = obstacle or _why_not_tried(model, setting)
     if not obstacle:
         report, products, obstacle = _probe(model, setting, max_batch)
     if obstacle:
@@ -195,8 +195,13 @@ def _cheapest(
         with_kernels: Whether to try paceline's kernels on a small model, too.
         fixed_rows: Number of rows of products with a fixed number.
     """
-    kernels = _kernel_products(model, with_kernels)
-    if kernels is not None and kernels[1].cost_everywhere <= allowed(kernels[1].conditions):
+    kernels, mixture = _kernel_products(model, with_kernels), _mixture(model)
+    if mixture and kernels is None:
+        reason = _why_no_kernels(model, mixture)
+        return ProbeReport(0, 0, 1.0, reason, (), seconds=0.0), Products()
+    if kernels is not None and (
+        mixture or kernels[1].cost_everywhere <= allowed(kernels[1].conditions)
+    ):
         return _with_trial(load_report(model, kernels[0]), kernels[1]), kernels[0]
     report = load_report(model)
     if kernels is not None and (report.reason or kernels[1].cost_everywhere < report.cost):
@@ -258,17 +263,27 @@ def recurrent_layers_of(model: PreTrainedModel) -> str | None:
     )
 
 
-def experts_of(model: PreTrainedModel) -> str | None:
-    """Return why a mixture of experts cannot be batch-invariant; else None."""
+def _mixture(model: PreTrainedModel) -> str:
+    """Return a clause that describes a mixture of experts; "" for other models."""
     config = model.config.get_text_config(decoder=True)
     for name in _EXPERTS:
         count = max(
             (value for value in layer_values(config, name) if isinstance(value, int)), default=0
         )
         if count > 1:
-            return (
-                f"{model.__class__.__name__} is a mixture of {count} experts ({name}), each of"
-                " which sees as many rows as are sent to it, so that padding a forward does not"
-                " fix their number; expected a model without experts"
-            )
-    return None
+            return f"{model.__class__.__name__} is a mixture of {count} experts ({name})"
+    return ""
+
+
+def _why_no_kernels(model: PreTrainedModel, mixture: str) -> str:
+    """Return why paceline's products are not tried for a mixture of experts."""
+    if model.device.type != "cpu":
+        return f"{mixture}, which only the products for CPUs compute one expert at a time"
+    from paceline.cpu.product_choice import everywhere  # imports the kernels
+
+    if everywhere(model) is not None:
+        return f"{mixture}, and 'auto' tries paceline's products for large models only"
+    return (
+        f"{mixture}, whose products paceline cannot compute one expert at a time; expected weights"
+        " of shape [experts, outputs, inputs] with sizes that are multiples of 8"
+    )

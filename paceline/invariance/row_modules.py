@@ -1,20 +1,14 @@
-"""Find the modules of a model that map rows to rows, and how the model calls them.
-
-One short forward pass shows the calls.
-"""
+"""Call modules that map rows to rows alone, as the model calls them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import get_ident
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.overrides import ForwardOverride
@@ -24,7 +18,6 @@ from paceline.invariance.settings import (
     MAX_WIDE_WEIGHTS,
     MEDIUM_COUNTS,
     NARROW_COUNTS,
-    PROBE_TOKENS,
     WIDE_COUNTS,
 )
 
@@ -96,10 +89,7 @@ class RowModule:
 
     def counts(self) -> tuple[int, ...]:
         """Return the row counts that can be probed in a fraction of a second."""
-        size = self.matrix.numel() if self.is_product else 0
-        if size <= MAX_WIDE_WEIGHTS:
-            return WIDE_COUNTS
-        return MEDIUM_COUNTS if size <= MAX_MEDIUM_WEIGHTS else NARROW_COUNTS
+        return _counts_for(self.matrix.numel() if self.is_product else 0)
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
         """Return the module as a function of rows [count, *row_shape].
@@ -140,6 +130,13 @@ class RowModule:
         return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
 
 
+def _counts_for(num_weights: int) -> tuple[int, ...]:
+    """Return the row counts to probe a module of so many weights with."""
+    if num_weights <= MAX_WIDE_WEIGHTS:
+        return WIDE_COUNTS
+    return MEDIUM_COUNTS if num_weights <= MAX_MEDIUM_WEIGHTS else NARROW_COUNTS
+
+
 def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """Return a copy of a module with other tensors; all else is shared.
 
@@ -153,99 +150,59 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     return twin
 
 
-def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Run a short forward pass; return the kinds of modules that take part.
+class RowRouter(RowModule):
+    """Module with several results for the row of each token, such as a router.
 
-    Returns:
-        The modules, and why they cannot be probed alone; "" = they can.
+    Its function returns all results of a row as float64, which represents each number exactly.
     """
-    kinds: dict[tuple[Any, ...], RowModule] = {}
-    observed: set[nn.Module] = set()
-    thread = get_ident()
 
-    def record(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if get_ident() != thread:  # other threads may use the model
-            return
-        row_module = _row_module(name, module, inputs, output)
-        if row_module is None:
-            return
-        observed.add(module)
-        kind = kinds.setdefault(_kind_of(row_module), row_module)
-        if kind is not row_module:
-            kind.times += 1
+    def function(self, weight: Tensor | None = None) -> RowFunction:
+        """Return the module as a function of rows [count, *row_shape]."""
+        return partial(self._apply, self._joined)
 
-    # The hooks exist during this forward pass only.
-    hooks = [
-        module.register_forward_hook(partial(record, name))
-        for name, module in model.named_modules()
-        if not any(module.children())
-    ]
-    try:
-        with torch.inference_mode():
-            token_ids = torch.arange(PROBE_TOKENS, device=model.device)[None] % 2
-            model(input_ids=token_ids, use_cache=False)
-    except Exception as error:  # a module of another library may raise any type
-        return (
-            [],
-            f"{model.__class__.__name__} cannot be watched in a forward: {error}"
-            f" ({type(error).__name__})",
-        )
-    finally:
-        for hook in hooks:
-            hook.remove()
-    fault = _unprobed(model, observed)
-    return ([], fault) if fault else (list(kinds.values()), "")
+    def _joined(self, rows: Tensor) -> Tensor:
+        output = self.module(rows)
+        results = [output] if isinstance(output, Tensor) else output
+        results = [result.flatten(1).double() for result in results]
+        return torch.cat(results, dim=1)
 
 
-def _kind_of(module: RowModule) -> tuple[Any, ...]:
-    """Return a key that modules with the same kernels share."""
-    parameters = [
-        (weight.shape, weight.stride(), weight.dtype) for weight in module.module.parameters()
-    ]
-    return (
-        type(module.module),
-        repr(module.module),
-        module.row_shape,
-        len(module.before),
-        module.like.dtype,
-        repr(parameters),
-    )
+@dataclass(slots=True)
+class RowExperts(RowModule):
+    """Experts, together with a choice of experts that depends on the row alone.
 
+    A row has scores of all experts behind the inputs. Random rows with a few large columns choose
+    some experts often and others rarely.
 
-def _unprobed(model: PreTrainedModel, observed: set[nn.Module]) -> str:
-    """Return which weights no observed module uses; "" = none."""
-    for name, module in model.named_modules():
-        if module in observed or isinstance(module, nn.Embedding):
-            continue
-        for parameter_name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() > 1:
-                return (
-                    f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums"
-                    " cannot be tried alone; expected weights in nn.Linear, Conv1D and embeddings"
-                )
-    return ""
-
-
-def _row_module(
-    name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
-) -> RowModule | None:
-    """Return a module as it was called.
-
-    None means that it does not map the numbers of each token to numbers of that token.
+    Attributes:
+        num_experts: Number of experts.
+        num_choices: Number of experts per row.
+        weights_like: Tensor with the dtype of the experts' weights in a row.
     """
-    if (
-        len(inputs) != 1
-        or not isinstance(inputs[0], Tensor)
-        or not isinstance(output, Tensor)
-        or output is inputs[0]
-    ):
-        return None
-    shape = tuple(inputs[0].shape)
-    if (
-        not inputs[0].is_floating_point()
-        or PROBE_TOKENS not in shape[:-1]
-        or shape[:-1] != tuple(output.shape[:-1])
-    ):
-        return None
-    axis = shape.index(PROBE_TOKENS)
-    return RowModule(name, module, shape[:axis], shape[axis + 1 :], inputs[0].new_zeros(()))
+
+    num_experts: int = 0
+    num_choices: int = 0
+    weights_like: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    @property
+    def shape(self) -> str:
+        """Shape of the module in words."""
+        size = self.after[0] - self.num_experts
+        return f"{type(self.module).__name__} of {size}, {self.num_choices} of {self.num_experts}"
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the row counts that can be probed in a fraction of a second."""
+        return _counts_for(sum(weight.numel() for weight in self.module.parameters(recurse=False)))
+
+    def function(self, weight: Tensor | None = None) -> RowFunction:
+        """Return the module as a function of rows [count, size + num_experts]."""
+        return self._route
+
+    @torch.inference_mode()
+    def _route(self, rows: Tensor) -> Tensor:
+        size = rows.shape[1] - self.num_experts
+        inputs, scores = rows[:, :size], rows[:, size:]
+        top = scores.float().topk(self.num_choices)
+        weights = top.values.softmax(-1).to(self.weights_like.dtype)
+        outputs: Tensor = self.module(inputs.contiguous(), top.indices, weights)
+        return outputs

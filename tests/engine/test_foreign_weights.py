@@ -26,7 +26,7 @@ from paceline.integrations.transformers import Strategy
 from paceline.invariance import probing
 from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.invariance.probing import probe_model
-from paceline.invariance.row_modules import find_row_modules
+from paceline.invariance.row_module_search import find_row_modules
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import model_identity
 from paceline.model.model_view import ModelView

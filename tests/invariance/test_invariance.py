@@ -180,18 +180,6 @@ def test_an_activation_whose_last_elements_differ_is_found() -> None:
     assert "mlp.act_fn 1, 2, 3" in probe_model(model).reason
 
 
-@pytest.mark.parametrize(
-    "name", ["mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "gpt_oss", "llama4"]
-)
-def test_mixtures_of_experts_are_refused_by_name(name: str) -> None:
-    model = make(name)
-    with pytest.raises(
-        ConfigError, match=rf"got True; {type(model).__name__} is a mixture of \d experts"
-    ):
-        resolve_batch_invariance(model, True)
-    assert "mixture of" in resolve_batch_invariance(model, "auto").reason
-
-
 def test_weights_that_cannot_be_tried_are_refused_by_name() -> None:
     class Bare(nn.Module):
         def __init__(self, inner: nn.Module) -> None:

@@ -1,0 +1,202 @@
+"""Compute mixtures of experts with a backend's products, expert by expert.
+
+With transformers' grouped products, the bits of a row depend on how many rows share its expert.
+Here, each product of an expert is a product of the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from paceline.backend.interface import Backend
+from paceline.backend.overrides import ForwardOverride, is_free
+from paceline.backend.plain_tensors import PLAIN, is_plain
+from paceline.backend.settings import MAX_PADDED_WEIGHTS, OUTPUT_MULTIPLE
+
+_MATRICES = ("gate_up_proj", "up_proj", "down_proj")
+
+
+class ExpertsOverride(ForwardOverride):
+    """Multiplies the rows of each expert with the backend's product.
+
+    The results are weighted and added in the order of a row's experts.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the weighted sum of the experts' outputs, as in transformers.
+
+        Args:
+            hidden_states: [rows, size].
+            top_k_index: int64 [rows, k], the experts of each row.
+            top_k_weights: [rows, k], the weights of their outputs.
+        """
+        module: Any = self.module
+        if not self._suits(hidden_states):
+            usual: Tensor = self._forward(module, hidden_states, top_k_index, top_k_weights)
+            return usual
+        num_rows, num_choices = top_k_index.shape
+        experts = top_k_index.flatten()
+        order = experts.argsort(stable=True)
+        counts = experts.bincount(minlength=module.num_experts).tolist()
+        inputs = hidden_states[order.div(num_choices, rounding_mode="floor")]
+        inner = self._multiply(inputs, counts, "gate_up_proj" if module.has_gate else "up_proj")
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        outputs = self._multiply(inner, counts, "down_proj")
+        if module.has_post_expert_norm:
+            outputs = module.post_expert_norm(outputs)
+        outputs = outputs * top_k_weights.flatten()[order].unsqueeze(-1)
+        by_row = torch.empty_like(outputs)
+        by_row[order] = outputs
+        return by_row.view(num_rows, num_choices, -1).sum(dim=1).to(hidden_states.dtype)
+
+    def _suits(self, rows: Tensor) -> bool:
+        """Return True if the backend's products apply to these rows."""
+        weight = self._attributes["_parameters"].get("down_proj")
+        return (
+            self.products.min_rows <= len(rows) <= self.products.max_rows
+            and type(weight) in PLAIN
+            and type(rows) in PLAIN
+            and rows.dtype == weight.dtype
+            and not torch.is_grad_enabled()
+        )
+
+    def _multiply(self, rows: Tensor, counts: list[int], name: str) -> Tensor:
+        """Return the products of rows sorted by expert, from the rows per expert."""
+        parameters = self._attributes["_parameters"]
+        weights, biases = parameters[name], parameters.get(f"{name}_bias")
+        linear, first, products = self.products.backend.linear, 0, []
+        for expert, count in enumerate(counts):
+            if count:
+                bias = None if biases is None else biases[expert]
+                products.append(linear(rows[first : first + count], weights[expert], bias))
+                first += count
+        return torch.cat(products)
+
+
+class PaddedLinearOverride(ForwardOverride):
+    """Pads a weight whose number of outputs the backend's product does not take."""
+
+    __slots__ = ()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the products of rows [..., inner]."""
+        parameters = self._attributes["_parameters"]
+        if torch.is_grad_enabled() or rows.dtype != parameters["weight"].dtype:
+            usual: Tensor = self._forward(self.module, rows)
+            return usual
+        return _multiply_padded(
+            self.products.backend, rows, parameters["weight"], parameters["bias"]
+        )
+
+
+class RouterOverride(ForwardOverride):
+    """Uses the backend's product for calls of `functional.linear` in a module."""
+
+    __slots__ = ()
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return the outputs of the module."""
+        with _LinearCalls(self.products.backend):
+            return self._forward(self.module, *inputs, **options)
+
+
+class _LinearCalls(TorchFunctionMode):
+    """Passes calls of `functional.linear` to a backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one function of torch."""
+        if func is functional.linear and not kwargs and len(args) in (2, 3):
+            return _multiply_padded(self._backend, args[0], args[1], (*args, None)[2])
+        return func(*args, **(kwargs or {}))
+
+
+def _multiply_padded(backend: Backend, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows @ weight.T + bias; outputs of zero fill up the weight if needed."""
+    outer = weight.shape[0]
+    missing = -outer % OUTPUT_MULTIPLE
+    if missing:
+        weight = functional.pad(weight, (0, 0, 0, missing))
+        bias = None if bias is None else functional.pad(bias, (0, missing))
+    if rows.dtype != weight.dtype or not backend.takes_weight(weight):
+        return functional.linear(rows, weight, bias)[..., :outer]
+    return backend.linear(rows, weight, bias)[..., :outer]
+
+
+def routing_overrides(
+    model: PreTrainedModel, backend: Backend
+) -> dict[nn.Module, type[ForwardOverride]]:
+    """Return overrides for experts, their routers and products of few outputs.
+
+    The result is empty for a model without experts that the backend can compute.
+    """
+    overrides: dict[nn.Module, type[ForwardOverride]] = {}
+    has_experts = False
+    for module in model.modules():
+        if _has_experts(module, backend):
+            overrides[module], has_experts = ExpertsOverride, True
+        elif _is_narrow(module, backend):
+            overrides[module] = PaddedLinearOverride
+        elif _is_router(module):
+            overrides[module] = RouterOverride
+    return overrides if has_experts else {}
+
+
+def _has_experts(module: nn.Module, backend: Backend) -> bool:
+    """Return True for transformers' experts with weights [experts, out, in]."""
+    attributes = vars(module)
+    held: dict[str, Any] = module._parameters
+    matrices = [held[name] for name in _MATRICES if name in held]
+    return (
+        attributes.get("is_transposed") is False
+        and not attributes.get("_is_expert_parallel")
+        and len(matrices) == 2
+        and held.keys() <= {*_MATRICES, *(f"{name}_bias" for name in _MATRICES)}
+        and all(
+            is_plain(matrix) and matrix.dim() == 3 and backend.takes_weight(matrix[0])
+            for matrix in matrices
+        )
+        and is_free(module)
+    )
+
+
+def _is_narrow(module: nn.Module, backend: Backend) -> bool:
+    """Return True for a small product that the backend does not take unpadded."""
+    return (
+        type(module) is nn.Linear
+        and is_plain(module.weight)
+        and module.weight.numel() <= MAX_PADDED_WEIGHTS
+        and not backend.takes_weight(module.weight)
+        and is_free(module)
+    )
+
+
+def _is_router(module: nn.Module) -> bool:
+    """Return True for a module that multiplies with a matrix in code of its class."""
+    weight: Any = module._parameters.get("weight")
+    return (
+        not isinstance(module, nn.Linear | Conv1D | nn.Embedding)
+        and not module._modules
+        and is_plain(weight)
+        and weight.dim() == 2
+        and is_free(module)
+    )

@@ -1,0 +1,110 @@
+"""Time experts with our products against experts as transformers computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from paceline.backend.experts import ExpertsOverride, routing_overrides
+from paceline.backend.products import Products
+from paceline.backend.settings import NUM_ROUNDS, TIMED_ROWS
+from paceline.cpu.backend import CPU
+from paceline.util.stopwatch import Stopwatch, spread_of
+
+_NUM_CHOICES = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k", "top_k")
+_DEFAULT_CHOICES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsKind:
+    """Experts of one shape, represented by the first such module of a model.
+
+    Attributes:
+        module: The module.
+        times: Number of such modules.
+        num_choices: Experts per row.
+    """
+
+    module: nn.Module
+    times: int
+    num_choices: int
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights of all such modules."""
+        return self.times * sum(weight.numel() for weight in self.module.parameters(recurse=False))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTimes:
+    """Seconds of all experts of a model, per number of rows in `TIMED_ROWS`.
+
+    Attributes:
+        ours: Seconds with our products; empty if there are no experts.
+        torchs: Seconds as transformers computes them.
+        spreads: Spread of the repeats of each timing.
+    """
+
+    ours: tuple[float, ...]
+    torchs: tuple[float, ...]
+    spreads: tuple[float, ...]
+
+
+def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
+    """Return the kinds of experts of a model that our products can compute."""
+    kinds: dict[tuple[Any, ...], list[nn.Module]] = {}
+    for module, override in routing_overrides(model, CPU).items():
+        if override is ExpertsOverride:
+            shapes = tuple(weight.shape for weight in module.parameters(recurse=False))
+            kinds.setdefault((type(module), shapes), []).append(module)
+    config = model.config.get_text_config(decoder=True)
+    known = (getattr(config, name, None) for name in _NUM_CHOICES)
+    num_choices = next((count for count in known if isinstance(count, int)), _DEFAULT_CHOICES)
+    return tuple(ExpertsKind(alike[0], len(alike), num_choices) for alike in kinds.values())
+
+
+def time_experts(
+    kinds: Sequence[ExpertsKind], products: Products, stopwatch: Stopwatch
+) -> ExpertTimes:
+    """Time all experts of a model; each row chooses its experts at random.
+
+    Args:
+        kinds: Experts of the model.
+        products: Our products.
+        stopwatch: Measures the calls.
+    """
+    if not kinds:
+        return ExpertTimes((), (), ())
+    totals: list[list[float]] = [[], []]
+    spreads: list[float] = []
+    noise = torch.Generator().manual_seed(0)
+    for num_rows in TIMED_ROWS:
+        seconds = [0.0, 0.0]
+        for kind in kinds:
+            calls = _calls(kind, num_rows, products, noise)
+            rounds = [[stopwatch.seconds(call) for call in calls] for _ in range(NUM_ROUNDS)]
+            for index, repeats in enumerate(zip(*rounds, strict=True)):
+                seconds[index] += kind.times * min(repeats)
+                spreads.append(spread_of(repeats[1:]))  # the first repeat warms up
+        for index in range(2):
+            totals[index].append(seconds[index])
+    return ExpertTimes(tuple(totals[0]), tuple(totals[1]), tuple(spreads))
+
+
+def _calls(
+    kind: ExpertsKind, num_rows: int, products: Products, noise: torch.Generator
+) -> list[Callable[[], Any]]:
+    """Return calls of the experts with our products, and as in transformers."""
+    module: Any = kind.module
+    weight = module.down_proj
+    scores = torch.rand(num_rows, module.num_experts, generator=noise)
+    top = scores.topk(kind.num_choices)
+    rows = torch.ones(num_rows, weight.shape[1], dtype=weight.dtype)
+    inputs = rows, top.indices, top.values.to(weight.dtype)
+    override = ExpertsOverride(module, products)
+    return [lambda: override(*inputs), lambda: type(module).forward(module, *inputs)]

@@ -1,0 +1,161 @@
+"""Find the modules of a model that map rows to rows.
+
+One short forward pass shows how the model calls them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.backend.experts import ExpertsOverride, RouterOverride
+from paceline.backend.overrides import ForwardOverride
+from paceline.invariance.row_modules import RowExperts, RowModule, RowRouter
+from paceline.invariance.settings import PROBE_TOKENS
+
+
+def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
+    """Run a short forward pass; return the kinds of modules that take part.
+
+    Returns:
+        The modules, and why they cannot be probed alone; "" = they can.
+    """
+    kinds: dict[tuple[Any, ...], RowModule] = {}
+    observed: set[nn.Module] = set()
+    thread = get_ident()
+
+    def record(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if get_ident() != thread:  # other threads may use the model
+            return
+        row_module = _row_module(name, module, inputs, output)
+        if row_module is None:
+            return
+        observed.add(module)
+        kind = kinds.setdefault(_kind_of(row_module), row_module)
+        if kind is not row_module:
+            kind.times += 1
+
+    # The hooks exist during this forward pass only.
+    hooks = [
+        module.register_forward_hook(partial(record, name))
+        for name, module in model.named_modules()
+        if not any(module.children()) or _override(module) is not None
+    ]
+    try:
+        with torch.inference_mode():
+            token_ids = torch.arange(PROBE_TOKENS, device=model.device)[None] % 2
+            model(input_ids=token_ids, use_cache=False)
+    except Exception as error:  # a module of another library may raise any type
+        return (
+            [],
+            f"{model.__class__.__name__} cannot be watched in a forward: {error}"
+            f" ({type(error).__name__})",
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    fault = _unprobed(model, observed)
+    return ([], fault) if fault else (list(kinds.values()), "")
+
+
+def _kind_of(module: RowModule) -> tuple[Any, ...]:
+    """Return a key that modules with the same kernels share."""
+    parameters = [
+        (weight.shape, weight.stride(), weight.dtype) for weight in module.module.parameters()
+    ]
+    return (
+        type(module.module),
+        repr(module.module),
+        module.row_shape,
+        len(module.before),
+        module.like.dtype,
+        repr(parameters),
+    )
+
+
+def _unprobed(model: PreTrainedModel, observed: set[nn.Module]) -> str:
+    """Return which weights no observed module uses; "" = none."""
+    for name, module in model.named_modules():
+        if module in observed or isinstance(module, nn.Embedding):
+            continue
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1:
+                return (
+                    f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums"
+                    " cannot be tried alone; expected weights in nn.Linear, Conv1D and embeddings"
+                )
+    return ""
+
+
+def _row_module(
+    name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
+) -> RowModule | None:
+    """Return a module as it was called.
+
+    None means that it does not map the numbers of each token to numbers of that token.
+    """
+    override = _override(module)
+    if isinstance(override, ExpertsOverride):
+        return _row_experts(name, module, inputs)
+    if isinstance(override, RouterOverride):
+        return _row_router(name, module, inputs, output)
+    if (
+        len(inputs) != 1
+        or not isinstance(inputs[0], Tensor)
+        or not isinstance(output, Tensor)
+        or output is inputs[0]
+    ):
+        return None
+    shape = tuple(inputs[0].shape)
+    if (
+        not inputs[0].is_floating_point()
+        or PROBE_TOKENS not in shape[:-1]
+        or shape[:-1] != tuple(output.shape[:-1])
+    ):
+        return None
+    axis = shape.index(PROBE_TOKENS)
+    return RowModule(name, module, shape[:axis], shape[axis + 1 :], inputs[0].new_zeros(()))
+
+
+def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowModule | None:
+    """Return experts as they were called; None for unknown inputs."""
+    if len(inputs) != 3 or inputs[1].dim() != 2:
+        return None
+    rows, choices, weights = inputs
+    num_experts: Any = module.num_experts
+    return RowExperts(
+        name,
+        module,
+        before=(),
+        after=(rows.shape[-1] + num_experts,),
+        like=rows.new_zeros(()),
+        num_experts=num_experts,
+        num_choices=choices.shape[1],
+        weights_like=weights.new_zeros(()),
+    )
+
+
+def _row_router(
+    name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
+) -> RowModule | None:
+    """Return a router as it was called; None if a result has no row per token."""
+    results = [output] if isinstance(output, Tensor) else output
+    if (
+        len(inputs) != 1
+        or not isinstance(inputs[0], Tensor)
+        or not all(isinstance(result, Tensor) for result in results)
+        or any(len(result) != PROBE_TOKENS for result in (inputs[0].flatten(0, -2), *results))
+    ):
+        return None
+    return RowRouter(name, module, (), (inputs[0].shape[-1],), inputs[0].new_zeros(()))
+
+
+def _override(module: nn.Module) -> ForwardOverride | None:
+    """Return what replaces the `forward` of a module in a view; None for nothing."""
+    override = vars(module).get("forward")
+    return override if isinstance(override, ForwardOverride) else None
