@@ -1,4 +1,4 @@
-"""Offer `LLM`: load a model and a drafter, then generate losslessly."""
+"""Load a model and a drafter with `LLM`, and generate losslessly."""
 
 from __future__ import annotations
 
@@ -39,46 +39,42 @@ class LLM(EngineFacade):
 
     Args:
         model: Directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded
-            transformers model (put into eval mode).
-        drafter: "auto", another "name" or "name:key=value,key=value" (see `paceline drafters`), a
-            class as "module:Class", or a `Drafter`.
-        draft_model: Like `model`, for drafters that need a draft model or can use one ("auto").
-            Drafters chosen for individual requests (`SamplingParams.speculation`) use this model
-            too.
-        tokenizer: Directory, hub id, GGUF file or object; default: the tokenizer stored with
+            transformers model, which is put into eval mode.
+        drafter: "auto" (default), another "name" or "name:key=value,key=value" (see `paceline
+            drafters`), a class as "module:Class", or a `Drafter`.
+        draft_model: Like `model`, for drafters that need a draft model or can use one ("auto"),
+            including those of individual requests (`SamplingParams.speculation`). Default: none.
+        tokenizer: Directory, hub id, GGUF file or object. Default: the tokenizer stored with
             `model`. Prompts given as token ids need no tokenizer.
-        processor: Directory, hub id or object; default: the processor stored with `model`. Only
+        processor: Directory, hub id or object. Default: the processor stored with `model`. Only
             prompts with images, videos or audio need it.
-        dtype: "auto" (the checkpoint's data type; bfloat16 for a GGUF file), "float32", "bfloat16"
-            or "float16".
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
-        max_length: Maximum length of the prompt plus the answer, in tokens; default: the model's
-            context length.
-        max_batch: Maximum number of requests per forward pass, over all callers; additional prompts
-            wait.
-        max_nodes: Maximum number of draft nodes verified per request and step.
-        lookahead_parallel: True, or `Ranks` that were joined: share the work on every draft tree
-            with the other processes in the run. Each process has a copy of the model and makes the
-            same calls.
-        batch_invariant: True: the logits for a given text are bitwise identical in any batch, with
-            and without drafts, in any dtype. "auto": on if a check at load time shows a cost under
-            5 %.
+        dtype: "float32", "bfloat16", "float16" or "auto" (default), which uses the checkpoint's
+            data type, or bfloat16 for a GGUF file.
+        device: "cpu", "cuda", "cuda:1", or "auto" (default), which uses a GPU if there is one.
+        max_length: Maximum tokens of prompt and answer; at least 1. Default: the model's context.
+        max_batch: Maximum number of requests per forward pass; at least 1. Further prompts wait.
+        max_nodes: Maximum number of draft nodes verified per request and step; at least 0.
+        lookahead_parallel: Share the work on every draft tree with the other processes in the run:
+            True, or `Ranks` that have joined. Each process has a copy of the model and makes the
+            same calls. Default: False.
+        batch_invariant: With True, the logits for a given text are bitwise identical in any batch,
+            with and without drafts, in any data type. "auto" (default) turns this on if a check at
+            load time shows a cost below 5 %. False turns it off.
         fixed_shapes: Whether decode steps run in a few fixed shapes, on CUDA as captured graphs.
-            "auto": on CUDA only.
-        cache_gib: Maximum memory for the KV cache in GiB; requests wait when it is full. None =
-            most of the available memory.
-        keep_prefixes: Number of finished requests whose keys and values stay cached for prompts
-            with the same beginning (prefix caching), such as the next turn of a conversation. The
-            weights must not change in the meantime.
-        on_drafter_error: "raise": an error in a drafter ends its requests; "plain": the requests
-            continue without drafts.
+            "auto" (default) uses them on CUDA only.
+        cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when it is full.
+            Default: most of the available memory.
+        keep_prefixes: Number of finished requests that stay cached; at least 0. Prompts with the
+            same beginning, such as the next turn of a conversation, reuse their keys and values
+            (prefix caching). The weights must not change in the meantime.
+        on_drafter_error: With "raise" (default), an error in a drafter ends its requests. With
+            "plain", the requests continue without drafts.
         cost_curve: Seconds per forward pass for each number of rows. The draft budget then cuts
-            trees according to this curve instead of measured times. None = measure.
-        draft_budget: Settings for the draft budget, which decides how many draft nodes are
-            verified.
+            trees according to this curve. Default: measured times.
+        draft_budget: Limits on verified draft nodes. Default: `DraftBudgetSettings()`.
     Raises:
-        ConfigError: an argument cannot be used.
-        UnsupportedModelError: the model cannot be verified losslessly.
+        ConfigError: An argument cannot be used.
+        UnsupportedModelError: The model cannot be verified losslessly.
     """
 
     def __init__(
@@ -157,7 +153,7 @@ class LLM(EngineFacade):
             One completion per prompt; with `SamplingParams.n`, `Completion.others` holds the
             additional answers.
         Raises:
-            ConfigError, CapacityError: a prompt, or a drafter named in its parameters, cannot be
+            ConfigError, CapacityError: A prompt, or a drafter named in its parameters, cannot be
                 used. In that case, no request has started.
         """
         groups = self._inputs.request_groups(prompts, params)
@@ -179,7 +175,7 @@ class LLM(EngineFacade):
         Closing the iterator frees everything that the request holds.
 
         Raises:
-            ConfigError, CapacityError: as in `generate`; also if `SamplingParams.n` is above 1.
+            ConfigError, CapacityError: As in `generate`; also if `SamplingParams.n` is above 1.
         """
         return stream_chunks(self._engine, self._inputs.single(prompt, params), self.tokenizer)
 
@@ -201,7 +197,7 @@ class LLM(EngineFacade):
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Run `stream` in asyncio; `aclose` frees everything that the request holds."""
+        """Run `stream` in asyncio; `aclose` releases everything that the request holds."""
         request = self._inputs.single(prompt, params)
         (handle,) = await self._async_engine.submit([request], keep_outcomes=True)
         chunks, done = Chunks(handle, self.tokenizer), False
@@ -220,7 +216,7 @@ class LLM(EngineFacade):
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
     ) -> Completion:
-        """Answer a conversation; arguments and errors as in `chat_prompt` and `generate`."""
+        """Answer a conversation, with the arguments of `chat_prompt` and `generate`."""
         prompt = self.chat_prompt(
             messages,
             chat_template_kwargs,
@@ -257,7 +253,7 @@ class LLM(EngineFacade):
         Returns:
             Token ids; an `EncodedPrompt` if the messages contain images, videos or audio.
         Raises:
-            ConfigError: the messages or an image cannot be used, there is no tokenizer, the
+            ConfigError: The messages or an image cannot be used, there is no tokenizer, the
                 tokenizer has no chat template, or the template rejects the conversation.
         """
         from paceline.media.conversations import conversation_prompt

@@ -20,8 +20,8 @@ class Reach(NamedTuple):
     """Describe how far back one kind of layers looks, in text positions.
 
     Attributes:
-        window: Positions that sliding attention looks back, its own included; None = no window.
-        chunk: Positions per chunk of chunked attention; None = no chunks.
+        window: Positions that sliding attention looks back, its own included; None means no window.
+        chunk: Positions per chunk of chunked attention; None means no chunks.
     """
 
     window: int | None = None

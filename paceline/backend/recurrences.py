@@ -135,7 +135,7 @@ class Recurrences(Protocol):
             path: Tokens to append.
             held: See `convolve`.
             slots: Slot of each request, int64 [requests].
-            start: Inputs before the path, [requests, size - 1, channels]; None = the held ones.
+            start: Inputs before the path, [requests, size - 1, channels]; None means the held ones.
         """
 
     def delta_tokens(
@@ -197,7 +197,7 @@ class Recurrences(Protocol):
             path: Tokens to add.
             held: See `walk`.
             slots: Slot of each request, int64 [requests].
-            start: States before the path, [requests, ...]; None = the held ones.
+            start: States before the path, [requests, ...]; None means the held ones.
         """
 
     def scan(self, tokens: ScanTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:

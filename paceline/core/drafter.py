@@ -96,21 +96,21 @@ class Drafter:
 
     Attributes:
         name: Name shown in messages and tables.
-        vocab_size: Vocabulary size of the drafter's own model; None = no such model. The engine
-            rejects a target with a different size.
-        ids_below: Upper bound (exclusive) on the proposed token ids; 0 = unknown. A target with a
-            smaller vocabulary is rejected, unless the two sizes differ only by padding.
+        vocab_size: Vocabulary size of the drafter's own model; None if there is no such model. The
+            engine rejects a target with a different size.
+        ids_below: Upper bound (exclusive) on the proposed token ids; 0 if it is unknown. A target
+            with a smaller vocabulary is rejected, unless the two sizes differ only by padding.
         columns: Tree branches that copies of the target can compute in parallel
             (`paceline.engine.parallel`).
         node_rule: Limits on the number of draft nodes (`paceline.core.node_rule`).
         budget: Whether the engine cuts trees to the nodes that save more time than they cost
             (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the most
             likely paths first.
-        top_k: Number of the target's most likely tokens that outcomes report per node; 0 = none.
+        top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
         needs_predictions: The drafter learns from `target_argmax` at rejected nodes, which no
             recorded answer contains.
-        draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None = the
-            model's default head.
+        draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None uses
+            the model's default head.
         needs_draft_model: Class attribute: `build` requires a draft model.
         takes_draft_model: Class attribute: `build` accepts a draft model but also works without
             one.
@@ -144,7 +144,7 @@ class Drafter:
             tokenizer: Tokenizer of the prompts, if known. Data gathered with the same tokenizer is
                 valid however the vocabulary is padded.
         Raises:
-            ConfigError: the drafter's data belongs to a different vocabulary; the message gives
+            ConfigError: The drafter's data belongs to a different vocabulary; the message gives
                 both sizes.
         """
 
@@ -154,7 +154,7 @@ class Drafter:
         The engine calls this method once, when the engine is built.
 
         Raises:
-            DatastoreError, ConfigError: the drafter knows that its ids come from a different
+            DatastoreError, ConfigError: The drafter knows that its ids come from a different
                 tokenizer; the message gives both fingerprints.
         """
 
@@ -165,7 +165,7 @@ class Drafter:
             target: The model that verifies the drafts.
             tokenizer: Tokenizer of the prompts, if known.
         Raises:
-            ConfigError, UnsupportedModelError: the draft model does not fit this target.
+            ConfigError, UnsupportedModelError: The draft model does not fit this target.
         """
 
     def num_head_tokens(self) -> int:
@@ -173,7 +173,7 @@ class Drafter:
 
         The head drafts them from the target's hidden state after the next forward pass
         (`paceline.draft_head`). For a small model, each token costs about 2 % of a forward pass.
-        The engine limits the number (`DraftHead.levels`). 0 = none.
+        The engine limits the number (`DraftHead.levels`). 0 requests none.
         """
         return 0
 
@@ -262,7 +262,7 @@ def check_tokens(
         requests: Requests of the call.
         before: Result of `copied_tokens` before the call.
     Raises:
-        DrafterError: the drafter changed `token_ids`, which would corrupt the answer.
+        DrafterError: The drafter changed `token_ids`, which would corrupt the answer.
     """
     if before is None:
         return

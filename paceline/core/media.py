@@ -20,7 +20,7 @@ class PrefixStates:
             another layer's.
         position_offset: Number that the model adds to the index of every later token to get its
             position.
-        logits: Logits after the next token, [vocab]; None = not computed.
+        logits: Logits after the next token, [vocab]; None means not computed.
     """
 
     layers: list[tuple[Tensor, Tensor] | None]
@@ -40,7 +40,7 @@ class Media:
         end: Number of leading tokens, up to and including the last placeholder. Text follows.
         digest: Hash of these tokens and of the tensors. Prompts with equal digests have equal keys
             and values in their first `end` positions.
-        states: Keys and values of the first `end` tokens, if they are known; None = the model
+        states: Keys and values of the first `end` tokens, if they are known; None means the model
             computes them from `tensors`.
     """
 

@@ -23,7 +23,7 @@ class TopLogits(NamedTuple):
         columns: [rows, k] columns of the logits, most likely first.
         probs: float32 [rows, k] their probabilities; a row of zeros has logits that are not
             numbers.
-        vocabulary_ids: Token id of each column; None = column i is token i.
+        vocabulary_ids: Token id of each column; None means column i is token i.
     """
 
     columns: Tensor
@@ -56,10 +56,10 @@ class NodeLogits:
         starts: First row of each request, which holds the logits at its newest token.
         counts: Number of rows of each request: 1 + its nodes.
         states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
-            then the inputs of the captured layers. None = not captured.
+            then the inputs of the captured layers. None means not captured.
         pending: For each request, the hidden states at its pending tokens except the newest, [n, 1
-            + layers, hidden]. None = not captured.
-        top: Most likely tokens of each row; None = not computed.
+            + layers, hidden]. None means not captured.
+        top: Most likely tokens of each row; None means not computed.
     """
 
     flat: Tensor

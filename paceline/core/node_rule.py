@@ -10,9 +10,9 @@ class NodeRule:
     """Limits on draft nodes that a drafter declares.
 
     Attributes:
-        max_nodes: Maximum number of nodes per request; None = the engine's maximum.
+        max_nodes: Maximum number of nodes per request; None means the engine's maximum.
         batch_nodes: Number of nodes that all requests in a step share, if there are several
-            requests; None = each request may have `max_nodes`.
+            requests; None means each request may have `max_nodes`.
         min_nodes: Number of nodes that a request may have in a batch of any size.
     """
 

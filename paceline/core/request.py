@@ -53,7 +53,7 @@ class Request:
         rotary_length: Text length that determines the rotary frequencies for the first tokens, in
             models whose frequencies depend on the text length. For later tokens, the text up to the
             token determines them.
-        media: Images, videos and audio in the prompt; None = text only.
+        media: Images, videos and audio in the prompt; None means text only.
         position_offset: Number that is added to the index of a token after the last image to get
             its position; 0 without images.
         slot: Slot in the KV cache; -1 before the model opens the request.
@@ -61,7 +61,7 @@ class Request:
         logprobs: For each token of the answer, if requested: token id -> log-probability, most
             likely first.
         prompt_logprobs: For each prompt token computed so far: None for the first token, then as in
-            `logprobs`. None = not requested.
+            `logprobs`. None means not requested.
         states: The target's hidden states for this request, if its drafter requested them in
             `start`.
         processed: The request's logits processors, created on first use.

@@ -47,7 +47,8 @@ class SamplingParams:
             the answer; from -2 to 2; 0 disables the penalty.
         stop_token_ids: Tokens that end the answer, even with `ignore_eos`. The stop token is the
             last token of the answer.
-        logit_bias: Token id -> value added to its logit, -100 to 100; None = nothing.
+        logit_bias: Value added to the logit of each given token id; from -100 to 100; None changes
+            none.
         bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
             the start of the text and after a space. When the answer ends with all tokens of an
             entry but the last, the sampler bans that last token.
@@ -57,17 +58,17 @@ class SamplingParams:
             processor may keep state in its attributes.
         logprobs: Number of most likely tokens whose log-probabilities are reported for each token
             of the answer, in addition to the chosen token. They are computed from the model's own
-            logits (`Completion.logprobs`). None = no report.
+            logits (`Completion.logprobs`). None reports none.
         prompt_logprobs: The same number for each token of the prompt
             (`Completion.prompt_logprobs`). The model then computes the whole prompt, even if the
-            cache holds its beginning. None = no report.
+            cache holds its beginning. None reports none.
         skip_special_tokens: Leave special tokens out of the text. False writes them as the
             tokenizer spells them, including the end-of-sequence token.
         n: Number of answers, with seed, seed + 1, ...; several answers need a temperature above 0
             (`Completion.outputs`).
-        speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None = the
-            engine's drafter. The drafter changes the speed, not the text.
-        max_nodes: Maximum number of draft nodes verified per step; None = as many as the engine
+        speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None uses
+            the engine's drafter. The drafter changes the speed, not the text.
+        max_nodes: Maximum number of draft nodes verified per step; None means as many as the engine
             allows.
         priority: Requests with a lower number get a slot first and may preempt others; ties go to
             the older request.
@@ -76,7 +77,7 @@ class SamplingParams:
     presence_penalty, bad_words, min_tokens, logits_processors, temperature, top_k, top_p, min_p.
 
     Raises:
-        ConfigError: a value is outside its range.
+        ConfigError: A value is outside its range.
     """
 
     max_new_tokens: int = 128

@@ -58,7 +58,8 @@ class DraftTree:
         """Map (parent, token) to node.
 
         Args:
-            count: Number of nodes to map, from the first; None = all nodes that may be accepted.
+            count: Number of nodes to map, from the first; None means all nodes that may be
+                accepted.
         """
         nodes = range(self.num_candidates if count is None else count)
         return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))

@@ -25,7 +25,7 @@ class BudgetedDrafts:
         proposed: The drafts as proposed.
         trees: Draft trees that the target verifies, one per ready request.
         flat: The proposed trees as arrays, if the budget may cut them; otherwise None.
-        cost: Duration of the step with the trees, in multiples of a step without them; 0 = the
+        cost: Duration of the step with the trees, in multiples of a step without them; 0 means the
             back-off does not need the cost. A drafter that requires a draft model has a cost even
             if its trees are cut, because the draft model has already run.
     """

@@ -118,7 +118,7 @@ def measure(
         max_rows: Maximum number of rows; default: all numbers in the settings.
         max_seconds: Number of seconds after which no new number of rows is started; default: from
             the settings.
-        known: Curve that already includes the cost of longer texts; None = measure this cost as
+        known: Curve that already includes the cost of longer texts; None measures this cost as
             well, which takes several more seconds.
         settings: Rows and limits for the measurement.
     """

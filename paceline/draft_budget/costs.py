@@ -31,8 +31,8 @@ class Costs:
 
     Args:
         model: The model with its cache.
-        max_rows: Maximum number of rows in a forward pass; None = no limit.
-        given: The curve to use; None = the curve from $PACELINE_COST_CURVE, or else a measured
+        max_rows: Maximum number of rows in a forward pass; None means no limit.
+        given: The curve to use; None means the curve from $PACELINE_COST_CURVE, or else a measured
             curve.
         settings: Rows and limits for the measurement.
     Raises:

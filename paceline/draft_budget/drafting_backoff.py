@@ -37,7 +37,7 @@ class DraftingBackoff:
 
     @property
     def most(self) -> int | None:
-        """Maximum number of drafting requests in a ragged batch; None = all."""
+        """Maximum number of drafting requests in a ragged batch; None means all."""
         return self._settings.burst_requests if self._tried else None
 
     def admits(self, num_requests: int, ragged: bool) -> int:

@@ -21,7 +21,7 @@ class DrafterState:
 
     Attributes:
         drafter: Proposes the draft trees.
-        stats: Statistics on its draft trees; None = the engine verifies the trees as proposed.
+        stats: Statistics on its draft trees; None means the engine verifies the trees as proposed.
     """
 
     drafter: Drafter
@@ -36,8 +36,8 @@ class DrafterBatch:
         drafter_state: The drafter and its statistics.
         requests: Requests that take part in the step.
         max_nodes: Maximum number of nodes in the draft tree, for each request.
-        draft_head: Hidden-state draft head whose drafts are added to the outcomes; None = no draft
-            head.
+        draft_head: Hidden-state draft head whose drafts are added to the outcomes; None means no
+            draft head.
         num_head_tokens: Number of tokens that the draft head drafts per request.
     """
 

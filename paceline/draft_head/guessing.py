@@ -39,7 +39,7 @@ class _Level(NamedTuple):
         probs: float32 [requests, tokens] probability given the parent.
         path_probs: float32 [requests, tokens] path probability.
         continued: [requests, paths] tokens of the previous level from which the tokens were
-            predicted, the same number for each. None = they follow the newest token.
+            predicted, the same number for each. None means they follow the newest token.
         states: [requests * paths, hidden] predicted states.
     """
 

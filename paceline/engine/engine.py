@@ -46,12 +46,13 @@ class Engine(SharedSteps):
         spec: Spec from which `drafter` was created, if known.
         make: Function that creates the drafters that requests name, from their specs.
         tokenizer: Tokenizer of the prompts, for drafters that depend on a particular tokenizer.
-        max_batch: Maximum number of requests per forward pass; None = no limit.
+        max_batch: Maximum number of requests per forward pass; None means no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
-            may lower this limit. None = the default for the model's device.
+            may lower this limit. None means the default for the model's device.
         ranks: Processes that share the work on every draft tree (`engine/parallel`).
-        verify: Verification rule that chooses the tokens; None = `paceline.verification.verify`.
+        verify: Verification rule that chooses the tokens; None means
+            `paceline.verification.verify`.
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
         costs: Measured cost of forward passes; None with ranks.

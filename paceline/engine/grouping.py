@@ -56,7 +56,8 @@ def select_prompts(
     Args:
         prompts: Requests in prefill; at least one.
         prefill_chunk: Maximum number of a request's pending tokens in the forward pass.
-        max_rows: Maximum number of rows in the forward pass, including padding; None = no limit.
+        max_rows: Maximum number of rows in the forward pass, including padding; None means no
+            limit.
         packed: Whether the forward pass works without padding.
     """
     first = min(prompts, key=lambda handle: handle.rank)
@@ -84,7 +85,8 @@ def group_by_drafter(
         group: The requests in the step.
         model: The target.
         max_nodes: Maximum number of nodes in any draft tree.
-        max_rows: Maximum number of rows in the forward pass, including padding; None = no limit.
+        max_rows: Maximum number of rows in the forward pass, including padding; None means no
+            limit.
     """
     size = len(group.handles)
     if max_rows is not None:

@@ -55,7 +55,7 @@ class InputProcessor:
             prompts: One string or several strings; or lists, tuples or one-dimensional arrays of
                 token ids; or a two-dimensional array. Arrays may be tensors. Or prompts with
                 images, videos and audio.
-            params: One `SamplingParams` for all prompts, or one for each prompt; None = the
+            params: One `SamplingParams` for all prompts, or one for each prompt; None means the
                 default.
         Raises:
             ConfigError, CapacityError: a prompt or parameter cannot be used.

@@ -37,10 +37,11 @@ class KVCacheManager:
 
     Args:
         model: The target.
-        max_batch: Maximum number of requests that have a slot at the same time; None = no limit.
+        max_batch: Maximum number of requests that have a slot at the same time; None means no
+            limit.
         max_kept: Maximum number of finished requests that stay cached; the least recently used is
             evicted first.
-        max_bytes: Maximum size of the cache in bytes; None = no limit.
+        max_bytes: Maximum size of the cache in bytes; None means no limit.
     Attributes:
         reused: Number of prompt tokens found in the cache so far.
     """
@@ -259,7 +260,7 @@ def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | No
 
     Args:
         model: The loaded model.
-        cache_gib: Limit in GiB; None = most of the available memory.
+        cache_gib: Limit in GiB; None means most of the available memory.
     Returns:
         Number of bytes, or None if the available memory is unknown.
     Raises:

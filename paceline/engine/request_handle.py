@@ -20,8 +20,8 @@ class RequestHandle:
     Attributes:
         request: The request.
         drafter_state: The request's drafter, with statistics on its draft trees.
-        outcomes: Outcomes that the caller has not collected yet; None = the caller does not collect
-            outcomes.
+        outcomes: Outcomes that the caller has not collected yet; None means the caller does not
+            collect outcomes.
         keep_slot: Whether the slot stays in the cache after the request ends, until the request is
             withdrawn.
         batch_invariant: Whether the engine computes the request batch-invariantly.
@@ -29,8 +29,9 @@ class RequestHandle:
         started: Whether the drafter has been started for the request.
         done: Whether no more outcomes will come.
         error: Error that ended the request early.
-        admitted: Time of admission to the batch, from `time.perf_counter`; 0 = not yet admitted.
-        ended: Time at which the request left the batch; 0 = still open.
+        admitted: Time of admission to the batch, from `time.perf_counter`; 0 means not yet
+            admitted.
+        ended: Time at which the request left the batch; 0 means still open.
     """
 
     request: Request

@@ -26,9 +26,9 @@ class Scheduler:
     Args:
         model: The target.
         kv_cache: Assigns cache slots.
-        max_batch: Maximum number of active requests; None = no limit.
-        max_rows: Maximum number of rows in a forward pass, including padding; None = no limit.
-        chunking: Limits prefill chunks while streams are open; None = full chunks.
+        max_batch: Maximum number of active requests; None means no limit.
+        max_rows: Maximum number of rows in a forward pass, including padding; None means no limit.
+        chunking: Limits prefill chunks while streams are open; None means full chunks.
     Attributes:
         waiting: Requests without a slot.
         active: Requests with a slot, in the order of admission.

@@ -74,8 +74,8 @@ def run_step(
         model: The target with its cache.
         batches: The requests, grouped by drafter.
         verify: Verification rule that chooses the tokens.
-        draft_budget: Draft budget that cuts the trees; None = verify the trees as proposed.
-        prefill_chunk: Maximum number of pending tokens per request; None = the model's
+        draft_budget: Draft budget that cuts the trees; None verifies the trees as proposed.
+        prefill_chunk: Maximum number of pending tokens per request; None means the model's
             `prefill_chunk`.
         reduced_logits: As in `decode_step`.
     Returns:

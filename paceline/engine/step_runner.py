@@ -28,8 +28,8 @@ class StepRunner:
         schedule: Chooses the requests for a step.
         lifecycle: Receives outcomes and errors.
         max_nodes: Maximum draft nodes verified per request and step.
-        verify: Verification rule; None = the default. With ranks, the parallel model's rule is used
-            instead.
+        verify: Verification rule; None means the default. With ranks, the parallel model's rule is
+            used instead.
     Attributes:
         steps: Number of steps so far.
     """

@@ -39,15 +39,15 @@ class TargetOptions:
     """An engine's options for its target; see `paceline.engine.engine.Engine`.
 
     Attributes:
-        max_batch: Maximum number of requests per forward pass; None = no limit.
+        max_batch: Maximum number of requests per forward pass; None means no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
-        prefill_chunk: Maximum number of a request's pending tokens per step; None = the default for
-            the model's device.
+        prefill_chunk: Maximum number of a request's pending tokens per step; None means the default
+            for the model's device.
         batch_invariant: True, False or "auto".
         fixed_shapes: True, False or "auto".
-        ranks: Processes that share the work on every draft tree; None = this process alone.
-        cost_curve: Cost of forward passes; None = measure.
-        draft_budget: Settings of the draft budget; None = the defaults.
+        ranks: Processes that share the work on every draft tree; None means this process alone.
+        cost_curve: Cost of forward passes; None measures the cost.
+        draft_budget: Settings of the draft budget; None means the defaults.
     """
 
     max_batch: int | None
@@ -91,7 +91,7 @@ class TargetSetup:
 
         Args:
             drafter: The drafter.
-            tokenizer: Tokenizer of the prompts; None = unknown.
+            tokenizer: Tokenizer of the prompts; None means unknown.
         Raises:
             ConfigError, DatastoreError, UnsupportedModelError: the drafter does not fit.
         """

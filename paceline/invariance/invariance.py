@@ -39,9 +39,9 @@ class Invariance:
     Attributes:
         on: Whether the model is decoded batch-invariantly.
         reason: Why or why not, in words.
-        report: Results of the probes on this machine; None = the model was not probed.
+        report: Results of the probes on this machine; None means the model was not probed.
         threads: Number of torch's CPU threads that the results hold for.
-        products: Matrix products of the forward passes; None = the fastest ones.
+        products: Matrix products of the forward passes; None means the fastest ones.
     """
 
     on: bool
@@ -85,7 +85,7 @@ class Invariance:
 
     @property
     def max_rows(self) -> int | None:
-        """Maximum rows of a forward pass before padding to `min_rows`; None = no limit."""
+        """Maximum rows in a forward pass before padding; None means no limit."""
         return self.report.most - self.report.least + 1 if self.on and self.report else None
 
 
@@ -129,7 +129,7 @@ def resolve_batch_invariance(
 def _probe(
     model: PreTrainedModel, setting: BatchInvariant, max_batch: int
 ) -> tuple[ProbeReport | None, Products, str]:
-    """Return the cheapest way's report and products, and an obstacle; "" = none."""
+    """Return the cheapest way's report and products, and an obstacle; "" means none."""
     try:
         report, products = _cheapest(model, setting is True, _fixed_rows(model, max_batch))
     except Exception as error:
@@ -236,7 +236,7 @@ def allowed(conditions: Conditions | None) -> float:
     then counts more: only a cost that is certainly too high switches it off.
 
     Args:
-        conditions: Conditions of the measurement; None = nothing was measured.
+        conditions: Conditions of the measurement; None means nothing was measured.
     """
     return (
         MAX_COST if conditions is None or conditions.quiet else MAX_COST * (1 + conditions.spread)

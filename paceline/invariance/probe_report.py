@@ -37,14 +37,14 @@ class ProbeReport:
         least: Smallest row count of the widest class.
         most: Largest row count of the widest class.
         cost: Measured time of the products with `least` rows, relative to one row.
-        reason: Why there is no usable class; "" = there is one.
+        reason: Why there is no usable class; "" means there is one.
         findings: Result for each kind of module.
         seconds: Duration of the probes.
         own_products: Whether the products are paceline's kernels, whose rows are independent.
-        fixed_rows: Fixed number of rows of every product; 0 = the rows of the forward pass.
+        fixed_rows: Fixed number of rows of every product; 0 means the rows of the forward pass.
         whole_cost: Measured time of a forward pass of one row after a text, relative to the usual
             one.
-        conditions: Conditions of the most disturbed measurement; None = nothing was measured.
+        conditions: Conditions of the most disturbed measurement; None means nothing was measured.
     """
 
     least: int
@@ -60,7 +60,7 @@ class ProbeReport:
 
     @property
     def products(self) -> str:
-        """Matrix products in words; "" = torch's."""
+        """Matrix products in words; "" means torch's."""
         return (
             "with our products"
             if self.own_products

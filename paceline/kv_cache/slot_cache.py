@@ -31,7 +31,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         layers: Number of decoder layers.
         stores_per_block: Number of stores, two per layer, that share one tensor. All stores in one
             tensor are moved by one operation, but growing holds them twice. Default 1.
-        states: Layers that keep recurrent states, by index; None = no layer does.
+        states: Layers that keep recurrent states, by index; None means no layer does.
     Attributes:
         slots: Number of slots, taken and free.
         capacity: Cache positions per slot.

@@ -33,7 +33,7 @@ def conversation_prompt(
         tokenizer: Tokenizer with a chat template, for text alone.
         messages: The caller's messages.
         options: Variables of the chat template.
-        endings: `add_generation_prompt` and `continue_final_message`; None = default.
+        endings: `add_generation_prompt` and `continue_final_message`; None means default.
         files: Whether image parts may name files or hold objects, instead of data URLs only.
     Raises:
         ConfigError: The messages cannot be used, or the chat template rejects them.

@@ -37,12 +37,13 @@ class Architecture:
         vocab_size: Rows of the LM head.
         context_length: Maximum number of positions.
         layer_kinds: Attention kinds that occur, sorted; empty for a model without attention.
-        masks: Attention kind whose mask a kind of layer gets, by kind of layer; None = no mask.
+        masks: Attention kind whose mask a kind of layer gets, by kind of layer; None means no mask.
         states: Layers that keep recurrent states, by index.
         mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
         window: Number of positions that sliding-window attention looks back, including the query's
-            own; None = no such layers.
-        attention_chunk: Number of positions per chunk in chunked attention; None = no such layers.
+            own; None means no such layers.
+        attention_chunk: Number of positions per chunk in chunked attention; None means no such
+            layers.
         takes_masks: Whether a 4-D mask and position ids decide what a token sees. Otherwise the
             cache slots do (ALiBi, or no position ids).
         takes_position_ids: Whether the forward method accepts `position_ids`.
@@ -56,7 +57,7 @@ class Architecture:
         switch_lengths: Text lengths, in tokens, beyond which the rotary frequencies change; in
             ascending order.
         restart_length: Text length, in tokens, beyond which a growing text is recomputed from its
-            first token, as the model's `generate` does; None = never.
+            first token, as the model's `generate` does; None means never.
     """
 
     name: str

@@ -84,7 +84,7 @@ class ForwardPasses(CachedRequests):
             requests: Open requests with at least one pending token each.
             trees: One draft tree per request; empty for a request with more pending tokens than the
                 chunk.
-            prefill_chunk: Maximum number of pending tokens per request; None = the model's
+            prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
             reduced_logits: Whether to return logits only for the reduced vocabulary, in the order
                 of `kept_ids`; without a reduced vocabulary, for all tokens. Default False.

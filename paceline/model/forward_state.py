@@ -42,7 +42,8 @@ class ForwardState(AttentionState):
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
         folds: Whether every recurrent mixer adds accepted nodes to the held states at a commit.
             Default True, as there may be no mixer.
-        recurrent: The forward pass as recurrent mixers see it; None = they run as in transformers.
+        recurrent: The forward pass as recurrent mixers see it; None means they run as in
+            transformers.
         text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do not
             depend on text length.
     """

@@ -27,7 +27,8 @@ class LayerKinds:
 
     Attributes:
         attention: Kinds of attention, sorted; empty for a model without attention.
-        masks: Kind of attention whose mask a kind of layer gets, by kind of layer; None = no mask.
+        masks: Kind of attention whose mask a kind of layer gets, by kind of layer; None means no
+            mask.
         states: Layers that keep recurrent states, by index.
         num_attention: Number of layers with attention.
     """

@@ -94,7 +94,7 @@ class ModuleCopier:
 
     Args:
         products: Matrix products for the view's forward passes.
-        mixers: Ids of the modules that run through the seam for mixers; None = no module does.
+        mixers: Ids of the modules that run through the seam for mixers; None means no module does.
     Attributes:
         state: Forward state of the copies.
     """

@@ -22,8 +22,8 @@ def pair(draft: CachedLM, target: PreTrainedModel, tokenizer: Any = None) -> Non
     Args:
         draft: Draft model. An EAGLE-style draft model receives the target's embedding and LM head.
         target: Target model.
-        tokenizer: Tokenizer of the target; None = the tokenizer in the folder from which the target
-            was loaded, if any.
+        tokenizer: Tokenizer of the target; None means the tokenizer in the folder from which the
+            target was loaded, if any.
     Raises:
         ConfigError: The vocabularies do not match (`shared_vocabulary`), the draft model was
             trained on another target's hidden states, or it already serves a target with a
@@ -44,8 +44,8 @@ def shared_vocabulary(
         draft: Draft model. Its tokenizer is the one in the folder from which the model was loaded,
             if any.
         target: Target model.
-        tokenizer: Tokenizer of the target; None = the tokenizer in the folder from which the target
-            was loaded, if any.
+        tokenizer: Tokenizer of the target; None means the tokenizer in the folder from which the
+            target was loaded, if any.
     Raises:
         ConfigError: The tokenizers differ, or a tokenizer is unknown and the vocabulary sizes
             differ by more than padding.

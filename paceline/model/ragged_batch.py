@@ -198,7 +198,7 @@ def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntA
     """Fill in the depth and the breadth-first rank of every node in a tree.
 
     Args:
-        parents: Parent of each node; -1 = the root.
+        parents: Parent of each node; -1 means the root.
         depths: Receives the depth of each node.
         ranks: Receives the number of nodes that come before each node, by depth and then by index.
         bfs_counts: Scratch space for at least nodes + 2 entries: node counts per depth, then prefix

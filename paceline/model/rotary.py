@@ -28,7 +28,7 @@ class TextLengths:
     """Text lengths that determine the current forward pass's rotary frequencies.
 
     Attributes:
-        of_tokens: Text length for each token, [rows, columns]; None = the largest position
+        of_tokens: Text length for each token, [rows, columns]; None means the largest position
             determines the frequencies for all tokens, as in transformers.
     """
 
@@ -81,7 +81,7 @@ def _switch(parameters: dict[str, Any]) -> int | None:
 def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
     """Return the length beyond which `model.generate` recomputes a growing text.
 
-    The text is recomputed from its first token with the new frequencies. None = never.
+    The text is recomputed from its first token with the new frequencies. None means never.
 
     Raises:
         UnsupportedModelError: `generate` recomputes at a different length from the one at which the

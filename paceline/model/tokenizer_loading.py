@@ -15,7 +15,7 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
     """Return the given tokenizer, or the tokenizer in the model's folder.
 
     Args:
-        tokenizer: Directory, hub id or tokenizer object; None = the tokenizer of the model.
+        tokenizer: Directory, hub id or tokenizer object; None means the tokenizer of the model.
         model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model has no
             tokenizer.
     Returns:

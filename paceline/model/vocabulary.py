@@ -40,7 +40,7 @@ class SharedVocabulary:
             logits: Logits [..., rows of the draft model's LM head], which may be overwritten; or
                 [..., reduced vocabulary].
             num_reduced: Number of shared tokens in the reduced vocabulary, if the logits cover only
-                that vocabulary; None = the logits cover all rows.
+                that vocabulary; None means the logits cover all rows.
         """
         if num_reduced is not None:
             return (

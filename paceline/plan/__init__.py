@@ -1,1 +1,1 @@
-"""Estimate the gain of speculative decoding from a model's roofline."""
+"""Estimate the speed-up of speculative decoding from a roofline model."""

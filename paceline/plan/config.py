@@ -1,4 +1,4 @@
-"""Read the sizes of a model from its config.json, without weights or torch."""
+"""Read the dimensions of a model from its config.json, without weights or torch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelCard:
 
 
 def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -> ModelCard:
-    """Read the sizes of a model.
+    """Read the dimensions of a model.
 
     Args:
         model: A directory, a config.json, a GGUF file, or a built-in model name.
@@ -104,7 +104,7 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
 
 
 def _attention_sizes(hidden: int, queries: int, keys: int) -> tuple[tuple[str, int, int], ...]:
-    """Return name, input size and output size of the attention's matrices."""
+    """Return the name, input size and output size of each attention matrix."""
     return (
         ("q_proj", hidden, queries),
         ("k_proj", hidden, keys),
@@ -190,7 +190,7 @@ def _dense(read: _Reader, kind: str, hidden: int, layers: int, width: float | No
 def _experts(
     read: _Reader, kind: str, hidden: int, layers: int, width: float | None
 ) -> list[Matmul]:
-    """Return the products of router, experts and shared expert, if there is one."""
+    """Return the products of the router, the experts and the shared expert, if any."""
     if read.config.get("mlp_only_layers") or read.config.get("decoder_sparse_step", 1) != 1:
         raise ConfigError(
             f"plan: model_type {kind!r}: models with dense layers between layers with experts"

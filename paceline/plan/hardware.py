@@ -1,8 +1,8 @@
-"""Read the peak rates of devices from their vendors' data sheets.
+"""Look up the peak rates of devices, which come from their vendors' data sheets.
 
-The figures stand in devices.json, each with its source. NVIDIA's sheets give tensor-core FLOP/s
-with sparsity; the file has half of that. 16-bit products accumulate in float32, as in torch. The
-float32 figure is that of the plain cores, because torch does not use TF32 by default.
+The figures are in devices.json, each with its source. NVIDIA's sheets list tensor-core FLOP/s
+with sparsity, and the file has half of these values. 16-bit products accumulate in float32, as in
+torch. The float32 figure is that of the plain cores, because torch does not use TF32 by default.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Hardware:
     source: str
 
     def peak(self, dtype: str, devices: int = 1) -> Peak:
-        """Return the combined peak of `devices` devices, without communication.
+        """Return the combined peak rates of several devices, without communication.
 
         Raises:
-            ConfigError: There is no figure for this dtype.
+            ConfigError: The device has no figure for this dtype.
         """
         if dtype not in self.flops:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Plan for a model on this machine, by the measured cost curve of its forwards."""
+"""Plan for a model on this machine from the measured cost of its forward passes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NOTES = (
 def plan_measured(
     model: CachedLM, name: str, acceptance: Acceptance, batch: int = 1, context: int = 512
 ) -> Plan:
-    """Plan by the cost curve of a model; measure the curve if it is not known yet.
+    """Plan from the cost curve of a model, which is measured first if necessary.
 
     Args:
         model: The model.
         name: Its name in the plan.
-        acceptance: Tokens per forward by the number of draft nodes.
-        batch: Number of requests.
-        context: Cached tokens of each request.
+        acceptance: Tokens per forward pass for each number of draft nodes.
+        batch: Number of requests; at least 1.
+        context: Number of cached tokens per request; at least 0.
     Raises:
         ConfigError: `batch` or `context` is out of range.
     """

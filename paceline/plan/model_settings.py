@@ -1,4 +1,4 @@
-"""Tables of the model architectures that plans support."""
+"""Model architectures that plans support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan for a model on a named device by the roofline model; nothing is run."""
+"""Plan for a model on a named device from the roofline model, without a run."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def plan_named(
     context: int = 512,
     devices: int = 1,
 ) -> Plan:
-    """Plan by the roofline model.
+    """Plan from the roofline model.
 
     Args:
-        card: Sizes of the model.
+        card: Dimensions of the model.
         hardware: The device.
-        acceptance: Tokens per forward by the number of draft nodes.
-        batch: Number of requests.
-        context: Cached tokens of each request.
-        devices: Devices that share every matrix (tensor parallelism).
+        acceptance: Tokens per forward pass for each number of draft nodes.
+        batch: Number of requests; at least 1.
+        context: Number of cached tokens per request; at least 0.
+        devices: Number of devices among which every matrix is split (tensor parallelism).
     Raises:
         ConfigError: A value is out of range, the heads cannot be shared equally, or the device has
             no figure for the dtype.

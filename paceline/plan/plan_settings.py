@@ -1,4 +1,4 @@
-"""Settings of plans: the sizes that are shown, and the setting of the SSSD paper."""
+"""Settings of plans: the sizes to show, and the values from the SSSD paper."""
 
 from __future__ import annotations
 

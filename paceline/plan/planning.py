@@ -1,4 +1,4 @@
-"""Find the tree size with the best ratio of tokens per forward to forward cost.
+"""Find the tree size with the most tokens per forward pass for its cost.
 
 The method is that of Marzollo et al. 2024, figures 2 and 3.
 """
@@ -17,12 +17,12 @@ from paceline.plan.roofline import Operation, Peak, free_budget
 
 
 class ForwardTime(NamedTuple):
-    """The time of one forward in seconds; None if a share is not known.
+    """The time of one forward pass in seconds; None for an unknown share.
 
     Attributes:
-        seconds: The whole forward.
-        products: Its matrix products.
-        attention: Its attention.
+        seconds: Time of the forward pass.
+        products: Time of its matrix products.
+        attention: Time of its attention.
     """
 
     seconds: float
@@ -40,7 +40,7 @@ class Load(NamedTuple):
     Attributes:
         batch: Number of requests.
         context: Cached tokens of each request.
-        max_size: Maximum query tokens per request, the newest token and the draft nodes.
+        max_size: Maximum query tokens per request: the newest token and the draft nodes.
     """
 
     batch: int
@@ -50,14 +50,14 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A forward over trees of `size` tokens per request, the newest token included.
+    """A forward pass with `size` tokens per request, including the newest token.
 
     Attributes:
         batch: Number of requests.
         size: Query tokens per request.
         seconds, products, attention: Times as in `ForwardTime`.
-        relative: Time over that of plain decoding.
-        tokens: Expected tokens per forward and request.
+        relative: Time relative to plain decoding.
+        tokens: Expected tokens per forward pass and request.
     """
 
     batch: int
@@ -70,7 +70,7 @@ class Step:
 
     @property
     def speedup(self) -> float:
-        """Return the expected speed-up over plain decoding, without the cost of drafting."""
+        """Return the expected speed-up over plain decoding, ignoring the cost of drafting."""
         return self.tokens / self.relative
 
     @property
@@ -81,20 +81,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The expected gain of drafting for a model on a machine.
+    """The expected speed-up from drafting for a model on a machine.
 
     Attributes:
         model, hardware, acceptance: Descriptions.
         batch: Number of requests.
         context: Cached tokens of each request.
         peak: Peak rates of the machine; None for a measured plan.
-        budget: Query tokens of a forward, b s_q, up to which it is bound by memory. None for a
-            measured plan, or if there is no bound.
-        steps: The forwards at `batch`, by size.
-        best: The best of all sizes at `batch`.
-        batches: The best step of every batch size.
-        plain: Operations of a forward without drafts; empty for a measured plan.
-        drafted: Operations of a forward at the best size; empty for a measured plan.
+        budget: Number of query tokens, b s_q, up to which a forward pass is memory-bound. None for
+            a measured plan, or if there is no limit.
+        steps: Forward passes at `batch`, by size.
+        best: Best step at `batch`.
+        batches: Best step for each batch size.
+        plain: Operations in a forward pass without drafts; empty for a measured plan.
+        drafted: Operations in a forward pass at the best size; empty for a measured plan.
         notes: Assumptions behind the figures.
     """
 
@@ -114,7 +114,7 @@ class Plan:
 
 
 def roofline_costs(card: ModelCard, context: int, peak: Peak) -> CostOf:
-    """Return a function that gives the roofline cost after `context` cached tokens."""
+    """Return the roofline cost function for `context` cached tokens."""
 
     def cost(batch: int, size: int) -> ForwardTime:
         products, attention = card.shapes.seconds(batch, size, context, peak)
@@ -124,7 +124,7 @@ def roofline_costs(card: ModelCard, context: int, peak: Peak) -> CostOf:
 
 
 def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, max_size: int) -> list[Step]:
-    """Return the forwards of a batch with 1 to `max_size` query tokens per request."""
+    """Return the forward passes with 1 to `max_size` query tokens per request."""
     plain = cost(batch, 1).seconds
     steps = []
     for size in range(1, max_size + 1):
@@ -136,17 +136,17 @@ def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, max_size: int) ->
 
 
 def best_of(steps: list[Step]) -> Step:
-    """Return the step with the most tokens per second; of equal ones the smallest."""
+    """Return the step with the most tokens per second; the smallest of equals."""
     return max(steps, key=lambda step: step.speedup)
 
 
 def sizes_within(acceptance: Acceptance, context: int, context_length: int | None) -> int:
     """Return the maximum query tokens per request.
 
-    The limits are the largest measured tree and the free rest of the model's context.
+    The limits are the largest measured tree and the free part of the model's context.
 
     Raises:
-        ConfigError: `context` cached tokens leave no room in the model's context.
+        ConfigError: `context` leaves no room for new tokens in the model's context.
     """
     max_size = acceptance.most + 1
     if context_length is None:
@@ -167,7 +167,7 @@ def plan_of(
     hardware: str,
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """Return the plan for a load, by any cost function."""
+    """Return the plan for a load from any cost function."""
     batch, context, max_size = load
     steps = steps_of(cost, acceptance, batch, max_size)
     best = best_of(steps)
@@ -192,10 +192,10 @@ def plan_of(
 
 
 def budget_of(card: ModelCard, peak: Peak) -> float | None:
-    """Return the free budget of [hidden, hidden] products; None if unbounded."""
+    """Return the free budget for [hidden, hidden] products; None if there is no limit."""
     return free_budget(card.shapes.hidden, peak, card.shapes.width)
 
 
 def operations(card: ModelCard, batch: int, size: int, context: int) -> tuple[Operation, ...]:
-    """Return the operations of a forward (table 1 of the paper)."""
+    """Return the operations in a forward pass (table 1 of the paper)."""
     return (*card.shapes.products(batch, size), *card.shapes.attention(batch, size, context))

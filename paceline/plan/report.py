@@ -29,7 +29,7 @@ _SIZE_AXIS = "s_q, nodes of the tree and its root"
 
 
 def tables(plan: Plan) -> list[Table]:
-    """Return tables: costs by size, best size by batch, operations of a forward."""
+    """Return tables of costs by size, best size by batch, and operations."""
     sections = [_by_size(plan), _by_batch(plan)]
     if plan.peak is not None:
         sections.append(_operations(plan, plan.peak))
@@ -58,7 +58,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draw gain and cost by size, the shares of the time, and the best size by batch.
+    """Draw speed-up and cost by size, shares of the time, and the best size by batch.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

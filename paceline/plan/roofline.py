@@ -1,4 +1,4 @@
-"""Compute the cost of a forward by the roofline model.
+"""Compute the cost of a forward pass from the roofline model.
 
 The formulas are those of Marzollo et al. 2024, table 1 and section 3.2.1.
 """
@@ -17,7 +17,7 @@ class Peak:
 
     @property
     def ratio(self) -> float:
-        """Return the FLOPs that fit into the time of one byte."""
+        """Return the number of FLOPs in the time that one byte takes."""
         return self.flops / self.bandwidth
 
 
@@ -57,7 +57,7 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation of a forward: FLOPs, bytes read and written, and its count."""
+    """An operation in a forward pass: its FLOPs, bytes read and written, and count."""
 
     name: str
     flops: float
@@ -71,7 +71,7 @@ class Operation:
         return self.flops / (self.read + self.written)
 
     def seconds(self, peak: Peak) -> float:
-        """Return the time of all occurrences: arithmetic or memory, whichever is longer."""
+        """Return the seconds for all occurrences, limited by arithmetic or by memory."""
         return self.count * max(
             self.flops / peak.flops, (self.read + self.written) / peak.bandwidth
         )
@@ -79,7 +79,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The sizes of a model that table 1 of the paper needs.
+    """The dimensions of a model that table 1 of the paper needs.
 
     Attributes:
         hidden: Size of the residual stream.
@@ -104,7 +104,7 @@ class Shapes:
     windowed: int = 0
 
     def products(self, batch: int, size: int) -> list[Operation]:
-        """Return the matrix products of a forward over `size` tokens per request."""
+        """Return the matrix products in a forward pass with `size` tokens per request."""
         return [self._product(matmul, batch * size) for matmul in self.matmuls]
 
     def _product(self, matmul: Matmul, tokens: int) -> Operation:
@@ -153,19 +153,19 @@ class Shapes:
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of the keys and values of one token in all layers."""
+        """Return the number of bytes for one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * self.width
 
     @property
     def weight_bytes(self) -> float:
-        """Return the bytes of the weights of all matrix products, all experts included."""
+        """Return the number of bytes of all weight matrices, including all experts."""
         return sum(
             matmul.weights * (self.width if matmul.width is None else matmul.width)
             for matmul in self.matmuls
         )
 
     def seconds(self, batch: int, size: int, context: int, peak: Peak) -> tuple[float, float]:
-        """Return the seconds of a forward: matrix products, and attention."""
+        """Return the seconds for matrix products and for attention in a forward pass."""
         products, attention = self.products(batch, size), self.attention(batch, size, context)
         return (
             sum(operation.seconds(peak) for operation in products),
@@ -173,24 +173,24 @@ class Shapes:
         )
 
     def relative(self, batch: int, size: int, context: int, peak: Peak) -> float:
-        """Return the time of a forward over that of plain decoding."""
+        """Return the time of a forward pass relative to plain decoding."""
         return sum(self.seconds(batch, size, context, peak)) / sum(
             self.seconds(batch, 1, context, peak)
         )
 
 
 def free_budget(hidden: int, peak: Peak, width: int = 2) -> float | None:
-    """Return the query tokens up to which [hidden, hidden] products are memory-bound.
+    """Return the number of query tokens up to which products are memory-bound.
 
-    The number is b s_q, requests times query tokens per request. It solves
-    1 / (width (1 / hidden + 1 / (2 b s_q))) = FLOP/s over bytes/s.
+    The products are [hidden, hidden]. The number is b s_q, requests times query tokens per request.
+    It solves 1 / (width (1 / hidden + 1 / (2 b s_q))) = FLOP/s over bytes/s.
 
     Args:
         hidden: Size of the residual stream.
         peak: Peak rates of the device.
         width: Bytes of a number.
     Returns:
-        None if such products are always bound by memory.
+        The number; None if such products are always memory-bound.
     """
     left = 1 / (width * peak.ratio) - 1 / hidden
     return 1 / (2 * left) if left > 0 else None

@@ -86,7 +86,7 @@ class TopFile:
             raise write_error("top tokens", self._path, error) from error
 
     def write(self, blocks: Iterable[tuple[TopRows, str]]) -> None:
-        """Append the top-k tokens of answers; on return, they are on disk.
+        """Append the top-k tokens of answers, and return once they are on disk.
 
         Args:
             blocks: The top-k tokens of each answer and the checksum of its line.

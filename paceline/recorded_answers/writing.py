@@ -1,10 +1,10 @@
 """Write recorded answers into a file that an interrupted run can continue.
 
 The first line holds the settings, the number of answers to come, and a digest of the prompts.
-Answers are appended in batches. The next run drops what an interruption left of a batch. It then
-answers in the same batches as an uninterrupted run and leaves the same bytes.
+Answers are appended in batches. After an interruption, the next run drops the unfinished batch. It
+then continues with the same batches as an uninterrupted run, and writes the same bytes.
 
-With the setting `top`, the target's top-k tokens at each position are in a second file
+With the setting `top`, a second file holds the target's top-k tokens at each position
 (`paceline.recorded_answers.top_tokens`).
 """
 
@@ -40,7 +40,7 @@ _DESCRIPTIVE = ("model",)
 
 
 class AnswerFile:
-    """A file of recorded answers that is being written; see `writing`.
+    """A file of recorded answers that is open for writing; see `writing`.
 
     Attributes:
         done: Number of answers in the file.
@@ -77,7 +77,7 @@ class AnswerFile:
             raise write_error("answers", path, error) from error
 
     def write(self, answers: Sequence[RecordedAnswer], tops: Sequence[TopRows] = ()) -> None:
-        """Append the answers of a batch; they are on the disk when this returns.
+        """Append the answers of a batch, and return once they are on disk.
 
         Args:
             answers: The answers of the batch.
@@ -108,7 +108,7 @@ def writing(
 ) -> Iterator[AnswerFile]:
     """Begin or continue a file of recorded answers, and lock it against other writers.
 
-    The lock file PATH.lock remains afterwards.
+    The lock file, PATH.lock, is not deleted afterwards.
 
     Args:
         path: The file.

@@ -2,7 +2,7 @@
 
 The order is vLLM's, and transformers' for the options that it has: logit_bias, repetition penalty,
 frequency and presence penalty, bad_words, min_tokens. The prefix of a node is the request's text
-and the path to the node, so drafts change nothing.
+and the path to the node, so drafts do not change the result.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _ban(scores: Tensor, banned: Tensor) -> None:
 
 
 def contains_forbidden_token(request: Request, run: list[int]) -> bool:
-    """Return whether new tokens include a forbidden one, as all tokens were forbidden.
+    """Return whether the new tokens include one that was forbidden.
 
     Args:
         request: Request that emits the tokens.

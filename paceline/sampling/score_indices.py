@@ -1,4 +1,4 @@
-"""Find the scores that options of requests change, as arrays for the device.
+"""Find the scores that the requests' options change, as arrays for the device.
 
 Indices point into scores [rows, vocab], row by row. Every request has one row for its root
 and one for each node of its tree.
@@ -21,12 +21,12 @@ _NO_INDICES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.flo
 
 
 class ScoreIndices(NamedTuple):
-    """Hold what options change.
+    """The scores that options change.
 
     Attributes:
-        owner: [rows] request of each row; empty if no token is counted.
-        penalties: float32 [3, rows] repetition, frequency and presence penalty of each row; empty
-            if no token is counted.
+        owner: [rows], the request for each row; empty if no token is counted.
+        penalties: float32 [3, rows], the repetition, frequency and presence penalty for each row;
+            empty if no token is counted.
         paths: Indices of the tokens on the path to each row's node, in the order of the rows.
         biased: Indices with a bias.
         biases: float32, the bias at each of them.
@@ -49,7 +49,7 @@ def clamp_divisor(value: float) -> float:
 def find_score_indices(
     requests: Sequence[Request], trees: Sequence[DraftTree], vocab: int
 ) -> ScoreIndices:
-    """Return what the options of requests change.
+    """Return the scores that the requests' options change.
 
     Args:
         requests: Requests of a step.
@@ -127,7 +127,7 @@ def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:
 
 
 def _missing(request: Request) -> int:
-    """Return the number of tokens before the first that may end the text."""
+    """Return how many tokens must follow before a token may end the text."""
     return request.params.min_tokens - (len(request) - request.prompt_length)
 
 

@@ -1,4 +1,4 @@
-"""Write the text of a stream: no part of a stop string, no text that may change."""
+"""Write streamed text, except for stop strings and text that may change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.text.stop_strings import DeltaDecoder, StopStrings, TextDelta
 
 
 class TokenMark(NamedTuple):
-    """Token that a part of the text belongs to.
+    """The token to which a part of the text belongs.
 
     Attributes:
         step: Step of the answer, from 1.
@@ -28,7 +28,7 @@ class StreamWriter:
     """Turns the tokens of a stream into text.
 
     Args:
-        tokenizer: Tokenizer of the model; None = the stream has no text.
+        tokenizer: Tokenizer of the model; None means that the stream has no text.
         prompt_ids: As in `Detokenizer`.
         stop: Stop strings of the answer, whose text is cut before them.
         skip_special_tokens: As in `Detokenizer`.
@@ -57,13 +57,13 @@ class StreamWriter:
 
     @property
     def text(self) -> str:
-        """Text that was returned so far."""
+        """The text returned so far."""
         return "".join(self._returned)
 
     def write(
         self, token_ids: list[int], origins: list[Origin], last: bool
     ) -> list[tuple[str, TokenMark]]:
-        """Add the tokens of a step; return the text that is final now, with its tokens.
+        """Add a step's tokens, and return the text that is now final, with its tokens.
 
         Args:
             token_ids: New tokens of the step.
@@ -132,7 +132,7 @@ def _split(
 def _cut(
     deltas: list[tuple[TextDelta, TokenMark]], length: int | None
 ) -> list[tuple[TextDelta, TokenMark]]:
-    """Return the first `length` characters of the shown text; None = all."""
+    """Return the first `length` characters of the shown text; all of it if None."""
     if length is None:
         return deltas
     result = []

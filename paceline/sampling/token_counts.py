@@ -21,11 +21,11 @@ TEXT, ANSWER = range(2)  # rows of a request's counts: of the whole text, and of
 
 
 class CountChanges(NamedTuple):
-    """Hold what must be added to the counts of several requests.
+    """The changes to add to the counts of several requests.
 
     Attributes:
-        indices: [n] indices in a table that is seen as one row.
-        amounts: float32 [n], negative for tokens that were removed.
+        indices: [n], indices into the flattened table.
+        amounts: float32 [n]; negative for removed tokens.
     """
 
     indices: IntArray
@@ -33,7 +33,7 @@ class CountChanges(NamedTuple):
 
 
 def count_changes(requests: Sequence[Request], vocab: int) -> CountChanges:
-    """Return how the texts of requests differ from their counts.
+    """Return the difference between the requests' texts and their counts.
 
     Args:
         requests: Requests of a step, in the order of their rows in the table.

@@ -1,4 +1,4 @@
-"""Attach the most likely tokens of every row to the logits of a forward pass."""
+"""Add the most likely tokens for each row to the logits of a forward pass."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def find_top_tokens(
     Args:
         logits: Logits of a forward pass.
         count: Number of tokens per row; at least 1.
-        vocabulary_ids: Token id of each column of the logits; None = column i is token i.
+        vocabulary_ids: Token id of each column of the logits; None means that column i is token i.
     """
     return replace(logits, top=TopLogits(*topk_tokens(logits.flat, count), vocabulary_ids))

@@ -21,13 +21,13 @@ from paceline.util.device_copies import upload
 
 
 class Warped(NamedTuple):
-    """Hold warped scores, which may rest on too few sorted tokens.
+    """Warped scores, which may be based on too few sorted tokens.
 
     Attributes:
         scores: The scores, with excluded tokens at -inf.
         num_sorted: Number of most likely tokens that were sorted.
-        is_short: bool [] on the device: whether a nucleus may have more tokens, so that the scores
-            are wrong. None = it has not.
+        is_short: bool [] on the device: whether a nucleus may contain more tokens than were sorted,
+            which makes the scores wrong. None means that it does not.
     """
 
     scores: Tensor
@@ -36,7 +36,7 @@ class Warped(NamedTuple):
 
 
 class _SamplingLimits(NamedTuple):
-    """Hold the limits of each request, [batch, 1, 1] each.
+    """The limits of each request, each as [batch, 1, 1].
 
     Attributes:
         top_k: Number of tokens; the whole vocabulary if it is not limited.
@@ -56,7 +56,7 @@ def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
     Args:
         scores: Scores [batch, rows, vocab].
-        params: Sampling parameters of each request. Scores of greedy requests stay as they are.
+        params: Sampling parameters of each request. Scores of greedy requests do not change.
     """
     warped = try_warp(scores, params)
     while warped.is_short is not None and bool(warped.is_short):
@@ -70,7 +70,7 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
     Args:
         scores: As in `warp_scores`.
         params: As in `warp_scores`.
-        too_few: Number of sorted tokens that was too small; 0 = not tried yet.
+        too_few: Number of sorted tokens that was too small; 0 means none was tried.
     """
     if all(p.greedy for p in params):
         return Warped(scores)
@@ -130,7 +130,7 @@ def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
 
 
 class _Nucleus(NamedTuple):
-    """Hold the most likely tokens that stay.
+    """The most likely tokens, which are kept.
 
     Attributes:
         best: Highest scores, in order, [batch, rows, sorted tokens].

@@ -31,7 +31,7 @@ def checked_messages(
         messages: The caller's messages, from JSON or Python code.
         where: Name of the messages in errors.
         read_part: Function that checks and loads parts other than text, given a part and its name
-            in errors. None = such parts are rejected.
+            in errors. None means such parts are rejected.
     Raises:
         ConfigError: A message is invalid; the error names the field and the index.
     """
@@ -46,7 +46,7 @@ def checked_messages(
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a checked message; texts of several parts are joined."""
+    """Return the text of a checked message, with the texts of its parts joined."""
     content = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
@@ -65,8 +65,8 @@ def chat_ids(
         tokenizer: Tokenizer with a chat template; None is rejected.
         messages: See `checked_messages`.
         where: Name of the messages in errors.
-        chat_template_kwargs: Variables of the template, such as enable_thinking. The two options
-            below may be among them.
+        chat_template_kwargs: Variables of the template, such as enable_thinking. They may include
+            the two options below.
         add_generation_prompt: Open the assistant's answer at the end of the prompt. Default: true,
             but false with `continue_final_message`.
         continue_final_message: End the prompt with the assistant's final message, so that the
@@ -129,7 +129,7 @@ def chat_text(tokenizer: Any, messages: Any, where: str) -> str:
 
 
 def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
-    """Return the texts that a chat template writes before and after a first question.
+    """Return the text that a chat template writes before and after the first question.
 
     Raises:
         ConfigError: As `chat_ids`, or the template leaves the question out.
@@ -207,7 +207,7 @@ def template_options(
     Args:
         messages: Checked messages.
         given: Variables of the template.
-        endings: `add_generation_prompt` and `continue_final_message`; None = default.
+        endings: `add_generation_prompt` and `continue_final_message`; None means default.
     Raises:
         ConfigError: An option is invalid, or it is another argument of transformers.
     """

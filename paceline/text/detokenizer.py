@@ -52,15 +52,15 @@ _NOTHING = TokenText("", b"")
 class Detokenizer:
     """Turns the tokens of an answer into text, one after another.
 
-    The texts that `push` and `flush` return continue the prompt's text. Joined with it, they equal
-    the text that `tokenizer.decode` gives for all tokens. A character of several tokens comes with
-    its last token. An unfinished character at the end, and bytes that form no character, become
-    U+FFFD. Finished characters before them stay, unlike in `tokenizer.decode` of tokenizers with
-    byte fallback. The cost per token does not depend on the length of the text.
+    The texts that `push` and `flush` return continue the prompt's text. Together with it, they
+    equal the text that `tokenizer.decode` gives for all tokens. A character of several tokens is
+    returned with its last token. An unfinished character at the end becomes U+FFFD, as do bytes
+    that form no character. Finished characters before them stay, unlike with `tokenizer.decode` for
+    tokenizers with byte fallback. The cost per token does not depend on the length of the text.
 
     Args:
         tokenizer: Tokenizer of transformers, or any object with its `decode`.
-        prompt_ids: Tokens before the answer; empty = the answer begins the text.
+        prompt_ids: Tokens before the answer; empty if the answer begins the text.
         skip_special_tokens: Whether special tokens, such as end of sequence, have no text.
     """
 
@@ -85,16 +85,16 @@ class Detokenizer:
         return rest.text
 
     def spell(self, token: int) -> TokenText:
-        """Add one token; return its text, as `push` does, and its bytes.
+        """Add one token, and return its text, as from `push`, and its bytes.
 
-        All bytes joined are the text in UTF-8.
+        Joined, the bytes of all tokens are the text in UTF-8.
         """
         return self._decoding.spell(token)
 
     def peek(self, token: int) -> TokenText:
         """Return what `token` would add if it came next.
 
-        A hidden special token has its name as text, and no bytes.
+        For a hidden special token, return its name as text, and no bytes.
         """
         return self._decoding.peek(token)
 
@@ -135,7 +135,7 @@ class _Bytes:
         return first, unfinished, bool(unfinished)
 
     def push(self, token: int) -> str:
-        """Add one token; return the text that became final (may be empty)."""
+        """Add one token, and return the text that it makes final, which may be empty."""
         spelling = self._table[token]
         if spelling.text is not None and not (self._open or self._first or spelling.special):
             return spelling.text
@@ -145,7 +145,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the text that would end the answer here, with the bytes of no token."""
+        """Return the remaining text if the answer ends here; no token has its bytes."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
@@ -205,7 +205,7 @@ class _Window:
         self._text = self._released = self._shown
 
     def push(self, token: int) -> str:
-        """Add one token; return the text that became final (may be empty)."""
+        """Add one token, and return the text that it makes final, which may be empty."""
         self._ids.append(token)
         self._text = self._decode(self._ids)
         open_end = self._ends_open.search(self._text)
@@ -246,9 +246,9 @@ class _Window:
         return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
 
     def _finished(self, token_ids: list[int], text: str) -> str:
-        """Return the text of tokens, repaired where they end within a character.
+        """Return the text of tokens, repaired if they end inside a character.
 
-        Some tokenizers spoil finished characters before an unfinished one.
+        Some tokenizers corrupt the finished characters before an unfinished one.
         """
         if not text.endswith(REPLACEMENT):
             return text
@@ -258,7 +258,7 @@ class _Window:
         return text if text.startswith(head) else head + REPLACEMENT
 
     def _beyond(self, text: str) -> str:
-        """Return the part of the window's text after the text that was returned.
+        """Return the part of the window's text that has not been returned yet.
 
         The window's text may no longer begin with the returned text.
         """
@@ -281,9 +281,9 @@ class _Window:
             self._ids, self._text, self._released = ids, text, text[: len(text) - len(pending)]
 
     def _newest(self, token_ids: list[int]) -> list[int]:
-        """Return the newest tokens that have text and do not begin within a character.
+        """Return the newest tokens that have text and do not begin inside a character.
 
-        Tokens that begin within a character would spoil the text of others.
+        Tokens that begin inside a character would corrupt the text of other tokens.
         """
         size = WINDOW_TOKENS
         while size < len(token_ids):

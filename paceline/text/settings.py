@@ -1,4 +1,4 @@
-"""Numbers of the text room, each with its unit and what it was chosen for."""
+"""Constants for text, each with its unit and the reason for its value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find stop strings: the token that completes one, and the text before it."""
+"""Find the token that completes a stop string, and the text before it."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class DeltaDecoder:
         )
 
     def push(self, token: int) -> TextDelta:
-        """Add one token; return the text that became final."""
+        """Add one token, and return the text that it makes final."""
         shown = self._shown.push(token)
         return TextDelta(shown, shown if self._full is None else self._full.push(token))
 
     def rest(self) -> TextDelta:
-        """Return the text that would end the answer here."""
+        """Return the remaining text if the answer ends here."""
         shown = self._shown.rest().text
         return TextDelta(shown, shown if self._full is None else self._full.rest().text)
 
@@ -133,7 +133,7 @@ class StopStrings:
     def cut(self, deltas: Sequence[TextDelta]) -> int | None:
         """Return how many shown characters come before the earliest stop string.
 
-        None means that there is no stop string.
+        Return None if there is no stop string.
 
         Args:
             deltas: Text of the answer so far.
@@ -173,7 +173,7 @@ def _joined(deltas: Sequence[TextDelta]) -> tuple[str, str]:
 def _in_full(deltas: Sequence[TextDelta], index: int) -> int:
     """Return the index in the full text of the character at `index` of the shown text.
 
-    An index after the shown text gives the end of the full text.
+    For an index after the shown text, this is the end of the full text.
     """
     start = 0
     for shown, full in deltas:

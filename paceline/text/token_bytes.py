@@ -27,7 +27,7 @@ class Spelling(NamedTuple):
     Attributes:
         data: Bytes of the token after another token.
         first: Bytes of the token as the first of a text.
-        text: `data` as text; None if it ends or begins within a character.
+        text: `data` as text; None if it begins or ends inside a character.
         special: Whether `skip_special_tokens` hides the token.
     """
 
@@ -82,7 +82,7 @@ class TokenBytes(dict[int, Spelling]):
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
     """Return the spellings of a tokenizer's tokens.
 
-    None means that they are unknown, or that a token may change the text before it.
+    Return None if they are unknown, or if a token may change the text before it.
     """
     # The import takes a second, which the help of commands does not need.
     from transformers import PreTrainedTokenizerFast
@@ -95,9 +95,9 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
 
 
 def context_token_ids(tokenizer: Any) -> list[int]:
-    """Return tokens that stand for any text before other tokens.
+    """Return tokens that can represent any text before other tokens.
 
-    The list is empty if every token has the same spelling in any position.
+    The list is empty if the spelling of every token is the same in any position.
     """
     table = token_bytes(tokenizer)
     return [] if table is None or table.before is None else [table.before]
@@ -147,7 +147,7 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
 def _steps(backend: Any) -> str:
     """Return the kinds of decoders of a tokenizer, each with a space after it.
 
-    The result is "" if they cannot be read.
+    Return "" if they cannot be read.
     """
     if backend.decoder is None:
         return ""
@@ -184,7 +184,7 @@ def _byte_level(name: str) -> bytes:
 def _byte_of() -> dict[str, int]:
     """Return the byte for each character of byte-level tokens.
 
-    A printable character stands for itself; characters from 256 on stand for the other bytes.
+    A printable character represents itself. Characters from 256 on represent the other bytes.
     """
     alphabet = sorted(ByteLevel.alphabet(), key=ord)
     seen = {char: ord(char) for char in alphabet if ord(char) < 256}

@@ -10,7 +10,7 @@ from paceline.text.settings import MAX_PADDING_ROWS, TOKENS_PER_PADDING_ROW
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Return whether an embedding may belong to a tokenizer, apart from padding.
+    """Return whether an embedding fits a tokenizer, possibly with padding.
 
     Args:
         rows: Rows of the embedding.
@@ -49,10 +49,10 @@ def size(ids: TokenIds) -> int:
 
 
 def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
-    """Return the first id with different tokens, in words; None if there is none.
+    """Describe the first id with different tokens; return None if there is none.
 
-    Ids of only one tokenizer, such as added tokens, are no difference. Names of added tokens may
-    differ, too.
+    Ids that only one tokenizer has, such as added tokens, do not count. Names of added tokens may
+    also differ.
 
     Args:
         first: A vocabulary.

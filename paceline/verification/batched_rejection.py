@@ -1,4 +1,4 @@
-"""Prepare rejection sampling for a batch on a device, without waiting for it.
+"""Prepare rejection sampling for a batch without waiting for the device.
 
 Children of a node are tested in order, each against the weights that earlier rejections have left.
 These weights do not depend on the random numbers, so the acceptance probability of every node and
@@ -23,7 +23,7 @@ from paceline.util.device_copies import Arrays, Pending, upload
 
 
 class Rejections(NamedTuple):
-    """Hold what the walk through one tree needs.
+    """Precomputed results for the walk through one tree.
 
     Attributes:
         chances: Acceptance probability of each node if its earlier siblings were rejected.
@@ -35,7 +35,7 @@ class Rejections(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Hold the children with the same rank among their siblings, over all trees.
+    """The children with the same rank among their siblings, over all trees.
 
     Attributes:
         rows: [n] row of the parent.
@@ -129,7 +129,7 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 
 
 def _test(weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Return the weights left after a rejection, and the acceptance probabilities.
+    """Return the weights that remain after a rejection, and acceptance probabilities.
 
     Args:
         weights: Weights before, [n, vocab].

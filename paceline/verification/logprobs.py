@@ -20,7 +20,7 @@ Scored = list[dict[int, float]]
 
 
 class _Tokens(NamedTuple):
-    """Hold the tokens of one request to score.
+    """The tokens of one request to score.
 
     Attributes:
         rows: Row of the logits that scores each token.

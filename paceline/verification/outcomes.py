@@ -22,7 +22,7 @@ def draft_may_cause_nan(tree: DraftTree, argmax: Sequence[int], node: int) -> bo
     Args:
         tree: Verified draft tree.
         argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
-        node: Node after which a token is chosen; -1 = the root.
+        node: Node after which a token is chosen; -1 means the root.
     """
     return argmax[node + 1] == NO_TOKEN and len(tree) > 0
 

@@ -40,7 +40,7 @@ class TargetTokens(NamedTuple):
         tokens: Token that the target chooses.
         argmax: Most likely token; NO_TOKEN = the logits are not numbers.
         top: Most likely tokens of each row of the logits, if they were searched.
-        scores: Scores [batch, 1 + width, vocab] from `target_scores`; None = not computed.
+        scores: Scores [batch, 1 + width, vocab] from `target_scores`; None means not computed.
         rejections: By row, what rejection sampling needs, if it was prepared.
     """
 
@@ -56,7 +56,7 @@ def target_tokens(
 ) -> TargetTokens:
     """Return the target's chosen tokens and most likely tokens for a batch.
 
-    The device is waited for once, unless truncation has sorted too few tokens.
+    This waits for the device once, unless truncation has sorted too few tokens.
 
     Args:
         requests: Requests of the batch.
@@ -97,7 +97,7 @@ def _rejects(request: Request, tree: DraftTree) -> bool:
 def best_tokens(logits: NodeLogits) -> tuple[list[list[int]], TopTokens | None]:
     """Return the most likely token after the root and every node of each request.
 
-    They are followed by the top tokens of each row, if they were searched.
+    The top tokens of each row come second, if they were searched.
     """
     top = None
     if logits.top is None:
@@ -194,7 +194,7 @@ def with_top_tokens(
     Args:
         outcomes: Outcomes in a step.
         logits: Logits with rows in the order of `outcomes`.
-        top: Top tokens of each row; None = they were not searched.
+        top: Top tokens of each row; None means they were not searched.
     """
     if top is None:
         return outcomes

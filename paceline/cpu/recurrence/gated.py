@@ -88,7 +88,7 @@ class FoldCall:
     decay: int
     updates: int
     held: int
-    start: int  # States before the path, [requests, ...]; 0 = the held ones.
+    start: int  # States before the path, [requests, ...]; 0 means the held ones.
     heads: int
     groups: int
     rows: int

@@ -62,7 +62,7 @@ class ScanFold:
     key: int
     updates: int
     held: int
-    start: int  # States before the path, [requests, ...]; 0 = the held ones.
+    start: int  # States before the path, [requests, ...]; 0 means the held ones.
     rows: int
     channels: int
     taken: int

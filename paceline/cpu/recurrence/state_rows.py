@@ -105,7 +105,7 @@ def advance_rows(vectors: int) -> Any:
         key: Address of the key, float32.
         query: Address of the query, float32.
         decay: Address of the decay, float32.
-        decay_stride: Distance from the decay of one row to the next; 0 = all rows share it.
+        decay_stride: Distance from the decay of one row to the next; 0 means all rows share it.
         count: Number of rows, a multiple of `PARTS`.
         update: Address of the update's lanes, followed by those of the result.
 

@@ -29,7 +29,7 @@ class TrieNode:
     """Describe a prefix shared by some continuations."""
 
     token: int  # its last token
-    parent: int  # the node of the prefix without it; -1 = none, it is a first token
+    parent: int  # the node of the prefix without it; -1 means that it is a first token
     depth: int  # tokens of the prefix
     occurrences: int  # continuations that begin with it
 

@@ -32,7 +32,7 @@ def offer(
     Args:
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
-        parent: Index of the node in the tree; -1 = the root.
+        parent: Index of the node in the tree; -1 means the root.
         frontier: Candidates; the first `waiting` are in use.
         waiting: Number of candidates before.
         scratch: [TOP] buffer for the cached probabilities.

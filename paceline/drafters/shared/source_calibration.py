@@ -74,7 +74,7 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
     """Return prior probabilities [probability before, own probability].
 
     Args:
-        middle: Middle of each bucket; 0 = absent.
+        middle: Middle of each bucket; 0 means absent.
         prior: Fit of the source.
     """
     odds = middle[1:] / (1 - middle[1:])

@@ -56,7 +56,7 @@ class TreeQueries(NamedTuple):
         newest: [batch, LONGEST_KEY] newest tokens of each request, the root last; a short text
             fills the end.
         limits: [batch, 3] number of newest tokens, maximum number of nodes, and maximum depth.
-        temperatures: [batch] temperature of each request; 0 = greedy.
+        temperatures: [batch] temperature of each request; 0 means greedy.
         max_context: Maximum number of tokens in a context of the cached distributions.
         min_path_probability: Path probability below which no candidate is taken.
     """
@@ -73,7 +73,7 @@ class TreeQuery(NamedTuple):
 
     Attributes:
         max_context: Maximum number of tokens in a context of the cached distributions.
-        temperature: Temperature of the request; 0 = greedy.
+        temperature: Temperature of the request; 0 means greedy.
         max_depth: Maximum depth of the tree.
         min_path_probability: Path probability below which no candidate is taken.
     """

@@ -184,7 +184,7 @@ class ParallelLM(CachedLM):
         trees: Sequence[DraftTree],
         target: TargetTokens,
     ) -> IntArray:
-        """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 = unknown.
+        """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 means unknown.
 
         Column 0 contains a checksum of the tree. The other columns contain the tokens (row 0) and
         the arg-maxes (row 1) after the root and the nodes. The shape does not depend on the trees,
@@ -215,7 +215,7 @@ class ParallelLM(CachedLM):
 
         Args:
             requests: Requests on this rank.
-            max_batch: Maximum number of requests per forward pass; None = no limit.
+            max_batch: Maximum number of requests per forward pass; None means no limit.
         Raises:
             ConfigError: the requests differ, or have options that need all logits in one process.
         """

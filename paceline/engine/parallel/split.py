@@ -24,7 +24,7 @@ class Share:
     Attributes:
         nodes: Nodes that the rank computes, in ascending order: its own nodes and all their
             ancestors.
-        parents: Parent of each of these nodes, as an index into `nodes`; -1 = the root.
+        parents: Parent of each of these nodes, as an index into `nodes`; -1 means the root.
         owned: Indices into `nodes` of the rank's own nodes, in ascending order. Every node has one
             owner.
     """

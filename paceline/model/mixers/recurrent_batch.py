@@ -29,8 +29,8 @@ class RecurrentBatch:
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         nodes: Number of tree nodes of each request, [requests].
         columns: Column of each token if all rows of the forward pass are joined, [requests, width].
-        parents: Index within the row of the token before each token, always a smaller one; -1 = the
-            token follows the held state, [requests, width].
+        parents: Index within the row of the token before each token, always a smaller one; -1 means
+            the token follows the held state, [requests, width].
         trees: Draft tree of each request.
         on_device: Results of `tensor`.
         derived: Values that mixers compute once per forward pass, by name.

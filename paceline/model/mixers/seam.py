@@ -56,7 +56,7 @@ class RecurrentState(Protocol):
 
     Attributes:
         folds: Whether every mixer of the view adds accepted nodes to the held states.
-        recurrent: The current forward pass; None = mixers run as in transformers.
+        recurrent: The current forward pass; None means mixers run as in transformers.
     """
 
     folds: bool
