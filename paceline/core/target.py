@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from paceline.core.tree import DraftTree
 
 
+class Checkpoints(Protocol):
+    """Copies of recurrent states.
+
+    Attributes:
+        max_bytes: Maximum size of all copies.
+    """
+
+    max_bytes: int
+
+
 class CacheSlots(Protocol):
     """Assign the slots of a KV cache to requests."""
 
@@ -30,6 +40,10 @@ class CacheSlots(Protocol):
 
     def copy(self, request: Request, other: Request, length: int) -> None:
         """Copy the first `length` cache positions of `other` into the slot of `request`."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Return the copies of recurrent states, for models that have any."""
 
     def resize(self, slots: int, positions: int) -> None:
         """Resize the cache to a number of slots and of cache positions per slot."""
@@ -91,6 +105,17 @@ class Target(Protocol):
     @property
     def position_bytes(self) -> int:
         """Return the size of one cache position, in bytes."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the size of one request's recurrent states, in bytes."""
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return True if layers keep recurrent states, which stand for one length only."""
+
+    def reusable_length(self, source: Request, length: int) -> int:
+        """Return how many of the first `length` tokens another request can take over."""
 
     @property
     def growth_step(self) -> int:

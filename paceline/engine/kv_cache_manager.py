@@ -18,9 +18,11 @@ from paceline.engine.settings import (
     ADMISSION_HEADROOM,
     CACHE_GROWTH_POSITIONS,
     CACHE_MEMORY_SHARE,
+    CHECKPOINT_SHARE,
     INHERITED_SHARE,
     MIN_PREFIX_TOKENS,
     SPARE_NODE_POSITIONS,
+    UNKNOWN_MEMORY,
     UNLIMITED_POSITIONS,
 )
 from paceline.errors import CapacityError, ConfigError
@@ -51,6 +53,10 @@ class KVCacheManager:
     ) -> None:
         self._model, self._max_batch = model, max_batch
         self._max_kept, self._max_bytes = max_kept, max_bytes
+        self._checkpoint_bytes = 0
+        if max_kept and model.keeps_states:
+            share = CHECKPOINT_SHARE * (max_bytes or UNKNOWN_MEMORY)
+            self._checkpoint_bytes = model.slots.checkpoints.max_bytes = int(share)
         self._kept: OrderedDict[Request, IntArray] = OrderedDict()  # tokens; last used at the end
         self.reused = 0
 
@@ -64,9 +70,11 @@ class KVCacheManager:
 
         Without a limit, this is the share of the allocated memory.
         """
-        each = self._model.position_bytes
-        limit = self._max_bytes or len(self._model.slots) * self._model.capacity * each
-        return min(1.0, self._model.slots.tokens * each / limit) if limit else 0.0
+        each, slots = self._model.position_bytes, len(self._model.slots)
+        states = self._model.state_bytes
+        limit = self._max_bytes or slots * (self._model.capacity * each + states)
+        used = self._model.slots.tokens * each + slots * states
+        return min(1.0, used / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
         """Check that a request would fit on its own.
@@ -139,7 +147,10 @@ class KVCacheManager:
 
     def close(self, request: Request, reusable: bool = True) -> None:
         """Free the slot of a request; keep its contents for later prompts if `reusable`."""
-        if request.pending > 1:  # no logits have shown yet whether its keys and values are finite
+        # Accepted tokens are pending if recurrent states could not advance by them.
+        checked = self._model.keeps_states and len(request) > request.prompt_length
+        if request.pending > 1 and not checked:
+            # No logits have shown yet whether its keys and values are finite.
             request.tainted, reusable = True, False
         if reusable and self._max_kept and request.cached >= MIN_PREFIX_TOKENS:
             self._keep(request)
@@ -158,6 +169,7 @@ class KVCacheManager:
         """Keep a finished request's cached tokens; drop kept requests that they cover."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
+        prefix.prompt_length = min(request.prompt_length, request.cached)
         if request.media is not None:
             prefix.media, prefix.position_offset = request.media.key(), request.position_offset
         self._model.slots.inherit(prefix, request, request.cached)
@@ -190,7 +202,7 @@ class KVCacheManager:
             for member in active
         )
         for source, tokens in (*self._kept.items(), *running):
-            length = _common_prefix(tokens, prompt)
+            length = self._model.reusable_length(source, _common_prefix(tokens, prompt))
             if (
                 length > best_length
                 and self._model.shares_prefix(source, request)
@@ -239,10 +251,13 @@ class KVCacheManager:
 
     def _max_positions(self, slots: int) -> int:
         """Return the maximum number of cache positions per slot for this number of slots."""
+        if self._max_bytes is None:
+            return UNLIMITED_POSITIONS
         each = slots * self._model.position_bytes
-        return (
-            UNLIMITED_POSITIONS if self._max_bytes is None or not each else self._max_bytes // each
-        )
+        left = self._max_bytes - self._checkpoint_bytes - slots * self._model.state_bytes
+        if each:
+            return max(0, left // each)
+        return UNLIMITED_POSITIONS if left >= 0 else 0
 
     def _forget(self, prefix: Request) -> None:
         del self._kept[prefix]

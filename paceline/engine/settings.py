@@ -42,3 +42,10 @@ INHERITED_SHARE = 0.9
 # Number of integers summed at once when ranks in a lookahead-parallel run compare their weights. It
 # limits the memory for this check.
 CHECKSUM_BLOCK = 1 << 18
+
+# Share of the cache's memory for copies of recurrent states, which let later prompts continue from
+# earlier ones. It applies if finished requests stay cached.
+CHECKPOINT_SHARE = 0.125
+
+# Memory of the cache in bytes, if no limit is known, of which `CHECKPOINT_SHARE` applies.
+UNKNOWN_MEMORY = 1 << 33

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.request import Request
+from paceline.kv_cache.checkpoints import StateCheckpoints
 from paceline.kv_cache.slot_cache import SlotCache
 
 
@@ -13,10 +14,13 @@ class Slots:
 
     Args:
         cache: The cache.
+    Attributes:
+        checkpoints: Copies of recurrent states, by request and length.
     """
 
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
+        self.checkpoints = StateCheckpoints(cache.state_layers)
         self._owner: dict[int, Request] = {}  # by slot
 
     def __len__(self) -> int:
@@ -38,17 +42,46 @@ class Slots:
         if request.slot >= 0:
             del self._owner[request.slot]
             self._cache.give_back(request.slot)
+            self.checkpoints.drop(request)
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other` with its first `length` cache positions."""
+        """Give `request` the slot of `other` with its first `length` cache positions.
+
+        If the model has recurrent layers, `length` is a result of `reusable_length`.
+        """
         request.slot, request.cached, other.slot = other.slot, length, -1
         self._owner[request.slot] = request
+        self.checkpoints.share(other, request, length)
+        self.checkpoints.drop(other)
+        self._set_states(request, other.cached)
 
     def copy(self, request: Request, other: Request, length: int) -> None:
-        """Copy the first `length` cache positions of `other` to the slot of `request`."""
+        """Copy the first `length` cache positions of `other` to the slot of `request`.
+
+        If the model has recurrent layers, `length` is a result of `reusable_length`.
+        """
         self._cache.copy(other.slot, request.slot, length)
         request.cached = length
+        self.checkpoints.share(other, request, length)
+        self._set_states(request, other.cached)
+
+    def _set_states(self, request: Request, length: int) -> None:
+        """Set the recurrent states of a slot whose states stand for `length` tokens."""
+        if self._cache.state_layers and request.cached != length:
+            self.checkpoints.restore(request, request.cached)
+
+    def reusable_length(self, source: Request, length: int) -> int:
+        """Return how many of the first `length` tokens can be taken over.
+
+        Args:
+            source: Request with a slot.
+            length: Number of first tokens that the requests share.
+        """
+        if not self._cache.state_layers:
+            return length
+        longest = self.checkpoints.longest(source, length)
+        return source.cached if longest < source.cached <= length else longest
 
     def resize(self, slots: int, positions: int) -> None:
         """Resize the cache to a number of slots and of cache positions per slot.

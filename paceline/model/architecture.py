@@ -16,6 +16,7 @@ from paceline.kv_cache.state_layer import StateKind
 from paceline.model.forward_arguments import forward_parameters
 from paceline.model.layer_kinds import LayerKinds
 from paceline.model.mixers.seam import mixers_of
+from paceline.model.mixers.upstream import clamps_prompts
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.per_layer import common_value, key_shapes
 from paceline.model.ragged_batch import RaggedBatch
@@ -39,6 +40,8 @@ class Architecture:
         layer_kinds: Attention kinds that occur, sorted; empty for a model without attention.
         masks: Attention kind whose mask a kind of layer gets, by kind of layer; None means no mask.
         states: Layers that keep recurrent states, by index.
+        clamps_prompts: Whether recurrent layers limit the time steps of prompts only, so that an
+            answer's states do not serve as those of a prompt.
         mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
         window: Number of positions that sliding-window attention looks back, including the query's
             own; None means no such layers.
@@ -67,6 +70,7 @@ class Architecture:
     layer_kinds: tuple[str, ...]
     masks: dict[str, str | None]
     states: dict[int, StateKind]
+    clamps_prompts: bool
     mask_per_kind: bool
     window: int | None
     attention_chunk: int | None
@@ -116,7 +120,8 @@ class Architecture:
         _refuse_attention(model, implementation, by_slot, by_position)
         accepted = forward_parameters(model)
         layers = LayerKinds.of(config, _only_kind(window, attention_chunk))
-        by_slot = by_slot or bool(layers.states and not mixers_of(model, layers.states))
+        mixers = mixers_of(model, layers.states)
+        by_slot = by_slot or len(mixers) < len(layers.states)
         takes_positions = "position_ids" in accepted or not layers.attention
         return Architecture(
             name=name,
@@ -126,6 +131,7 @@ class Architecture:
             layer_kinds=layers.attention,
             masks=layers.masks,
             states=layers.states,
+            clamps_prompts=any(map(clamps_prompts, mixers.values())),
             mask_per_kind=kinds is not None,
             window=window,
             attention_chunk=attention_chunk,

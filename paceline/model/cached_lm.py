@@ -16,7 +16,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import EMPTY_TREE
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.modules import uses_target_states
@@ -203,6 +203,11 @@ class CachedLM(ForwardPasses):
         """
         media = request.media
         assert media is not None, "called for requests with media"
+        if self.architecture.states:
+            raise UnsupportedModelError(
+                f"{self.architecture.name} has recurrent layers, whose states after an image cannot"
+                " be stored yet; expected a prompt of text. Use model.generate for this prompt."
+            )
         states = self._media.states(request)
         for layer, pair in enumerate(states.layers):
             if pair is not None:

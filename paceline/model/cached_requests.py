@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import CapacityError
+from paceline.kv_cache.settings import CHECKPOINT_INTERVAL
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
 from paceline.model.architecture import Architecture
@@ -162,7 +163,10 @@ class CachedRequests:
                 base + target,
             )
         for row, (request, path) in enumerate(zip(self._requests, accepted, strict=True)):
-            request.cached += int(pending[row]) + len(path) if advanced is None else advanced[row]
+            new = int(pending[row]) + len(path) if advanced is None else advanced[row]
+            request.cached += new
+            if advanced is not None:
+                self._save_states(request, new)
 
     def _commit_states(self, accepted: Sequence[Sequence[int]]) -> list[int]:
         """Advance the held states.
@@ -176,6 +180,29 @@ class CachedRequests:
             advanced += recurrent.commit(accepted[first : first + recurrent.num_requests])
         self._recurrent = []
         return advanced
+
+    def _save_states(self, request: Request, num_new: int) -> None:
+        """Save a checkpoint at the end of the prompt, and at intervals within it.
+
+        Args:
+            request: Request whose states advanced.
+            num_new: Number of tokens by which they advanced.
+        """
+        cached = request.cached
+        crossed = cached // CHECKPOINT_INTERVAL > (cached - num_new) // CHECKPOINT_INTERVAL
+        if cached == request.prompt_length or (crossed and cached < request.prompt_length):
+            self.slots.checkpoints.save(request)
+
+    def reusable_length(self, source: Request, length: int) -> int:
+        """Return how many of the first `length` tokens can be taken over.
+
+        Args:
+            source: Request with a slot.
+            length: Number of first tokens that the requests share.
+        """
+        if self.architecture.clamps_prompts:
+            length = min(length, source.prompt_length)
+        return self.slots.reusable_length(source, length)
 
     def rewind(self, request: Request, length: int) -> None:
         """Drop a request's cache from position `length` onwards.

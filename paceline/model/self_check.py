@@ -183,15 +183,16 @@ def _decoded_logits(model: CachedLM, text: list[int], prompt_length: int) -> tor
     """
     view = ModelView(model.model)
     tokens = torch.tensor([text], device=model.device)
+    positions = torch.arange(len(text), device=model.device)[None]
     options: dict[str, Any] = {view.cache_argument: DynamicCache(config=model.model.config)}
+    rows, first = [], 0
     with model.mode():
-        rows = [
-            view.module(input_ids=part, use_cache=True, **options).logits[0, -1]
-            for part in (
-                tokens[:, :prompt_length],
-                *torch.split(tokens[:, prompt_length:], 1, dim=1),
-            )
-        ]
+        for stop in range(prompt_length, len(text) + 1):
+            if model.architecture.takes_position_ids:
+                options["position_ids"] = positions[:, first:stop]
+            output = view.module(input_ids=tokens[:, first:stop], use_cache=True, **options)
+            rows.append(output.logits[0, -1])
+            first = stop
     return torch.stack(rows)
 
 

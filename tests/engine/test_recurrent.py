@@ -11,6 +11,9 @@ import pytest
 
 from paceline import LLM, DraftTree, SamplingParams, ScriptedDrafter
 from paceline.core.drafter import Drafter
+from paceline.core.request import Request
+from paceline.engine.engine import Engine
+from paceline.errors import CapacityError, ConfigError
 from tests.support import models
 from tests.support.recurrent_models import BRANCHING, CHAINED
 from tests.support.shared import ScriptedTree, reference
@@ -28,7 +31,7 @@ NAMES = [
 @functools.cache
 def make(name: str) -> Any:
     """A model that generates beyond the tokens that end a text."""
-    model = copy.deepcopy(models.make(name, "sdpa"))
+    model = copy.deepcopy(models.make(name, "eager" if name == "mamba2" else "sdpa"))
     model.generation_config.eos_token_id = None
     return model
 
@@ -74,3 +77,104 @@ def many(request: pytest.FixtureRequest) -> int:
     """Number of prompts: 20 in the slow tests."""
     name = request.node.callspec.params["name"]
     return 5 if name in FAST else 20
+
+
+CORE = ("lfm2", "granitemoehybrid", "nemotron_h", "zaya")
+
+
+@pytest.mark.parametrize("chunk", [1, 64])
+@pytest.mark.parametrize("name", CORE[:2])
+def test_prompts_in_chunks_give_the_same_answers(name: str, chunk: int) -> None:
+    known = known_answers(name, 3)
+    llm = LLM(make(name), ScriptedTree(known, VOCAB), max_batch=2)
+    llm.model.prefill_chunk = chunk
+    outs = llm.generate([list(prompt) for prompt in known], PARAMS)
+    assert [out.token_ids for out in outs] == [*known.values()]
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_conversations_continue_from_the_held_states(name: str) -> None:
+    model = make(name)
+    llm = LLM(model, "prompt_lookup", keep_prefixes=4, max_batch=2)
+    text, reused = prompts(1, seed=5)[0] + [7] * 20, []
+    for turn in range(4):
+        (out,) = llm.generate([text], PARAMS)
+        assert out.token_ids == reference(model, text, COUNT)
+        reused.append(out.stats.cached_tokens)
+        text = [*text, *out.token_ids, *range(3, 9 + turn)]
+    assert reused[0] == 0
+    assert all(count > 0 for count in reused[1:])
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_other_answers_to_a_prompt_continue_from_the_end_of_the_prompt(name: str) -> None:
+    model, (prompt,) = make(name), prompts(1, seed=6)
+    prompt += [7] * 20
+    llm = LLM(model, "none", keep_prefixes=4)
+    llm.generate([prompt], PARAMS)
+    for ending in ([5, 6, 7], [9, 8], [3]):
+        (out,) = llm.generate([[*prompt, *ending]], PARAMS)
+        assert out.token_ids == reference(model, [*prompt, *ending], COUNT)
+        assert out.stats.cached_tokens == len(prompt)
+    (out,) = llm.generate([[*prompt[:-2], 4, 4, 4]], PARAMS)  # no state fits these tokens
+    assert out.token_ids == reference(model, [*prompt[:-2], 4, 4, 4], COUNT)
+    assert out.stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize("name", CORE)
+def test_preempted_requests_continue_with_the_same_answer(name: str, kept: int) -> None:
+    known = known_answers(name, 4)
+    drafter = ScriptedTree(known, VOCAB)
+    engine = Engine(make(name), drafter, max_batch=2, keep_prefixes=kept)
+    requests = [
+        Request(
+            list(prompt),
+            SamplingParams(max_new_tokens=COUNT, ignore_eos=True, priority=int(number < 2)),
+        )
+        for number, prompt in enumerate(known)
+    ]
+    handles = engine.submit(requests[:2])
+    for _ in range(3):
+        engine.step()
+    engine.finish([*handles, *engine.submit(requests[2:])])
+    assert [request.output_ids for request in requests] == [*known.values()]
+    assert engine.load.preemptions > 0
+
+
+@pytest.mark.parametrize("name", CORE[:2])
+def test_a_closed_stream_leaves_nothing_behind_in_its_slot(name: str) -> None:
+    known = known_answers(name, 3)
+    llm = LLM(make(name), "none", max_batch=1)
+    stream = llm.stream([11] * 30, PARAMS)
+    next(stream)
+    stream.close()
+    assert llm.load.aborted == 1
+    outs = llm.generate([list(prompt) for prompt in known], PARAMS)
+    assert [out.token_ids for out in outs] == [*known.values()]
+
+
+def test_batch_invariance_says_why_it_is_off() -> None:
+    llm = LLM(make("lfm2"), "none", batch_invariant="auto")
+    assert not llm.invariance.on
+    assert "1 of its layers are recurrent" in llm.invariance.reason
+    with pytest.raises(ConfigError, match="recurrent"):
+        LLM(make("lfm2"), "none", batch_invariant=True)
+
+
+def test_states_count_towards_the_memory_of_the_cache() -> None:
+    llm = LLM(make("granitemoehybrid"), "none", max_batch=2, cache_gib=1e-5)
+    with pytest.raises(CapacityError, match="cache has memory"):
+        llm.generate([[3, 4, 5]], PARAMS)
+
+
+def test_checkpoints_are_dropped_with_the_least_recently_used_first() -> None:
+    model, texts = make("lfm2"), [[token] * 24 for token in (3, 5, 7)]
+    llm = LLM(model, "none", keep_prefixes=8)
+    checkpoints = llm.model.slots.checkpoints
+    checkpoints.max_bytes = 2 * llm.model.state_bytes
+    for text in texts:
+        llm.generate([text], PARAMS)
+    reused = [llm.generate([[*text, 9]], PARAMS)[0].stats.cached_tokens for text in texts[::-1]]
+    assert reused[0] == 24
+    assert 0 in reused

@@ -28,7 +28,7 @@ from paceline.core.tree import DraftTree, IntArray
 from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.engine.parallel.split import Share, share
 from paceline.engine.settings import CHECKSUM_BLOCK
-from paceline.errors import ConfigError, DrafterError
+from paceline.errors import ConfigError, DrafterError, UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
 from paceline.verification.outcomes import make_outcome, token_chooser
 from paceline.verification.rules import follow
@@ -84,6 +84,11 @@ class ParallelLM(CachedLM):
             chains=chains,
             fixed_shapes=fixed_shapes,
         )
+        if self.architecture.states:
+            raise UnsupportedModelError(
+                f"{self.architecture.name} has recurrent layers, whose states the ranks cannot"
+                " exchange; expected a model whose layers are all attention. Run it in one process."
+            )
         self.ranks = ranks
         self._max_nodes = max_nodes
         self._parts: dict[int, tuple[Share, DraftTree]] = {}  # from the last pass, by request id
