@@ -29,6 +29,12 @@ _PAPER = "paceline paper "
 _RAW = ("calls", "cells", "divergences", "turn", "intrusion", "soak")
 _OF_PAPERS = ("schema", "kind", "complete", "command", "convention", "sections", "config")
 _DIGITS = 5
+# Bench runs whose figures by kind of text a page shows; other summaries have only the totals.
+_BY_CATEGORY = (
+    "smollm2-batch1-bf16-amx",
+    "smollm2-batch1-bf16-dots-two-cores",
+    "smollm2-contexts-",
+)
 # Folders of a run that a reader does not have.
 _FILES = {
     "../shared/data/prompts/": "prompts/",
@@ -57,6 +63,8 @@ def summary(path: Path) -> dict[str, Any]:
             "answers": len(divergences),
             "largest_gap": max(entry["top_gap"] for entry in divergences),
         }
+    if kind == BENCH.name and not path.stem.startswith(_BY_CATEGORY):
+        short["summary"]["categories"] = {}
     if kind == BENCH.name and content["config"]["repeats"] > 1:
         short["by_repeat"] = speeds_by_repeat(read_bench(path))
     if kind.startswith(_PAPER):
@@ -70,18 +78,26 @@ def summary(path: Path) -> dict[str, Any]:
     return rounded
 
 
-def speeds_by_repeat(result: BenchResult) -> dict[str, list[float]]:
-    """Return the speed over plain decoding of every method in each pass over the prompts."""
+def speeds_by_repeat(result: BenchResult) -> dict[str, dict[str, list[float]]]:
+    """Return the speed over plain decoding of every method in each pass over the prompts.
 
-    def speed(method: str, repeat: int) -> float:
+    Returns:
+        Speeds by method, in "seconds" (wall clock) and "cpu_seconds" (processor time). Empty if
+        plain decoding did not run.
+    """
+
+    def speed(method: str, repeat: int, time: str) -> float:
         calls = [call for call in result.calls if (call.method, call.repeat) == (method, repeat)]
-        return sum(call.new_tokens for call in calls) / sum(call.seconds for call in calls)
+        spent: float = sum(getattr(call, time) for call in calls)
+        return sum(call.new_tokens for call in calls) / spent
 
-    repeats = range(result.config.repeats) if PLAIN in result.methods else range(0)
-    return {
-        method: [speed(method, repeat) / speed(PLAIN, repeat) for repeat in repeats]
-        for method in result.methods
-    }
+    def ratios(method: str, time: str) -> list[float]:
+        repeats = range(result.config.repeats)
+        return [speed(method, number, time) / speed(PLAIN, number, time) for number in repeats]
+
+    methods = result.methods if PLAIN in result.methods else ()
+    times = ("seconds", "cpu_seconds")
+    return {method: {time: ratios(method, time) for time in times} for method in methods}
 
 
 def write_summary(content: dict[str, Any], path: Path) -> None:

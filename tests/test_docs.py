@@ -91,7 +91,7 @@ def test_every_result_is_shown_and_short(monkeypatch: pytest.MonkeyPatch) -> Non
     shown = importlib.import_module("update_benchmarks").shown_results()
     results = list((ROOT / "docs" / "results").iterdir())
     assert {result.name for result in results} <= {f"{name}.json" for name in shown}
-    assert sum(result.stat().st_size for result in results) < 2_000_000
+    assert sum(result.stat().st_size for result in results) < 1_000_000
     pictures = list((ROOT / "docs" / "img").iterdir())
     assert sum(picture.stat().st_size for picture in pictures) < 500_000
     for result in results:

@@ -43,7 +43,7 @@ def penalise(
     )
 
     def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
-        """Return how often each token occurs before each row's node."""
+        """Return the number of times each token occurs before each row's node."""
         if not len(indices.paths) and num_rows == len(requests):
             return counts[rows, kind]
         at_nodes = counts[:, kind][owner[rows]]

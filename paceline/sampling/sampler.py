@@ -2,10 +2,10 @@
 
 `target_scores` applies, in transformers' order: adjustments by earlier tokens
 (`logit_adjustments`), temperature, top_k, top_p, min_p. Tokens are drawn with the Gumbel-max trick:
-`argmax(log target_probs + noise)`. An integer hash of (request seed, position in the answer,
-stream) keys the noise. So one call draws all rows of all requests, alike on any device, and a token
-does not depend on the tree, the drafter or the batch. Gumbel noise is -log of exponential noise E,
-so the draw is computed as `argmax(target_probs / E)`.
+`argmax(log target_probs + noise)`. The key of the noise is an integer hash of (request seed,
+position in the answer, stream). One call therefore draws all rows of all requests, with the same
+result on any device, and a token does not depend on the tree, the drafter or the batch. Gumbel
+noise is -log of exponential noise E, so the draw is computed as `argmax(target_probs / E)`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def is_greedy(requests: Sequence[Request]) -> bool:
 
 
 class Drawn(NamedTuple):
-    """Hold drawn tokens, and what was copied from the device along with them.
+    """Drawn tokens, and the tensors copied from the device with them.
 
     Attributes:
         scores: Scores [batch, 1 + width, vocab] from `target_scores`.
-        tokens: Token ids, batch lists of 1 + width; entries beyond a tree mean nothing. NO_TOKEN
-            stands for scores that are not numbers.
-        others: Copied tensors of the caller.
+        tokens: Token ids, batch lists of 1 + width; entries beyond a tree have no meaning.
+            NO_TOKEN marks scores that are not numbers.
+        others: The caller's copied tensors.
     """
 
     scores: Tensor
@@ -115,8 +115,8 @@ def draw(
         trees: Draft trees of the requests.
         stream: Stream of the noise.
     Returns:
-        Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree mean
-        nothing. NO_TOKEN stands for scores that are not numbers.
+        Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree have
+        no meaning. NO_TOKEN marks scores that are not numbers.
     """
     sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
     if not sampled:
@@ -149,7 +149,7 @@ class LazyDraws:
 
     Args:
         logits: Logits [1 + width, vocab] of a request that only warps them.
-        request: Request that the tokens are for.
+        request: Request for which the tokens are drawn.
         tree: Draft tree of the request.
     """
 
@@ -195,7 +195,7 @@ def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
 
 
 def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
-    """Return a uniform number in [0, 1) that depends on the arguments alone."""
+    """Return a uniform number in [0, 1) that depends only on the arguments."""
     high, low = noise_key(seed, position, stream)
     return (_splitmix(((high << 32) | low) ^ (index + 1)) >> 11) * 2.0**-53
 
@@ -209,7 +209,7 @@ def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch
 
 
 def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-    """Return keys of noise as the words that `noise_from` reads, [n, 2]."""
+    """Return noise keys as the words that `noise_from` reads, [n, 2]."""
     return np.array(keys, dtype=np.uint32).view(np.int32)
 
 

@@ -134,7 +134,7 @@ class _Nucleus(NamedTuple):
 
     Attributes:
         best: Highest scores, in order, [batch, rows, sorted tokens].
-        num_kept: Number of them that stay, [batch, rows, 1].
+        num_kept: Number of these tokens to keep, [batch, rows, 1].
         is_short: As in `Warped`.
     """
 
@@ -144,10 +144,10 @@ class _Nucleus(NamedTuple):
 
 
 def _find_nucleus(scores: Tensor, limits: _SamplingLimits, num_sorted: int) -> _Nucleus:
-    """Return the tokens inside top_k, then top_p, then min_p.
+    """Return the tokens that pass top_k, then top_p, then min_p.
 
-    Tokens with the same score as the last one inside stay, too. The nucleus is nearly always among
-    the few most likely tokens, so only these are sorted.
+    Tokens with the same score as the last kept token are also kept. The nucleus nearly always
+    consists of a few most likely tokens, so only these are sorted.
 
     Args:
         scores: Scores [batch, rows, vocab].
