@@ -1,0 +1,1 @@
+"""Parse reasoning and tool calls in answers, while they are written."""

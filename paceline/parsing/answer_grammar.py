@@ -1,0 +1,114 @@
+"""Write the grammar of whole answers: reasoning, then JSON, text or tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import grammars
+from paceline.parsing.reasoning import ReasoningMarkers
+from paceline.parsing.rules import RuleWriter
+from paceline.parsing.tool_format import ToolFormat
+from paceline.parsing.tools import ToolUse
+
+_SPACES = "/[ \\n\\r\\t]{0,4}/"  # models write up to two empty lines after reasoning
+_ANY_TEXT = "/(.|\\n)*/"
+_NO_CALL = "/([^{\\[ \\n\\r\\t<](.|\\n)*)?/"  # text that no format without opening reads as a call
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """JSON that an answer must be.
+
+    Attributes:
+        schema: JSON schema; None allows any text.
+    """
+
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningState:
+    """Reasoning that may come before an answer.
+
+    Attributes:
+        markers: Texts around the reasoning; None = the answer has no reasoning.
+        is_open: Whether the prompt has opened the reasoning.
+    """
+
+    markers: ReasoningMarkers | None = None
+    is_open: bool = False
+
+
+class AnswerGrammars:
+    """Writes and compiles the grammars of a model's answers.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        special: Ids of its special tokens, by text.
+        tool_format: Format of tool calls.
+    """
+
+    def __init__(self, tokenizer: Any, special: Mapping[str, int], tool_format: ToolFormat) -> None:
+        self._tokenizer, self._special, self._format = tokenizer, special, tool_format
+
+    def grammar(
+        self,
+        use: ToolUse,
+        shape: AnswerShape,
+        reasoning: ReasoningState,
+        eos_token_ids: Sequence[int],
+    ) -> grammars.Grammar | None:
+        """Return the grammar of the answers to a request; None if they are free.
+
+        Raises:
+            ConfigError: A schema cannot be compiled.
+        """
+        if not use.is_constrained and shape.schema is None:
+            return None
+        if not use.tools and reasoning.markers is None and not self._format.prefix:
+            return grammars.json_schema(self._tokenizer, shape.schema or {}, eos_token_ids)
+        rules = RuleWriter(self._special)
+        answer = self._answer(use, shape, rules)
+        before = _reasoning(reasoning, rules)
+        return grammars.lark(self._tokenizer, rules.grammar(f"{before}{answer}"), eos_token_ids)
+
+    def _answer(self, use: ToolUse, shape: AnswerShape, rules: RuleWriter) -> str:
+        calls = ""
+        if use.tools:
+            schemas = {tool.name: tool.parameters for tool in use.callable_tools}
+            calls = self._format.calls(schemas, not use.parallel, rules)
+        if use.must_call:
+            return f"({calls})"
+        prefix = rules.literal(self._format.prefix) if self._format.prefix else ""
+        if shape.schema is not None:
+            spaced = {**shape.schema, "x-guidance": _guidance(shape.schema)}
+            text = rules.rule("%json " + json.dumps(spaced, ensure_ascii=False))
+        elif prefix or not self._format.opening:
+            text = rules.rule(_ANY_TEXT if prefix else _NO_CALL)
+        else:
+            text = rules.text_without(self._format.opening)
+            return f"{text} ({calls})?"
+        return f"({prefix} {text} | {calls})" if calls else f"{prefix} {text}"
+
+
+def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return llguidance's options: those of the schema, and white space as in `grammars`."""
+    given = schema.get("x-guidance")
+    return {
+        "whitespace_pattern": grammars.WHITESPACE,
+        **(given if isinstance(given, Mapping) else {}),
+    }
+
+
+def _reasoning(reasoning: ReasoningState, rules: RuleWriter) -> str:
+    """Return the expression for reasoning before the answer."""
+    markers = reasoning.markers
+    if markers is None:
+        return ""
+    text = rules.text_until(markers.close)
+    if reasoning.is_open:
+        return f"{text} {_SPACES} "
+    return f"({rules.literal(markers.open)} {text} {_SPACES})? "

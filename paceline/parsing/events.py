@@ -1,0 +1,163 @@
+"""Define what a parser reports about an answer, and the message that the reports add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class ReasoningText(NamedTuple):
+    """Next part of the reasoning before the answer."""
+
+    text: str
+
+
+class ContentText(NamedTuple):
+    """Next part of the answer's text."""
+
+    text: str
+
+
+class CallStart(NamedTuple):
+    """Start of a tool call.
+
+    Attributes:
+        call: Index of the call in the answer, from 0.
+        name: Name of the tool.
+    """
+
+    call: int
+    name: str
+
+
+class ArgumentsText(NamedTuple):
+    """Next part of the arguments of a tool call, as JSON text.
+
+    Attributes:
+        call: Index of the call in the answer, from 0.
+        text: Part of the JSON text.
+    """
+
+    call: int
+    text: str
+
+
+AnswerEvent = ReasoningText | ContentText | CallStart | ArgumentsText
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call.
+
+    Attributes:
+        name: Name of the tool.
+        arguments: Arguments as JSON text, as the model wrote them.
+    """
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class AssistantMessage:
+    """An answer, split into its parts.
+
+    Attributes:
+        content: Text of the answer, without reasoning and tool calls.
+        reasoning: Reasoning before the answer; "" if there is none.
+        tool_calls: Tool calls, in order.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, events: Iterable[AnswerEvent]) -> None:
+        """Add what a parser reported."""
+        for event in events:
+            match event:
+                case ReasoningText(text):
+                    self.reasoning += text
+                case ContentText(text):
+                    self.content += text
+                case CallStart(_, name):
+                    self.tool_calls.append(ToolCall(name))
+                case ArgumentsText(call, text):
+                    self.tool_calls[call].arguments += text
+
+
+class EventWriter:
+    """Collects events; drops white space that only separates the parts of an answer.
+
+    White space around reasoning, before a call, and after a call is dropped. White space at the end
+    of an answer without calls is kept.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[AnswerEvent] = []
+        self.num_calls = 0
+        self._spaces = ""  # after the last text, not reported yet
+        self._strips = False  # whether white space before the next text is dropped
+
+    def reasoning(self, text: str) -> None:
+        """Report reasoning."""
+        if shown := self._shown(text):
+            self.events.append(ReasoningText(shown))
+
+    def begin_reasoning(self) -> None:
+        """Drop white space at the start of the reasoning."""
+        self._spaces, self._strips = "", True
+
+    def end_reasoning(self) -> None:
+        """Drop white space around the end of the reasoning."""
+        self._spaces, self._strips = "", True
+
+    def content(self, text: str) -> None:
+        """Report text of the answer."""
+        if shown := self._shown(text):
+            self.events.append(ContentText(shown))
+
+    def begin_call(self, name: str) -> None:
+        """Report the start of a tool call."""
+        self._spaces, self._strips = "", True
+        self.events.append(CallStart(self.num_calls, name))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Report a part of the arguments of the newest call."""
+        if text:
+            self.events.append(ArgumentsText(self.num_calls - 1, text))
+
+    def finish(self) -> None:
+        """Report white space at the end of the text."""
+        if self._spaces and not self.num_calls:
+            self.events.append(ContentText(self._spaces))
+        self._spaces = ""
+
+    def take(self) -> list[AnswerEvent]:
+        """Return the events since the last call; join neighbours of the same kind."""
+        joined: list[AnswerEvent] = []
+        for event in self.events:
+            last = joined[-1] if joined else None
+            match last, event:
+                case (ReasoningText(before), ReasoningText(text)):
+                    joined[-1] = ReasoningText(before + text)
+                case (ContentText(before), ContentText(text)):
+                    joined[-1] = ContentText(before + text)
+                case (ArgumentsText(call, before), ArgumentsText(same, text)) if call == same:
+                    joined[-1] = ArgumentsText(call, before + text)
+                case _:
+                    joined.append(event)
+        self.events = []
+        return joined
+
+    def _shown(self, text: str) -> str:
+        """Return the text to report now; hold back white space at its end."""
+        if self._strips:
+            text = text.lstrip()
+            self._strips = not text
+        text = self._spaces + text
+        shown = text.rstrip()
+        self._spaces = text[len(shown) :]
+        return shown

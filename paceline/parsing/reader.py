@@ -1,0 +1,37 @@
+"""Read an answer token by token, and report its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from paceline.parsing.events import AnswerEvent, AssistantMessage
+from paceline.parsing.parser import AnswerParser
+
+
+class AnswerReader:
+    """Passes the text of an answer to its parser, without special tokens of no meaning.
+
+    Args:
+        parser: Parser of the answer.
+        hidden: Ids of special tokens whose text is left out.
+    Attributes:
+        message: The answer so far.
+    """
+
+    def __init__(self, parser: AnswerParser, hidden: Collection[int]) -> None:
+        self._parser, self._hidden = parser, hidden
+        self.message = AssistantMessage()
+
+    def read(self, pieces: Iterable[tuple[str, int]], last: bool) -> list[AnswerEvent]:
+        """Add text; return what became certain.
+
+        Args:
+            pieces: Parts of the text, each with the id of its token.
+            last: Whether the answer ends with them.
+        """
+        text = "".join(text for text, token in pieces if token not in self._hidden)
+        events = self._parser.feed(text) if text else []
+        if last:
+            events += self._parser.finish()
+        self.message.add(events)
+        return events

@@ -1,0 +1,119 @@
+"""Read an answer's text from generators that wait for more of it.
+
+A parser is a generator that reads a `TextSource`. It yields whenever the decision depends on text
+that has not arrived, so its result does not depend on how the text was split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from paceline.parsing.settings import WHITESPACE
+
+Waiting = Generator[None, None, None]
+
+
+class TextSource:
+    """Text of an answer that arrives in parts.
+
+    Attributes:
+        ended: Whether no more text will arrive.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._start = 0
+        self.ended = False
+
+    def add(self, text: str) -> None:
+        """Append text that arrived."""
+        self._text = self._text[self._start :] + text
+        self._start = 0
+
+    def starts_with(self, literal: str) -> Generator[None, None, bool]:
+        """Return whether the unread text starts with a literal; wait until that is certain."""
+        while True:
+            ready = self._text[self._start : self._start + len(literal)]
+            if ready == literal:
+                return True
+            if self.ended or not literal.startswith(ready):
+                return False
+            yield
+
+    def take(self, literal: str) -> Generator[None, None, bool]:
+        """Read a literal if the unread text starts with it."""
+        found = yield from self.starts_with(literal)
+        if found:
+            self._start += len(literal)
+        return found
+
+    def skip_spaces(self) -> Generator[None, None, str]:
+        """Read and return white space."""
+        return (yield from self.take_while(WHITESPACE.__contains__))
+
+    def take_while(self, accepts: Callable[[str], bool]) -> Generator[None, None, str]:
+        """Read and return all characters up to the first one that is not accepted."""
+        taken = ""
+        while (char := (yield from self.peek())) and accepts(char):
+            taken += char
+            self._start += 1
+        return taken
+
+    def peek(self) -> Generator[None, None, str]:
+        """Return the next character; "" at the end."""
+        while self._start >= len(self._text):
+            if self.ended:
+                return ""
+            yield
+        return self._text[self._start]
+
+    def next(self) -> Generator[None, None, str]:
+        """Read the next character; "" at the end."""
+        char = yield from self.peek()
+        self._start += len(char)
+        return char
+
+    def copy_until(
+        self, markers: Sequence[str], write: Callable[[str], None]
+    ) -> Generator[None, None, str]:
+        """Write text up to the first marker, and read the marker.
+
+        Args:
+            markers: Literals that end the text; the longest counts where several match.
+            write: Function that receives the text in parts.
+        Returns:
+            The marker; "" at the end of the answer.
+        """
+        ordered = sorted(markers, key=len, reverse=True)
+        while True:
+            text = self._text[self._start :]
+            found = [(at, marker) for marker in ordered if (at := text.find(marker)) >= 0]
+            first = min(found, key=lambda pair: pair[0], default=None)
+            # A marker may begin in the last characters: a longer one, or an earlier one.
+            open_at = len(text) if self.ended else _first_open(text, ordered)
+            if first is not None and (self.ended or first[0] < open_at):
+                at, marker = first
+                write(text[:at])
+                self._start += at + len(marker)
+                return marker
+            write(text[:open_at])
+            self._start += open_at
+            if self.ended:
+                return ""
+            yield
+
+    def read_until(self, markers: Sequence[str]) -> Generator[None, None, tuple[str, str]]:
+        """Return the text up to the first marker, and the marker ("" at the end)."""
+        parts: list[str] = []
+        marker = yield from self.copy_until(markers, parts.append)
+        return "".join(parts), marker
+
+
+def _first_open(text: str, markers: Sequence[str]) -> int:
+    """Return the first position at which a marker may begin that the text does not finish."""
+    longest = max(map(len, markers), default=1)
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        rest = text[at:]
+        if any(len(marker) > len(rest) and marker.startswith(rest) for marker in markers):
+            return at
+    return len(text)
