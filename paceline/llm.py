@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,11 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, FixedShapes, OnDrafterError
 from paceline.drafters import Maker, create, uses_draft_model
 from paceline.engine.async_engine import AsyncEngine
+from paceline.engine.chat_facade import ChatFacade
 from paceline.engine.completion import Chunk, Completion
 from paceline.engine.delivery import Chunks, completions_of, stream_chunks
 from paceline.engine.engine import Engine
 from paceline.engine.engine_limits import check_limits
-from paceline.engine.facade import EngineFacade
 from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LLM", "Chunk", "Completion"]
 
 
-class LLM(EngineFacade):
+class LLM(ChatFacade):
     """A model with a drafter. Answers are the same as those from the model alone.
 
     Several threads may call an `LLM`, even while streams are open. All calls share one batch, and
@@ -206,65 +206,6 @@ class LLM(EngineFacade):
                 outcomes, done = await self._async_engine.collect(handle)
                 for chunk in chunks.of(outcomes, done):
                     yield chunk
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-    ) -> Completion:
-        """Answer a conversation, with the arguments of `chat_prompt` and `generate`."""
-        prompt = self.chat_prompt(
-            messages,
-            chat_template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return self.generate([prompt], params)[0]
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-        local_files: bool = True,
-    ) -> list[int]:
-        """Return the token ids of a conversation, for `generate` and `stream`.
-
-        Args:
-            messages: Each message has a `role` and `content`, which is a string or a list of parts.
-                A part is {"type": "text", "text": ...}, {"type": "image", "image": ...} with a
-                Pillow image, path, bytes or data URL, or OpenAI's {"type": "image_url",
-                "image_url": {"url": "data:..."}}. The content of an assistant message with
-                tool_calls may be None. All other fields are passed to the chat template unchanged.
-            chat_template_kwargs: Variables for the chat template, under the names that the template
-                uses, such as {"enable_thinking": False}. They may include the two options below.
-            add_generation_prompt: Have the template open the assistant's answer. Default: True, but
-                False with `continue_final_message`.
-            continue_final_message: End the prompt with the text of the final message, which must be
-                the assistant's; the answer continues that text. Default: False.
-            local_files: Whether image parts may name files or hold objects. False accepts data URLs
-                only, as a server must for its clients. Default: True.
-        Returns:
-            Token ids; an `EncodedPrompt` if the messages contain images, videos or audio.
-        Raises:
-            ConfigError: The messages or an image cannot be used, there is no tokenizer, the
-                tokenizer has no chat template, or the template rejects the conversation.
-        """
-        from paceline.media.conversations import conversation_prompt
-
-        endings = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-        }
-        return conversation_prompt(
-            self._media, self.tokenizer, messages, chat_template_kwargs, endings, local_files
-        )
 
     @property
     def _inputs(self) -> InputProcessor:

@@ -16,7 +16,7 @@ from paceline.cli.generate import read_prompts
 from paceline.datastore.inputs import documents
 from paceline.errors import ConfigError
 from paceline.serve.requests import ChatRequest
-from paceline.text.conversations import checked_messages
+from paceline.text.messages import checked_messages
 from tests.support.serving import Served, served
 
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}

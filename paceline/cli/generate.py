@@ -22,7 +22,7 @@ from paceline.cli.prompt_input import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
-from paceline.text.conversations import checked_messages, text_of
+from paceline.text.messages import checked_messages, text_of
 from paceline.text.tokens import require_text
 from paceline.util.files import parse_json, require_writable
 from paceline.util.options import ModelOptions

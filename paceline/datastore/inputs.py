@@ -19,7 +19,8 @@ from paceline.datastore.gathering import Document
 from paceline.datastore.store_settings import TEXT_CHARACTERS, TOKENIZED_TEXTS
 from paceline.errors import ConfigError
 from paceline.recorded_answers.reading import read_answers, read_settings
-from paceline.text.conversations import Message, chat_text, checked_messages, text_of
+from paceline.text.conversations import chat_text
+from paceline.text.messages import Message, checked_messages, text_of
 from paceline.text.tokens import require_text
 from paceline.util.files import parse_json
 from paceline.util.text_files import open_text

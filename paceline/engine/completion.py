@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paceline.core.drafter import Outcome
 from paceline.core.metrics import Stats
 from paceline.core.origin import Origin
+from paceline.parsing.events import AssistantMessage
 from paceline.sampling.stream_writer import TokenMark, token_origins
 
 
@@ -26,6 +27,8 @@ class Completion:
             most likely tokens, in descending order, and the chosen token.
         prompt_logprobs: For each token of the prompt, with `SamplingParams.prompt_logprobs`, as in
             `logprobs`. None for the first token, because no token precedes it.
+        message: Answer of a chat, split into content, reasoning and tool calls. None if it is not
+            of a chat.
         others: The additional answers, with `SamplingParams.n`.
     """
 
@@ -36,6 +39,7 @@ class Completion:
     logprobs: list[dict[int, float]] | None = None
     prompt_logprobs: list[dict[int, float] | None] | None = None
     others: tuple[Completion, ...] = ()
+    message: AssistantMessage | None = None
 
     @property
     def outputs(self) -> list[Completion]:

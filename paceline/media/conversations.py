@@ -10,12 +10,12 @@ from paceline.errors import ConfigError
 from paceline.media.processor import MediaProcessor
 from paceline.media.prompts import PART_TYPES, read_part
 from paceline.text.conversations import (
-    Message,
-    checked_messages,
     render_text,
     rendered_ids,
     template_options,
+    with_tools,
 )
+from paceline.text.messages import Message, checked_messages
 
 
 def conversation_prompt(
@@ -25,6 +25,7 @@ def conversation_prompt(
     options: Mapping[str, Any] | None,
     endings: Mapping[str, bool | None],
     files: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation, with its media if it has any.
 
@@ -35,6 +36,7 @@ def conversation_prompt(
         options: Variables of the chat template.
         endings: `add_generation_prompt` and `continue_final_message`; None means default.
         files: Whether image parts may name files or hold objects, instead of data URLs only.
+        tools: Checked definitions of tools.
     Raises:
         ConfigError: The messages cannot be used, or the chat template rejects them.
     """
@@ -42,7 +44,10 @@ def conversation_prompt(
     checked = checked_messages(messages, where, partial(_read, processor, files))
     media = _media_of(checked)
     if not media:
-        return rendered_ids(tokenizer, checked, where, template_options(checked, options, endings))
+        variables = template_options(checked, options, endings)
+        if tools:
+            checked, variables = with_tools(tokenizer, checked, variables, tools)
+        return rendered_ids(tokenizer, checked, where, variables)
     loaded = processor.processor(where)
     template = loaded if getattr(loaded, "chat_template", None) else tokenizer
     if not getattr(template, "chat_template", None):
@@ -50,9 +55,9 @@ def conversation_prompt(
             "messages: got images for a processor without chat template; expected one with. Use"
             " generate with a MultimodalPrompt."
         )
-    text = render_text(
-        template, _without_content(checked), where, template_options(checked, options, endings)
-    )
+    variables = template_options(checked, options, endings)
+    shown, variables = with_tools(template, _without_content(checked), variables, tools)
+    text = render_text(template, shown, where, variables)
     bos = getattr(getattr(loaded, "tokenizer", tokenizer), "bos_token", None)
     # As in transformers: a template that writes the first token itself gets no second one.
     special = {"add_special_tokens": False} if bos and text.startswith(bos) else {}

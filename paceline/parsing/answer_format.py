@@ -30,7 +30,7 @@ Processor = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How the answers to one prompt are constrained and parsed.
+    """Plan for constraining and parsing the answers to one prompt.
 
     Attributes:
         processors: Logits processors of every answer.
@@ -42,7 +42,7 @@ class AnswerPlan:
 
 
 class AnswerFormat:
-    """How a model writes reasoning and tool calls.
+    """Format of a model's reasoning and tool calls.
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -60,7 +60,7 @@ class AnswerFormat:
         self, tokenizer: Any, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
     ) -> None:
         self._tokenizer = tokenizer
-        template = _template_of(tokenizer)
+        self._template = template = _template_of(tokenizer)
         self._response_template = (
             getattr(tokenizer, "response_template", None) if tool_call_parser == AUTO else None
         )
@@ -104,6 +104,10 @@ class AnswerFormat:
         if not use.tools and reasoning.markers is None:
             return AnswerPlan(processors, None)
         return AnswerPlan(processors, lambda: self._reader(use, reasoning, prompt))
+
+    def template_has(self, variable: str) -> bool:
+        """Return whether the chat template reads a variable."""
+        return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
         """Return what reasoning may follow a prompt; its template may have closed it."""

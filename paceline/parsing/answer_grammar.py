@@ -95,7 +95,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return llguidance's options: those of the schema, and white space as in `grammars`."""
+    """Return llguidance's options for a schema, with white space as in `grammars`."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,

@@ -1,4 +1,4 @@
-"""Define what a parser reports about an answer, and the message that the reports add up to."""
+"""Define the events of an answer, and the message that they add up to."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class EventWriter:
         self._strips = False  # whether white space before the next text is dropped
 
     def reasoning(self, text: str) -> None:
-        """Report reasoning."""
+        """Report a part of the reasoning."""
         if shown := self._shown(text):
             self.events.append(ReasoningText(shown))
 

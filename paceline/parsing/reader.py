@@ -9,7 +9,7 @@ from paceline.parsing.parser import AnswerParser
 
 
 class AnswerReader:
-    """Passes the text of an answer to its parser, without special tokens of no meaning.
+    """Passes the text of an answer to its parser, without hidden special tokens.
 
     Args:
         parser: Parser of the answer.

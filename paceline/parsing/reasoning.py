@@ -22,7 +22,7 @@ class ReasoningMarkers:
     close: str
 
     def is_open(self, prompt: str) -> bool:
-        """Return whether a prompt ends with opened reasoning, so that an answer continues it."""
+        """Return whether a prompt ends with opened reasoning."""
         start = prompt.rfind(self.open)
         return start >= 0 and not prompt[start + len(self.open) :].strip()
 

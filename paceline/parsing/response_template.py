@@ -1,4 +1,4 @@
-"""Parse answers with transformers' response parser, for tokenizers that bring a template."""
+"""Parse answers by the response template that a tokenizer brings along."""
 
 from __future__ import annotations
 

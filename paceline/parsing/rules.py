@@ -78,7 +78,7 @@ class RuleWriter:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema whose objects allow only their listed properties, if it leaves that open."""
+    """Return a schema whose objects hold only the properties they list."""
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = dict(schema)

@@ -31,7 +31,7 @@ class TextSource:
         self._start = 0
 
     def starts_with(self, literal: str) -> Generator[None, None, bool]:
-        """Return whether the unread text starts with a literal; wait until that is certain."""
+        """Return whether the unread text starts with a literal."""
         while True:
             ready = self._text[self._start : self._start + len(literal)]
             if ready == literal:
@@ -110,7 +110,7 @@ class TextSource:
 
 
 def _first_open(text: str, markers: Sequence[str]) -> int:
-    """Return the first position at which a marker may begin that the text does not finish."""
+    """Return the first position at which an unfinished marker may begin."""
     longest = max(map(len, markers), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         rest = text[at:]

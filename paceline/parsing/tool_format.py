@@ -1,4 +1,4 @@
-"""Define the formats in which models write tool calls, and find the format of a template."""
+"""Define the formats of tool calls, and find the format of a chat template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WriteCall = Callable[[str, Mapping[str, Any], RuleWriter], str]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family of models writes tool calls.
+    """Format in which a family of models writes tool calls.
 
     Attributes:
         name: Name for `--tool-call-parser`.

@@ -81,12 +81,6 @@ class CompletionSet:
                 self.completions[index] = chunk.completion
             yield index, chunk
 
-    async def finish(self) -> list[Completion]:
-        """Wait for all answers and return their completions in order."""
-        async for _ in self:
-            pass
-        return [self.completions[index] for index in range(self.count)]
-
     async def aclose(self) -> None:
         """Cancel the unfinished answers and wait until their slots are free."""
         for task in self._tasks:

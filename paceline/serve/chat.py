@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
-from paceline.serve.answers import AnswerRequest
+from paceline.parsing.events import (
+    AnswerEvent,
+    ArgumentsText,
+    AssistantMessage,
+    CallStart,
+    ContentText,
+    ReasoningText,
+)
+from paceline.serve.chat_plan import PlannedChat, plan_chat
+from paceline.serve.errors import ApiError
 from paceline.serve.logprobs import AnswerSpelling, TokenLogprobs, chat_logprobs
 from paceline.serve.requests import ChatRequest
-from paceline.serve.responding import EVENTS, respond
+from paceline.serve.responding import EVENTS, respond, wants_usage
 from paceline.serve.responses import (
     ChatChoice,
     ChatChunk,
@@ -22,6 +32,10 @@ from paceline.serve.responses import (
     ChatMessage,
     ChatResponse,
     Delta,
+    FunctionCall,
+    FunctionDelta,
+    ToolCallBody,
+    ToolCallDelta,
     Usage,
 )
 from paceline.serve.serving import Serving
@@ -41,38 +55,11 @@ def chat_routes(serving: Serving) -> APIRouter:
         serving.check_model(body.model)
         top = _top_logprobs(body, serving.settings.max_logprobs)
         serving.check_answers(body.n or 1)
-        max_tokens = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
-        params = await serving.run_in_thread(lambda: serving.sampler.params(body, max_tokens, top))
-        prompt = await serving.run_in_thread(lambda: prompt_of(serving, body))
-        answer_requests = [AnswerRequest(prompt, answer_params) for answer_params in params]
-        return await respond(
-            serving,
-            request,
-            body,
-            [prompt],
-            answer_requests,
-            ChatFormatter(serving, request.state.id, answer_requests, top),
-        )
+        plan = await plan_chat(serving, body, top)
+        formatter = ChatFormatter(serving, request.state.id, plan, body, top)
+        return await respond(serving, request, body, [plan.prompt], plan.answer_requests, formatter)
 
     return router
-
-
-def prompt_of(serving: Serving, body: ChatRequest) -> list[int]:
-    """Apply the chat template to a conversation and return its token ids.
-
-    Raises:
-        ConfigError: The chat template rejects the conversation.
-        ApiError: The prompt is too long.
-    """
-    ids = serving.llm.chat_prompt(
-        body.messages,
-        body.chat_template_kwargs,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        local_files=False,
-    )
-    serving.check_prompt(ids)
-    return ids
 
 
 class ChatFormatter:
@@ -81,15 +68,18 @@ class ChatFormatter:
     Args:
         serving: Served model.
         id: Request id.
-        answer_requests: Prompts and parameters of the answers.
+        plan: Prompt, parameters and readers of the answers.
+        body: Body of the request.
         top: Number of top-k tokens to report per position; None reports no log-probabilities.
     """
 
+    names_events = False
+
     def __init__(
-        self, serving: Serving, id: str, answer_requests: Sequence[AnswerRequest], top: int | None
+        self, serving: Serving, id: str, plan: PlannedChat, body: ChatRequest, top: int | None
     ) -> None:
-        self._model, self._id = serving.names[0], f"chatcmpl-{id}"
-        self._tokenizer, self._answer_requests = serving.llm.tokenizer, answer_requests
+        self._model, self._id, self._request_id = serving.names[0], f"chatcmpl-{id}", id
+        self._tokenizer, self._plan, self._body = serving.llm.tokenizer, plan, body
         self._spellings: dict[int, AnswerSpelling] = {}
         self._top = top
 
@@ -98,8 +88,8 @@ class ChatFormatter:
         choices = [
             ChatChoice(
                 index=index,
-                message=ChatMessage(content=completion.text),
-                finish_reason=completion.finish_reason,
+                message=self._message(index, self._plan.answers[index].message),
+                finish_reason=self._plan.finish_reason(index, completion.finish_reason),
                 logprobs=self._logprobs(
                     index, completion.token_ids, completion.logprobs, last=True
                 ),
@@ -108,29 +98,87 @@ class ChatFormatter:
         ]
         return ChatResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
-    def first(self, index: int, chunk: Chunk) -> ChatChunk:
+    def first(self, index: int, chunk: Chunk) -> list[ChatChunk]:
         """Return the first event of an answer, with the role."""
-        return self._event(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+        delta = Delta(role="assistant", content="")
+        return [self._event(ChatChunkChoice(index=index, delta=delta))]
 
-    def delta(self, index: int, chunk: Chunk) -> ChatChunk:
-        """Return the event with the text of one step."""
-        reason = None if chunk.completion is None else chunk.completion.finish_reason
+    def read(self, index: int, chunk: Chunk) -> None:
+        """Add a chunk to the message of an answer."""
+        self._plan.answers[index].read(chunk)
+
+    def delta(self, index: int, chunk: Chunk) -> list[ChatChunk]:
+        """Return the event with the parts of one step."""
+        events = self._plan.answers[index].read(chunk)
+        reason = None
+        if chunk.completion is not None:
+            reason = self._plan.finish_reason(index, chunk.completion.finish_reason)
+        if not (events or chunk.logprobs or reason or self._body.trace):
+            return []
         logprobs = self._logprobs(index, chunk.token_ids, chunk.logprobs, last=reason is not None)
-        return self._event(
-            ChatChunkChoice(
-                index=index,
-                delta=Delta(content=chunk.text),
-                finish_reason=reason,
-                logprobs=logprobs,
-            )
+        choice = ChatChunkChoice(
+            index=index,
+            delta=self._delta(index, events),
+            finish_reason=reason,
+            logprobs=logprobs,
         )
+        return [self._event(choice)]
 
-    def usage(self, usage: Usage) -> ChatChunk:
-        """Return the last event, with the token counts."""
-        return ChatChunk(id=self._id, model=self._model, choices=[], usage=usage)
+    def last(self, usage: Usage) -> list[ChatChunk]:
+        """Return the event with the token counts, if the client asks for it."""
+        if not wants_usage(self._body):
+            return []
+        return [ChatChunk(id=self._id, model=self._model, choices=[], usage=usage)]
+
+    def failure(self, error: ApiError) -> BaseModel:
+        """Return the event that ends a stream with an error."""
+        return error.body
 
     def _event(self, choice: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(id=self._id, model=self._model, choices=[choice])
+
+    def _call_id(self, index: int, call: int) -> str:
+        return f"call_{self._request_id}_{index}_{call}"
+
+    def _message(self, index: int, message: AssistantMessage) -> ChatMessage:
+        calls = [
+            ToolCallBody(
+                id=self._call_id(index, call),
+                function=FunctionCall(name=entry.name, arguments=entry.arguments),
+            )
+            for call, entry in enumerate(message.tool_calls)
+        ]
+        return ChatMessage(
+            content=message.content if message.content or not calls else None,
+            reasoning_content=message.reasoning or None,
+            tool_calls=calls or None,
+        )
+
+    def _delta(self, index: int, events: Sequence[AnswerEvent]) -> Delta:
+        """Return the parts of one step; a call has one entry per step."""
+        message = AssistantMessage()
+        calls: dict[int, ToolCallDelta] = {}
+        for event in events:
+            match event:
+                case CallStart(call, name):
+                    calls[call] = ToolCallDelta(
+                        index=call,
+                        id=self._call_id(index, call),
+                        type="function",
+                        function=FunctionDelta(name=name),
+                    )
+                case ArgumentsText(call, text):
+                    entry = calls.setdefault(
+                        call, ToolCallDelta(index=call, function=FunctionDelta())
+                    )
+                    entry.function.arguments += text
+                case ContentText() | ReasoningText():
+                    message.add([event])
+        return Delta(
+            content=message.content if message.content or not events else None,
+            reasoning_content=message.reasoning or None,
+            tool_calls=list(calls.values()) or None,
+        )
 
     def _logprobs(
         self, index: int, token_ids: list[int], logprobs: TokenLogprobs | None, last: bool
@@ -138,7 +186,7 @@ class ChatFormatter:
         if logprobs is None or self._top is None:
             return None
         if index not in self._spellings:
-            answer_request = self._answer_requests[index]
+            answer_request = self._plan.answer_requests[index]
             self._spellings[index] = AnswerSpelling(
                 self._tokenizer, answer_request.prompt, answer_request.params.skip_special_tokens
             )

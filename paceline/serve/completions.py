@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline import grammars
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import Chunk, Completion
 from paceline.serve.answers import AnswerRequest
+from paceline.serve.errors import ApiError
 from paceline.serve.logprobs import AnswerSpelling, TokenLogprobs, completion_logprobs
 from paceline.serve.protocol_settings import MAX_TOKENS
 from paceline.serve.requests import CompletionRequest
-from paceline.serve.responding import EVENTS, respond
+from paceline.serve.responding import EVENTS, respond, wants_usage
 from paceline.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
+from paceline.serve.sampling import params_of_answers, response_schema
 from paceline.serve.serving import Serving
 from paceline.text.detokenizer import text_of
 from paceline.text.tokens import text_ids
@@ -42,9 +48,7 @@ def completion_routes(serving: Serving) -> APIRouter:
         serving.check_answers(len(prompts) * (body.n or 1))
         max_tokens = MAX_TOKENS if body.max_tokens is None else body.max_tokens
         scored = body.logprobs if body.echo else None
-        params = await serving.run_in_thread(
-            lambda: serving.sampler.params(body, max_tokens, body.logprobs, scored)
-        )
+        params = await serving.run_in_thread(lambda: _params(serving, body, max_tokens, scored))
         ids = [
             await serving.run_in_thread(partial(_ids, serving, prompt, max_tokens))
             for prompt in prompts
@@ -61,7 +65,7 @@ def completion_routes(serving: Serving) -> APIRouter:
             body,
             ids,
             answer_requests,
-            CompletionFormatter(serving, request.state.id, answer_requests, echoed),
+            CompletionFormatter(serving, request.state.id, answer_requests, echoed, body),
         )
 
     return router
@@ -76,6 +80,7 @@ class CompletionFormatter:
         answer_requests: Prompts and parameters of the answers.
         echoed: Prompt to repeat before the text of each answer, as it was sent; None repeats no
             prompt. Until the first answer arrives, the prompt's token ids may be invalid.
+        body: Body of the request.
     """
 
     def __init__(
@@ -84,13 +89,16 @@ class CompletionFormatter:
         id: str,
         answer_requests: Sequence[AnswerRequest],
         echoed: list[Prompt | None],
+        body: CompletionRequest,
     ) -> None:
         self._tokenizer, self._model, self._id = (
             serving.llm.tokenizer,
             serving.names[0],
             f"cmpl-{id}",
         )
+        self.names_events = False
         self._answer_requests, self._echoed = answer_requests, echoed
+        self._body = body
         self._spellings: dict[int, AnswerSpelling] = {}
         self._offsets: dict[
             int, int
@@ -112,28 +120,39 @@ class CompletionFormatter:
         ]
         return CompletionResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
-    def first(self, index: int, chunk: Chunk) -> CompletionResponse | None:
-        """Return the event with the echoed prompt, or None."""
+    def first(self, index: int, chunk: Chunk) -> list[CompletionResponse]:
+        """Return the event with the echoed prompt, if there is one."""
         if self._echoed[index] is None:
-            return None
+            return []
         scores = self._scores(index, chunk.prompt_logprobs)
-        return self._event(
-            CompletionChoice(
-                index=index, text=self._echo(index), logprobs=scores, finish_reason=None
-            )
+        choice = CompletionChoice(
+            index=index, text=self._echo(index), logprobs=scores, finish_reason=None
         )
+        return [self._event(choice)]
 
-    def delta(self, index: int, chunk: Chunk) -> CompletionResponse:
+    def read(self, index: int, chunk: Chunk) -> None:
+        """Do nothing, since completions contain the text."""
+
+    def delta(self, index: int, chunk: Chunk) -> list[CompletionResponse]:
         """Return the event with the text of one step."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
         logprobs = self._logprobs(index, chunk.token_ids, chunk.logprobs, last=reason is not None)
-        return self._event(
-            CompletionChoice(index=index, text=chunk.text, finish_reason=reason, logprobs=logprobs)
+        if not (chunk.text or chunk.logprobs or reason or self._body.trace):
+            return []
+        choice = CompletionChoice(
+            index=index, text=chunk.text, finish_reason=reason, logprobs=logprobs
         )
+        return [self._event(choice)]
 
-    def usage(self, usage: Usage) -> CompletionResponse:
-        """Return the last event, with the token counts."""
-        return CompletionResponse(id=self._id, model=self._model, choices=[], usage=usage)
+    def last(self, usage: Usage) -> list[CompletionResponse]:
+        """Return the event with the token counts, if the client asks for it."""
+        if not wants_usage(self._body):
+            return []
+        return [CompletionResponse(id=self._id, model=self._model, choices=[], usage=usage)]
+
+    def failure(self, error: ApiError) -> BaseModel:
+        """Return the event that ends a stream with an error."""
+        return error.body
 
     def _event(self, choice: CompletionChoice) -> CompletionResponse:
         return CompletionResponse(id=self._id, model=self._model, choices=[choice])
@@ -209,6 +228,17 @@ def _joined(
         return answer
     both = {name: values + getattr(answer, name) for name, values in prompt}
     return CompletionLogprobs(**both)
+
+
+def _params(
+    serving: Serving, body: CompletionRequest, max_tokens: int, scored: int | None
+) -> list[SamplingParams]:
+    params = serving.sampler.params(body, max_tokens, body.logprobs, scored)
+    schema = response_schema(body.response_format)
+    if schema is not None:
+        grammar = grammars.json_schema(serving.llm.tokenizer, schema, serving.llm.eos_token_ids)
+        params = replace(params, logits_processors=(grammar,))
+    return params_of_answers(params)
 
 
 def _check(body: CompletionRequest, max_logprobs: int) -> None:

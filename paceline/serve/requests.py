@@ -148,12 +148,16 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     # vLLM's
+    thinking_token_budget: int | None = Field(None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # unsupported: rejected, since ignoring them would change the answer
-    tools: Absent = None
     functions: Absent = None
     audio: Absent = None
     documents: Absent = None

@@ -40,14 +40,21 @@ EVENTS = {
 
 
 class ResponseFormatter(Protocol):
-    """Converts answers into the response format of one endpoint."""
+    """Converts answers into the response format of one endpoint.
+
+    Attributes:
+        names_events: Whether each event of a stream has a line with its `type`. If not, the stream
+            ends with the data `DONE`.
+    """
+
+    names_events: bool
 
     def full(self, completions: Sequence[Completion], usage: Usage) -> BaseModel:
         """Return one response with all answers, in order."""
         ...
 
-    def first(self, index: int, chunk: Chunk) -> BaseModel | None:
-        """Return the event before the text of an answer, if the endpoint has one.
+    def first(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:
+        """Return the events before the text of an answer.
 
         Args:
             index: Index of the answer.
@@ -55,12 +62,20 @@ class ResponseFormatter(Protocol):
         """
         ...
 
-    def delta(self, index: int, chunk: Chunk) -> BaseModel:
-        """Return the event with the result of one step."""
+    def read(self, index: int, chunk: Chunk) -> None:
+        """Read a chunk of an answer that is not streamed."""
         ...
 
-    def usage(self, usage: Usage) -> BaseModel:
-        """Return the event with the token counts, after all answers."""
+    def delta(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:
+        """Return the events with the result of one step."""
+        ...
+
+    def last(self, usage: Usage) -> Sequence[BaseModel]:
+        """Return the events after all answers."""
+        ...
+
+    def failure(self, error: ApiError) -> BaseModel:
+        """Return the event that ends a stream with an error."""
         ...
 
 
@@ -118,7 +133,7 @@ async def respond(
     request.state.answers, request.state.prompt_tokens = answers, sum(map(len, prompts))
     try:
         if not body.stream:
-            completions = await unless_disconnected(request, answers.finish())
+            completions = await unless_disconnected(request, _finished(answers, formatter))
             return _json(formatter.full(completions, usage_of(prompts, completions)))
         chunks = aiter(answers)
         first = await unless_disconnected(request, anext(chunks))
@@ -129,6 +144,13 @@ async def respond(
     return EventStream(
         events, answers, None if seconds is None else seconds + _CONNECTIONS.read_seconds
     )
+
+
+async def _finished(answers: CompletionSet, formatter: ResponseFormatter) -> list[Completion]:
+    """Wait for all answers, and let the formatter read their chunks."""
+    async for index, chunk in answers:
+        formatter.read(index, chunk)
+    return [answers.completions[index] for index in range(answers.count)]
 
 
 def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Usage:
@@ -164,30 +186,25 @@ async def _events(
     chunks: AsyncIterator[tuple[int, Chunk]],
 ) -> AsyncIterator[str]:
     opened: set[int] = set()
+    named = formatter.names_events
     try:
         async for index, chunk in _with(first, chunks):
-            if index not in opened and (first_event := formatter.first(index, chunk)) is not None:
-                yield _event(first_event)
+            for event in () if index in opened else formatter.first(index, chunk):
+                yield _event(event, named)
             opened.add(index)
-            if body.trace or chunk.text or chunk.logprobs or chunk.completion is not None:
-                yield _event(
-                    formatter.delta(index, chunk),
-                    step(chunk, serving.llm.tokenizer) if body.trace else None,
-                )
-        if body.stream_options is not None and body.stream_options.include_usage:
-            yield _event(
-                formatter.usage(
-                    usage_of(
-                        prompts,
-                        [answers.completions[index] for index in sorted(answers.completions)],
-                    )
-                )
-            )
+            trace = step(chunk, serving.llm.tokenizer) if body.trace else None
+            for event in formatter.delta(index, chunk):
+                yield _event(event, named, trace)
+                trace = None
+        completions = [answers.completions[index] for index in sorted(answers.completions)]
+        for event in formatter.last(usage_of(prompts, completions)):
+            yield _event(event, named)
     except Exception as error:
         api_error = ApiError.from_exception(error)
         answers.error = api_error.message
-        yield _event(api_error.body)
-    yield f"data: {DONE}\n\n"
+        yield _event(formatter.failure(api_error), named)
+    if not named:
+        yield f"data: {DONE}\n\n"
 
 
 async def _with(
@@ -198,9 +215,15 @@ async def _with(
         yield chunk
 
 
-def _event(content: BaseModel, trace: dict[str, Any] | None = None) -> str:
+def wants_usage(body: GenerationRequest) -> bool:
+    """Return whether a stream ends with an event with the token counts."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def _event(content: BaseModel, named: bool, trace: dict[str, Any] | None = None) -> str:
+    line = f"event: {getattr(content, 'type', 'error')}\n" if named else ""
     if trace is None:
-        return f"data: {content.model_dump_json()}\n\n"
+        return f"{line}data: {content.model_dump_json()}\n\n"
     event = {**content.model_dump(mode="json"), "paceline": trace}
     return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
 

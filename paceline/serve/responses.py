@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Annotated[str, Field(json_schema_extra={"enum": ["stop", "length"]})]
+FinishReason = Annotated[str, Field(json_schema_extra={"enum": ["stop", "length", "tool_calls"]})]
 
 
 class PromptDetails(BaseModel):
@@ -74,12 +74,29 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None
 
 
+class FunctionCall(BaseModel):
+    """Name of a function, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(BaseModel):
+    """Tool call of a message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(BaseModel):
-    """Message that the model generated."""
+    """Message that the model generated; content is null if it only calls tools."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallBody] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -91,11 +108,29 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
 
 
+class FunctionDelta(BaseModel):
+    """Next part of a function call; the first part contains the name."""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolCallDelta(BaseModel):
+    """Next part of a tool call; the first part contains the id and the type."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """Next part of a message; the first part contains the role."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):

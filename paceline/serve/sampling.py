@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline import grammars
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.llm import LLM
@@ -60,11 +59,11 @@ class Sampler:
         max_tokens: int,
         logprobs: int | None,
         prompt_logprobs: int | None = None,
-    ) -> list[SamplingParams]:
-        """Return the parameters for each of the n answers to a prompt.
+    ) -> SamplingParams:
+        """Return the parameters of the answers to a prompt, without its response format.
 
         Args:
-            request: Body of the request; a grammar in it is compiled.
+            request: Body of the request.
             max_tokens: Maximum number of tokens per answer; also limited by the model's context.
             logprobs: Number of top-k tokens to report per position, as in `SamplingParams`.
             prompt_logprobs: Number of top-k tokens to report per prompt position.
@@ -83,7 +82,7 @@ class Sampler:
         values: dict[str, Any] = self.defaults | {
             name: value for name, value in fields.items() if value is not None
         }
-        params = SamplingParams(
+        return SamplingParams(
             max_new_tokens,
             speculation=spec,
             logit_bias=_bias(request.logit_bias),
@@ -91,30 +90,28 @@ class Sampler:
             seed=first_seed,
             **values,
         )
-        processors = self._grammar(request.response_format)
-        return [
-            _params_of_answer(params, first_seed + number, processors) for number in range(params.n)
-        ]
 
-    def _grammar(self, response_format: ResponseFormat | None) -> list[Callable[..., Any]]:
-        """Return the logits processors for a response format.
 
-        Raises:
-            ConfigError: The schema cannot be compiled.
-        """
-        if response_format is None or response_format.type == "text":
-            return []
-        if response_format.type == "json_object":
-            return [grammars.json_object(self._llm.tokenizer, self._llm.eos_token_ids)]
-        if response_format.json_schema is None:
-            raise ConfigError(
-                'response_format: the schema is missing. Add {"json_schema": {"schema": ...}}.'
-            )
-        return [
-            grammars.json_schema(
-                self._llm.tokenizer, response_format.json_schema.schema_, self._llm.eos_token_ids
-            )
-        ]
+def response_schema(response_format: ResponseFormat | None) -> Mapping[str, Any] | None:
+    """Return the JSON schema of a response format; None allows any text.
+
+    Raises:
+        ConfigError: The schema is missing.
+    """
+    if response_format is None or response_format.type == "text":
+        return None
+    if response_format.type == "json_object":
+        return {"type": "object"}
+    if response_format.json_schema is None:
+        raise ConfigError(
+            'response_format: the schema is missing. Add {"json_schema": {"schema": ...}}.'
+        )
+    return response_format.json_schema.schema_
+
+
+def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
+    """Return the parameters of each of the n answers to a prompt."""
+    return [replace(params, seed=params.seed + number, n=1) for number in range(params.n)]
 
 
 def _bias(logit_bias: Mapping[str, float] | None) -> dict[int, float] | None:
@@ -127,9 +124,3 @@ def _bias(logit_bias: Mapping[str, float] | None) -> dict[int, float] | None:
             " it."
         )
     return {int(key): bias for key, bias in logit_bias.items()}
-
-
-def _params_of_answer(
-    params: SamplingParams, seed: int, processors: list[Callable[..., Any]]
-) -> SamplingParams:
-    return replace(params, seed=seed, n=1, logits_processors=processors)

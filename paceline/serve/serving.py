@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from paceline.errors import ConfigError, did_you_mean
 from paceline.llm import LLM
+from paceline.parsing.answer_format import AnswerFormat
 from paceline.serve.errors import ApiError
 from paceline.serve.limits import AdmissionLimit
 from paceline.serve.metrics import ServerMetrics
@@ -29,9 +30,11 @@ class Serving:
         settings: Limits on client requests.
     Attributes:
         names: Names by which requests may refer to the model.
+        answer_format: Format of the model's reasoning and tool calls.
         began: Start time, in seconds since 1970.
     Raises:
-        ConfigError: The model has no tokenizer, or a drafter cannot be created.
+        ConfigError: The model has no tokenizer, a drafter cannot be created, or a parser is
+            unknown.
     """
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
@@ -44,6 +47,9 @@ class Serving:
             llm,
             Speculations(llm.drafter.name, settings.allow_drafter),
             settings.ignore_generation_config,
+        )
+        self.answer_format = AnswerFormat(
+            llm.tokenizer, settings.tool_call_parser, settings.reasoning_parser
         )
         self.gate = AdmissionLimit(settings.max_open)
         self.meter = ServerMetrics(llm, self.names[0])

@@ -137,6 +137,13 @@ class Settings:
             the limit.
         allow_drafter: Drafter spec that uses files and that requests may select; repeatable.
             Default: none.
+        tool_call_parser: Format in which the model writes tool calls, such as hermes. Default: auto
+            finds it in the chat template.
+        reasoning_parser: Markers of the model's reasoning: think, harmony, gemma4, mistral or
+            seed_oss. Default: auto finds them in the chat template; none leaves reasoning in the
+            text.
+        max_stored_responses: Maximum number of answers of /v1/responses that later requests may
+            continue; at least 0. The oldest ones are forgotten.
         ignore_generation_config: Ignore the sampling defaults in the model's
             generation_config.json. Fields omitted from a request then disable temperature scaling,
             top_k, top_p, min_p and repetition_penalty.
@@ -154,6 +161,9 @@ class Settings:
     max_logprobs: int = 20
     timeout: float = 600.0
     allow_drafter: tuple[str, ...] = ()
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    max_stored_responses: int = 256
     ignore_generation_config: bool = False
 
     def __post_init__(self) -> None:
@@ -163,6 +173,7 @@ class Settings:
             "max_answers": 1,
             "max_body": 1,
             "max_logprobs": 0,
+            "max_stored_responses": 0,
             "timeout": 0,
         }
         for name, low in minima.items():

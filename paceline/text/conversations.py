@@ -1,54 +1,19 @@
-"""Check chat messages, and render them with a chat template."""
+"""Render chat messages with a chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import signature
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.text.tokens import require_text
-
-Message = dict[str, Any]
-PartReader = Callable[[Mapping[str, Any], str], dict[str, Any]]
+from paceline.text.messages import Message, checked_messages, show, text_of
+from paceline.text.tool_messages import with_written_tools
 
 _MARK = "QUESTION"  # placeholder question that shows how a template writes contents
-_CALLS = ("tool_calls", "function_call")
+_NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
-
-
-def checked_messages(
-    messages: Any, where: str, read_part: PartReader | None = None
-) -> list[Message]:
-    """Return messages as plain dictionaries, after checking them.
-
-    A message has a role and a content: a string, or a list of text parts. The content of an
-    assistant's message with tool calls may be null. Null fields are removed; other fields are
-    unchanged.
-
-    Args:
-        messages: The caller's messages, from JSON or Python code.
-        where: Name of the messages in errors.
-        read_part: Function that checks and loads parts other than text, given a part and its name
-            in errors. None means such parts are rejected.
-    Raises:
-        ConfigError: A message is invalid; the error names the field and the index.
-    """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        raise ConfigError(
-            f"{where}: got {_shown(messages)}; expected a list of messages with role and content."
-            " Write [{'role': 'user', 'content': '...'}]."
-        )
-    return [
-        _checked(message, f"{where}.{index}", read_part) for index, message in enumerate(messages)
-    ]
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a checked message, with the texts of its parts joined."""
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def chat_ids(
@@ -79,6 +44,40 @@ def chat_ids(
     endings = dict(zip(_ENDINGS, (add_generation_prompt, continue_final_message), strict=True))
     options = template_options(checked, chat_template_kwargs, endings)
     return rendered_ids(tokenizer, checked, where, options)
+
+
+def with_tools(
+    template: Any,
+    messages: list[Message],
+    options: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> tuple[list[Message], dict[str, Any]]:
+    """Return messages and options with the definitions of tools.
+
+    A template that leaves definitions out gets them as text, together with calls and results.
+
+    Args:
+        template: Tokenizer or processor with a chat template.
+        messages: Checked messages.
+        options: See `template_options`.
+        tools: Checked definitions; None = no tools.
+    Raises:
+        ConfigError: The messages have parts other than text, and the template has no tools.
+    """
+    if not tools or _reads_tools(template):
+        return messages, {**options, **({"tools": list(tools)} if tools else {})}
+    contents = [message["content"] for message in messages]
+    if any(part["type"] != "text" for content in contents for part in _parts(content)):
+        raise ConfigError(
+            "tools: the model's chat template has no tools, and the messages have images. Leave"
+            " one of them out."
+        )
+    texts = [{**message, "content": text_of(message)} for message in messages]
+    return with_written_tools(texts, tools), dict(options)
+
+
+def _parts(content: Any) -> Sequence[Mapping[str, Any]]:
+    return content if isinstance(content, list) else ()
 
 
 def rendered_ids(
@@ -143,62 +142,6 @@ def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
     return before, after
 
 
-def _checked(message: Any, where: str, read_part: PartReader | None) -> Message:
-    if not isinstance(message, Mapping):
-        raise ConfigError(
-            f"{where}: got {_shown(message)}; expected an object with role and content."
-        )
-    fields = {name: value for name, value in message.items() if value is not None}
-    role, content = fields.get("role"), fields.get("content")
-    if not isinstance(role, str) or not role:
-        raise ConfigError(
-            f"{where}.role: got {_shown(message.get('role'))}; expected a string, such as 'user'"
-            " or 'assistant'."
-        )
-    require_text(f"{where}.role", role)
-    if not fields.get("tool_calls", True):
-        del fields["tool_calls"]  # an empty list: no calls
-    if content is None:
-        if role != "assistant" or not any(name in fields for name in _CALLS):
-            raise ConfigError(
-                f"{where}.content: got nothing; expected text. Only an assistant's message with"
-                " tool_calls can do without."
-            )
-        return {**fields, "content": None}
-    return {**fields, "content": _content(content, f"{where}.content", read_part)}
-
-
-def _content(content: Any, where: str, read_part: PartReader | None) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return require_text(where, content)
-    if not isinstance(content, Sequence) or isinstance(content, bytes) or not content:
-        raise ConfigError(
-            f"{where}: got {_shown(content)}; expected a string or a list of text parts."
-        )
-    return [_part(part, f"{where}.{index}", read_part) for index, part in enumerate(content)]
-
-
-def _part(part: Any, where: str, read_part: PartReader | None) -> dict[str, Any]:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        if read_part is not None and isinstance(part, Mapping) and part.get("type") is not None:
-            return read_part(part, where)
-        shown = _shown(part.get("type") if isinstance(part, Mapping) else part)
-        raise ConfigError(
-            f"{where}: got {shown}; expected a text part, {{'type': 'text', 'text': '...'}}."
-        )
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise ConfigError(f"{where}.text: got {_shown(text)}; expected a string.")
-    return {"type": "text", "text": require_text(f"{where}.text", text)}
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    shown = ascii(value)
-    return shown if len(shown) <= 60 else f"{shown[:60]}..."
-
-
 def template_options(
     messages: list[Message], given: Mapping[str, Any] | None, endings: Mapping[str, bool | None]
 ) -> dict[str, Any]:
@@ -213,7 +156,7 @@ def template_options(
     """
     if not isinstance(given, Mapping | None):
         raise ConfigError(
-            f"chat_template_kwargs: got {_shown(given)}; expected a mapping of names to values."
+            f"chat_template_kwargs: got {show(given)}; expected a mapping of names to values."
         )
     chosen = {name: value for name, value in endings.items() if value is not None}
     options = {**(given or {}), **chosen}
@@ -225,7 +168,7 @@ def template_options(
         )
     for name in _ENDINGS:
         if not isinstance(options.get(name, True), bool):
-            raise ConfigError(f"{name}: got {_shown(options[name])}; expected true or false.")
+            raise ConfigError(f"{name}: got {show(options[name])}; expected true or false.")
     continued = options.setdefault("continue_final_message", False)
     if not continued:
         return {"add_generation_prompt": True, **options}
@@ -236,7 +179,7 @@ def template_options(
         )
     if messages[-1]["role"] != "assistant":
         raise ConfigError(
-            f"continue_final_message: got a final message of role {_shown(messages[-1]['role'])};"
+            f"continue_final_message: got a final message of role {show(messages[-1]['role'])};"
             " expected the assistant's. Add the beginning of its answer, or leave the option out."
         )
     if messages[-1]["content"] is None:
@@ -294,6 +237,17 @@ def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
     except Exception:  # a template is an arbitrary program, and may fail in any way
         return False
     return _MARK in text and "'type'" not in text
+
+
+def _reads_tools(template: Any) -> bool:
+    """Return whether a template writes the definitions of tools."""
+    function = {"name": _MARK, "description": _MARK, "parameters": _NO_PARAMETERS}
+    tool = {"type": "function", "function": function}
+    try:
+        text = template.apply_chat_template([_question("")], tools=[tool], tokenize=False)
+    except Exception:  # a template is an arbitrary program, and may fail in any way
+        return False
+    return _MARK in str(text)
 
 
 def _templated(tokenizer: Any, messages: list[Message], where: str, **options: Any) -> Any:

@@ -14,7 +14,7 @@ SPECIAL = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 
 
 def read_deepseek(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls; the arguments are in a code block, or follow the name directly."""
+    """Report text and calls, with arguments in a code block or after the name."""
     while marker := (
         yield from source.copy_until([CALLS_BEGIN, CALLS_END, CALL_BEGIN], writer.content)
     ):

@@ -1,4 +1,4 @@
-"""Read calls of Gemma 4: call:name{key:value}, with strings between special tokens."""
+"""Read calls of Gemma 4, whose strings are between special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read calls as Hermes and Qwen write them: a JSON object between <tool_call> tags."""
+"""Read calls of Hermes and Qwen, JSON objects between <tool_call> tags."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 def read_mistral(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls: a JSON list, or [TOOL_CALLS]name[ARGS]{...} for each call."""
+    """Report text and calls: a JSON list, or a name and arguments for each."""
     while (yield from source.copy_until([OPEN], writer.content)):
         spaces = yield from source.skip_spaces()
         if (yield from source.take("[")):

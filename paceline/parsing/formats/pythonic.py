@@ -1,4 +1,4 @@
-"""Read calls that are written as a Python list: [get_weather(city="Paris"), now()]."""
+"""Read calls in a Python list, such as [get_weather(city="Paris"), now()]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEPTHS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report a list of calls that begins the answer, as Llama 3.2 and Llama 4 write it."""
+    """Report a list of calls that begins the answer, as Llama 4 writes it."""
     spaces = yield from source.skip_spaces()
     raw = yield from _read_list(source, writer)
     writer.content("" if raw is None else spaces + raw)
@@ -34,7 +34,7 @@ def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def _read_list(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the calls in a list; return the text that was read if the first is no call."""
+    """Report the calls in a list; return its text if the first is no call."""
     raw = "[" if (yield from source.take("[")) else ""
     if not raw:
         return raw
@@ -79,7 +79,7 @@ def _read_arguments(source: TextSource, writer: EventWriter) -> Waiting:
 
 
 def _read_value(source: TextSource) -> Generator[None, None, tuple[str, bool]]:
-    """Read Python code up to the comma or bracket after it; return whether that has arrived."""
+    """Read Python code up to the comma or bracket after it."""
     text, depth, quote = "", 0, ""
     while char := (yield from source.peek()):
         if not quote and depth == 0 and char in ",)":

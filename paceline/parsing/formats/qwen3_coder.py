@@ -1,4 +1,4 @@
-"""Read calls as Qwen3-Coder writes them: tags for the function and for each parameter."""
+"""Read calls of Qwen3-Coder, with tags for the function and each parameter."""
 
 from __future__ import annotations
 

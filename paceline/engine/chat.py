@@ -1,0 +1,90 @@
+"""Constrain and parse the answers to one conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.core.origin import Origin
+from paceline.core.sampling_params import SamplingParams
+from paceline.engine.completion import Completion
+from paceline.parsing.answer_format import AnswerFormat, AnswerPlan
+from paceline.parsing.answer_grammar import AnswerShape
+from paceline.parsing.events import AssistantMessage
+from paceline.parsing.tools import tool_use
+from paceline.sampling.stream_writer import StreamWriter
+from paceline.text.stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """Plan for the answers to one conversation.
+
+    Attributes:
+        tokenizer: Tokenizer of the model.
+        prompt_ids: Token ids of the conversation.
+        answers: Constraints and parsers of the answers.
+    """
+
+    tokenizer: Any
+    prompt_ids: list[int]
+    answers: AnswerPlan
+
+    @staticmethod
+    def of(
+        tokenizer: Any,
+        prompt_ids: list[int],
+        eos_token_ids: Sequence[int],
+        tools: Any,
+        tool_choice: Any,
+    ) -> ChatPlan:
+        """Return the plan for a prompt.
+
+        Raises:
+            ConfigError: The tools or the choice are invalid, or a schema cannot be compiled.
+        """
+        use = tool_use(tools, tool_choice)
+        answers = AnswerFormat(tokenizer).plan(prompt_ids, use, AnswerShape(), eos_token_ids)
+        return ChatPlan(tokenizer, prompt_ids, answers)
+
+    def params(self, params: SamplingParams | None) -> SamplingParams:
+        """Return the caller's parameters with the constraints of the plan."""
+        return planned_params(params or SamplingParams(), self.answers)
+
+    def with_messages(self, completion: Completion, params: SamplingParams | None) -> Completion:
+        """Add the messages to a completion and its siblings.
+
+        Args:
+            completion: Completion for the prompt.
+            params: Parameters of the caller, which also decide about special tokens in the text.
+        """
+        given = params or SamplingParams()
+        others = tuple(self._with_message(other, given) for other in completion.others)
+        return replace(self._with_message(completion, given), others=others)
+
+    def _with_message(self, completion: Completion, params: SamplingParams) -> Completion:
+        if self.answers.new_reader is None:
+            return replace(completion, message=AssistantMessage(completion.text))
+        reader = self.answers.new_reader()
+        reader.read(self._written(completion, params, skip_special_tokens=False), last=True)
+        shown = self._written(completion, params, params.skip_special_tokens)
+        return replace(completion, text="".join(text for text, _ in shown), message=reader.message)
+
+    def _written(
+        self, completion: Completion, params: SamplingParams, skip_special_tokens: bool
+    ) -> list[tuple[str, int]]:
+        """Return the parts of an answer's text, each with its token."""
+        arguments = (self.tokenizer, self.prompt_ids, skip_special_tokens)
+        stop = StopStrings(params.stop, *arguments) if params.stop else None
+        writer = StreamWriter(self.tokenizer, self.prompt_ids, stop, skip_special_tokens)
+        ids = completion.token_ids
+        written = writer.write(ids, [Origin.TARGET] * len(ids), last=True)
+        return [(text, ids[mark.token_index]) for text, mark in written]
+
+
+def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:
+    """Return parameters with the processors of a plan and the text it reads."""
+    skips = params.skip_special_tokens and plan.new_reader is None
+    processors = (*params.logits_processors, *plan.processors)
+    return replace(params, logits_processors=processors, skip_special_tokens=skips)

@@ -1,0 +1,144 @@
+"""Turn a conversation into prompts, sampling parameters and readers of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.engine.chat import planned_params
+from paceline.errors import ConfigError
+from paceline.llm import Chunk
+from paceline.parsing.answer_grammar import AnswerShape
+from paceline.parsing.events import AnswerEvent, AssistantMessage, ContentText
+from paceline.parsing.reader import AnswerReader
+from paceline.parsing.tools import ToolUse, tool_use
+from paceline.serve.answers import AnswerRequest
+from paceline.serve.requests import ChatRequest
+from paceline.serve.sampling import params_of_answers, response_schema
+from paceline.serve.serving import Serving
+
+_EFFORT, _THINKING = "reasoning_effort", "enable_thinking"  # variables of chat templates
+_NO_EFFORT = "none"
+
+
+class AnswerEvents:
+    """Reports the parts of one answer, chunk by chunk.
+
+    Args:
+        reader: Reader of the answer; None if its text is its content.
+    Attributes:
+        message: The answer so far.
+    """
+
+    def __init__(self, reader: AnswerReader | None) -> None:
+        self._reader = reader
+        self.message = AssistantMessage() if reader is None else reader.message
+        self._steps: dict[int, list[int]] = {}  # tokens of steps whose text was held back
+
+    def read(self, chunk: Chunk) -> list[AnswerEvent]:
+        """Return what a chunk adds to the answer."""
+        if self._reader is None:
+            events: list[AnswerEvent] = [ContentText(chunk.text)] if chunk.text else []
+            self.message.add(events)
+            return events
+        self._steps[chunk.step] = chunk.token_ids
+        pieces = []
+        for (text, _), mark in zip(chunk.pieces, chunk.marks, strict=True):
+            tokens = self._steps[mark.step]
+            pieces.append((text, tokens[mark.token_index] if tokens else -1))
+        if chunk.marks:
+            first = chunk.marks[-1].step
+            self._steps = {step: ids for step, ids in self._steps.items() if step >= first}
+        return self._reader.read(pieces, last=chunk.completion is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChat:
+    """A conversation, ready for the engine.
+
+    Attributes:
+        prompt: Token ids of the conversation.
+        answer_requests: Prompts and parameters of the answers.
+        answers: Parts of each answer.
+    """
+
+    prompt: list[int]
+    answer_requests: list[AnswerRequest]
+    answers: list[AnswerEvents] = field(default_factory=list)
+
+    def finish_reason(self, index: int, reason: str) -> str:
+        """Return why an answer ended; calls count if the model ended it."""
+        has_calls = bool(self.answers[index].message.tool_calls)
+        return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+async def plan_chat(serving: Serving, body: ChatRequest, top: int | None = None) -> PlannedChat:
+    """Check a request, and return its prompt and the parameters of its answers.
+
+    Args:
+        serving: Served model.
+        body: Body of the request.
+        top: Number of top-k tokens to report per position; None reports no log-probabilities.
+    Raises:
+        ConfigError: A field is invalid, or the chat template rejects the conversation.
+        ApiError: The prompt is too long.
+    """
+    return await serving.run_in_thread(lambda: _planned(serving, body, top))
+
+
+def _planned(serving: Serving, body: ChatRequest, top: int | None) -> PlannedChat:
+    max_tokens = body.max_completion_tokens or body.max_tokens or serving.llm.max_length
+    params = serving.sampler.params(body, max_tokens, top)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
+    schema = response_schema(body.response_format)
+    prompt = prompt_of(serving, body, use)
+    plan = serving.answer_format.plan(
+        prompt,
+        use,
+        AnswerShape(schema),
+        serving.llm.eos_token_ids,
+        body.thinking_token_budget,
+    )
+    params = planned_params(params, plan)
+    each = params_of_answers(params)
+    readers = [None if plan.new_reader is None else plan.new_reader() for _ in each]
+    return PlannedChat(
+        prompt,
+        [AnswerRequest(prompt, answer_params) for answer_params in each],
+        list(map(AnswerEvents, readers)),
+    )
+
+
+def prompt_of(serving: Serving, body: ChatRequest, use: ToolUse) -> list[int]:
+    """Apply the chat template to a conversation and return its token ids.
+
+    Raises:
+        ConfigError: The chat template rejects the conversation.
+        ApiError: The prompt is too long.
+    """
+    ids = serving.llm.chat_prompt(
+        body.messages,
+        _template_variables(serving, body),
+        tools=use.definitions,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        local_files=False,
+    )
+    serving.check_prompt(ids)
+    return ids
+
+
+def _template_variables(serving: Serving, body: ChatRequest) -> Mapping[str, Any] | None:
+    """Return the variables of the chat template, with the effort of reasoning."""
+    given, effort = body.chat_template_kwargs, body.reasoning_effort
+    if effort is None or serving.answer_format.markers is None:
+        return given  # a model that does not reason has no effort to change
+    if serving.answer_format.template_has(_EFFORT):
+        return {_EFFORT: effort, **(given or {})}
+    if serving.answer_format.template_has(_THINKING):
+        return {_THINKING: effort != _NO_EFFORT, **(given or {})}
+    raise ConfigError(
+        f"reasoning_effort: got {effort[:60]!r}, but the chat template has no such variable. Leave"
+        " it out, or set thinking_token_budget."
+    )

@@ -1,0 +1,106 @@
+"""Check chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.text.tokens import require_text
+from paceline.text.tool_messages import with_argument_objects
+
+Message = dict[str, Any]
+PartReader = Callable[[Mapping[str, Any], str], dict[str, Any]]
+
+_CALLS = ("tool_calls", "function_call")
+
+
+def checked_messages(
+    messages: Any, where: str, read_part: PartReader | None = None
+) -> list[Message]:
+    """Return messages as plain dictionaries, after checking them.
+
+    A message has a role and a content: a string, or a list of text parts. The content of an
+    assistant's message with tool calls may be null. Null fields are removed. Arguments of tool
+    calls that are JSON text become objects. Other fields are unchanged.
+
+    Args:
+        messages: The caller's messages, from JSON or Python code.
+        where: Name of the messages in errors.
+        read_part: Function that checks and loads parts other than text, given a part and its name
+            in errors. None means such parts are rejected.
+    Raises:
+        ConfigError: A message is invalid; the error names the field and the index.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise ConfigError(
+            f"{where}: got {show(messages)}; expected a list of messages with role and content."
+            " Write [{'role': 'user', 'content': '...'}]."
+        )
+    checked = [
+        _checked(message, f"{where}.{index}", read_part) for index, message in enumerate(messages)
+    ]
+    return with_argument_objects(checked, where)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a checked message, with the texts of its parts joined."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def _checked(message: Any, where: str, read_part: PartReader | None) -> Message:
+    if not isinstance(message, Mapping):
+        raise ConfigError(
+            f"{where}: got {show(message)}; expected an object with role and content."
+        )
+    fields = {name: value for name, value in message.items() if value is not None}
+    role, content = fields.get("role"), fields.get("content")
+    if not isinstance(role, str) or not role:
+        raise ConfigError(
+            f"{where}.role: got {show(message.get('role'))}; expected a string, such as 'user'"
+            " or 'assistant'."
+        )
+    require_text(f"{where}.role", role)
+    if not fields.get("tool_calls", True):
+        del fields["tool_calls"]  # an empty list: no calls
+    if content is None:
+        if role != "assistant" or not any(name in fields for name in _CALLS):
+            raise ConfigError(
+                f"{where}.content: got nothing; expected text. Only an assistant's message with"
+                " tool_calls can do without."
+            )
+        return {**fields, "content": None}
+    return {**fields, "content": _content(content, f"{where}.content", read_part)}
+
+
+def _content(content: Any, where: str, read_part: PartReader | None) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return require_text(where, content)
+    if not isinstance(content, Sequence) or isinstance(content, bytes) or not content:
+        raise ConfigError(
+            f"{where}: got {show(content)}; expected a string or a list of text parts."
+        )
+    return [_part(part, f"{where}.{index}", read_part) for index, part in enumerate(content)]
+
+
+def _part(part: Any, where: str, read_part: PartReader | None) -> dict[str, Any]:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        if read_part is not None and isinstance(part, Mapping) and part.get("type") is not None:
+            return read_part(part, where)
+        shown = show(part.get("type") if isinstance(part, Mapping) else part)
+        raise ConfigError(
+            f"{where}: got {shown}; expected a text part, {{'type': 'text', 'text': '...'}}."
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}.text: got {show(text)}; expected a string.")
+    return {"type": "text", "text": require_text(f"{where}.text", text)}
+
+
+def show(value: Any) -> str:
+    """Return a value as it is shown in errors."""
+    if value is None:
+        return "nothing"
+    shown = ascii(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."

@@ -1,0 +1,95 @@
+"""Prepare tool calls and definitions for chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import ConfigError
+
+Message = dict[str, Any]
+
+# In the format of Hermes, which most small models have seen; `paceline.parsing` reads it.
+_INSTRUCTIONS = """You can call functions. Their definitions, one per line:
+<tools>
+{definitions}
+</tools>
+To call a function, write a JSON object with its name and arguments in this form:
+<tool_call>
+{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>"""
+
+
+def with_argument_objects(messages: Sequence[Message], where: str) -> list[Message]:
+    """Decode the arguments of tool calls, which clients send as JSON text.
+
+    Args:
+        messages: Checked messages.
+        where: Name of the messages in errors.
+    Raises:
+        ConfigError: The arguments of a call are no JSON object.
+    """
+    return [
+        {**message, "tool_calls": _decoded(message["tool_calls"], f"{where}.{index}.tool_calls")}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def with_written_tools(
+    messages: Sequence[Message], definitions: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """Write definitions, calls and results as text, for templates that leave them out.
+
+    Args:
+        messages: Checked messages with texts as contents.
+        definitions: Definitions of the tools.
+    """
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in definitions)
+    instructions = _INSTRUCTIONS.format(definitions=lines)
+    written = [_written(message) for message in messages]
+    if written[0]["role"] in ("system", "developer"):
+        first = {**written[0], "content": f"{written[0]['content']}\n\n{instructions}"}
+        return [first, *written[1:]]
+    return [{"role": "system", "content": instructions}, *written]
+
+
+def _decoded(calls: list[Any], where: str) -> list[Any]:
+    return [_decoded_call(call, f"{where}.{index}") for index, call in enumerate(calls)]
+
+
+def _decoded_call(call: Any, where: str) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ConfigError(
+            f"{where}.function.arguments: got {function['arguments'][:60]!a}; expected the text of"
+            " a JSON object."
+        )
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _written(message: Message) -> Message:
+    """Return a message whose calls or results are part of its text."""
+    if message["role"] == "tool":
+        return {
+            "role": "user",
+            "content": f"<tool_response>\n{message['content']}\n</tool_response>",
+        }
+    calls = [
+        {"name": call["function"].get("name"), "arguments": call["function"].get("arguments", {})}
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+    ]
+    if not calls:
+        return message
+    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
+    content = "\n".join(filter(None, [message["content"], *texts]))
+    return {"role": message["role"], "content": content}
