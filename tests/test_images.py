@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
-from paceline import LLM, MultimodalPrompt, SamplingParams
+from paceline import LLM, DraftTree, MultimodalPrompt, SamplingParams, ScriptedDrafter
+from paceline.core.request import Request
+from paceline.integrations.transformers import Strategy
+from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.support import multimodal
 from tests.support.multimodal import CLASSES, expected, image, mark_of
 
@@ -16,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 def llm_of(kind: str, drafter: str = "prompt_lookup", **options: Any) -> LLM:
-    return LLM(multimodal.model(kind), drafter, processor=multimodal.processor(kind), **options)
+    given = {"batch_invariant": False, **options}
+    return LLM(multimodal.model(kind), drafter, processor=multimodal.processor(kind), **given)
 
 
 def prompt(kind: str, seed: int, text: str = "hello hello what") -> MultimodalPrompt:
@@ -47,3 +55,138 @@ def test_answers_equal_generate(kind: str) -> None:
     ]
     assert [answer.token_ids for answer in answers] == references
     assert references[0] != references[2], "the answers must depend on the images"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_drop_in_equals_generate(kind: str) -> None:
+    """A padded batch of two prompts with images, and its logits and cache."""
+    processor, model = multimodal.processor(kind), multimodal.model(kind)
+    processor.tokenizer.padding_side = "left"
+    texts = [f"hello {mark_of(kind)} what?", f"hi {mark_of(kind)} and more text with this"]
+    images = [[image(0)], [image(1)]] if kind == "gemma3" else [image(0), image(1)]
+    features = processor(text=texts, images=images, padding=True, return_tensors="pt")
+    inputs = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    plain = model.generate(**inputs, **options, output_logits=True)
+    strategy = Strategy("prompt_lookup")
+    ours = model.generate(**inputs, **options, output_logits=True, custom_generate=strategy)
+    assert torch.equal(plain.sequences, ours.sequences)
+    for first, second in zip(plain.logits, ours.logits, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+    assert ours[GENERATE_CACHE].get_seq_length() == plain[GENERATE_CACHE].get_seq_length()
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+def test_trees_with_wrong_branches_and_placeholders_cost_time_only(kind: str) -> None:
+    entry = prompt(kind, 0)
+    reference = expected(kind, entry.text, list(entry.images), 20)
+    placeholder = multimodal.IDS[multimodal.IMAGE]
+
+    def propose(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """The answer on a side branch, among placeholders."""
+        trees = []
+        for request in requests:
+            rest = reference[len(request.output_ids) :][:3]
+            if len(rest) < 3 or request.remaining < 5:
+                trees.append(DraftTree.chain([placeholder]))
+                continue
+            tokens = [placeholder, placeholder, rest[0], 77, rest[1], rest[2]]
+            trees.append(DraftTree(tokens, [-1, 0, -1, 2, 2, 4]))
+        return trees
+
+    llm = LLM(
+        multimodal.model(kind), ScriptedDrafter(propose), processor=multimodal.processor(kind)
+    )
+    (answer,) = llm.generate([entry], SamplingParams(20))
+    assert answer.token_ids == reference
+    assert answer.stats.target_forwards < 12, "drafts on side branches must be accepted"
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
+def test_a_second_turn_runs_no_vision_forward(kind: str) -> None:
+    llm = llm_of(kind, keep_prefixes=4)
+    first = prompt(kind, 0)
+    counts, hook = vision_forwards(kind)
+    try:
+        (answer,) = llm.generate([first], SamplingParams(8, ignore_eos=True))
+        assert len(counts) == 1
+        text = first.text + answer.text + " and a second question"
+        second = MultimodalPrompt(text, [image(0)])
+        (continued,) = llm.generate([second], SamplingParams(12))
+        assert len(counts) == 1
+        assert continued.stats.cached_tokens >= 16
+        (other,) = llm.generate([MultimodalPrompt(text, [image(1)])], SamplingParams(12))
+        assert len(counts) == 2, "another image of the same size shares nothing"
+        llm.generate([first], SamplingParams(8))
+        assert len(counts) == 2, "the other image must not displace the first"
+    finally:
+        hook.remove()
+    assert continued.token_ids == expected(kind, text, [image(0)], 12)
+    assert other.token_ids == expected(kind, text, [image(1)], 12)
+
+
+def test_answers_to_one_prompt_share_its_images() -> None:
+    counts, hook = vision_forwards("qwen3_vl")
+    try:
+        (answer,) = llm_of("qwen3_vl").generate(
+            [prompt("qwen3_vl", 0, "a long question")], SamplingParams(6, n=3, temperature=1.0)
+        )
+    finally:
+        hook.remove()
+    assert len(answer.others) == 2
+    assert len(counts) == 1
+
+
+def test_preempted_prompts_keep_their_images() -> None:
+    kind = "qwen2_5_vl"
+    llm = llm_of(kind, max_batch=1)
+    counts, hook = vision_forwards(kind)
+    try:
+        stream = llm.stream(prompt(kind, 0), SamplingParams(40, priority=1))
+        tokens = list(next(stream).token_ids)
+        (urgent,) = llm.generate([prompt(kind, 1)], SamplingParams(20))
+        assert llm.load.preemptions == 1
+        tokens += [token for chunk in stream for token in chunk.token_ids]
+    finally:
+        hook.remove()
+    assert len(counts) == 3
+    assert tokens == expected(kind, prompt(kind, 0).text, [image(0)], 40)
+    assert urgent.token_ids == expected(kind, prompt(kind, 1).text, [image(1)], 20)
+
+
+def test_an_abandoned_stream_frees_its_slot() -> None:
+    llm = llm_of("llava")
+    stream = llm.stream(prompt("llava", 0), SamplingParams(30))
+    next(stream)
+    assert llm.load.running == 1
+    stream.close()
+    assert (llm.load.running, llm.model.open_sequences) == (0, 0)
+
+
+def test_offsets_stay_out_of_the_model() -> None:
+    """The position offset of one prompt must not reach another call."""
+    model = multimodal.model("qwen2_5_vl")
+    model.model.rope_deltas = None
+    llm_of("qwen2_5_vl").generate([prompt("qwen2_5_vl", 0)], SamplingParams(4))
+    assert model.model.rope_deltas is None
+
+
+def test_conversations_with_images() -> None:
+    kind = "qwen2_5_vl"
+    llm = llm_of(kind)
+    stream = io.BytesIO()
+    image(0).save(stream, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    text = {"type": "text", "text": " what is it"}
+    answers = [
+        llm.chat([{"role": "user", "content": [part, text]}], SamplingParams(12)).token_ids
+        for part in (
+            {"type": "image", "image": image(0)},
+            {"type": "image", "image": stream.getvalue()},
+            {"type": "image", "image": url},
+            {"type": "image_url", "image_url": {"url": url}},
+        )
+    ]
+    messages = [{"role": "user", "content": [{"type": "image"}, text]}]
+    rendered = multimodal.processor(kind).apply_chat_template(messages, add_generation_prompt=True)
+    assert answers == [expected(kind, rendered, [image(0)], 12)] * 4

@@ -35,8 +35,8 @@ class Media:
     In the prompt, placeholder tokens stand for them.
 
     Attributes:
-        tensors: Arguments for the model's forward method, by name. Tensors with a column for each
-            token cover the whole prompt.
+        tensors: Arguments for the model's forward method, by name. Ids with a column for each token
+            cover the whole prompt.
         end: Number of leading tokens, up to and including the last placeholder. Text follows.
         digest: Hash of these tokens and of the tensors. Prompts with equal digests have equal keys
             and values in their first `end` positions.
@@ -61,9 +61,9 @@ class Media:
         digest = hashlib.blake2b(np.array(token_ids[:end], dtype=np.int64).tobytes())
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu().contiguous()
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            if _has_columns(tensor, len(token_ids)):
+            if _has_columns(name, tensor, len(token_ids)):
                 tensor = tensor[:, :end].contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
         return Media(tensors, end, digest.digest())
 
@@ -74,7 +74,7 @@ class Media:
     def first_columns(self, count: int, num_tokens: int) -> dict[str, Tensor]:
         """Return the tensors for the first `count` tokens of a prompt of `num_tokens`."""
         return {
-            name: tensor[:, :count] if _has_columns(tensor, num_tokens) else tensor
+            name: tensor[:, :count] if _has_columns(name, tensor, num_tokens) else tensor
             for name, tensor in self.tensors.items()
         }
 
@@ -108,5 +108,5 @@ def shares_media(first: Media | None, second: Media | None, length: int) -> bool
     return first.digest == second.digest and length >= first.end
 
 
-def _has_columns(tensor: Tensor, num_tokens: int) -> bool:
-    return tensor.dim() == 2 and tuple(tensor.shape) == (1, num_tokens)
+def _has_columns(name: str, tensor: Tensor, num_tokens: int) -> bool:
+    return name.endswith("_ids") and tuple(tensor.shape) == (1, num_tokens)

@@ -196,7 +196,8 @@ class KVCacheManager:
             return None, 0
         # The last token is always computed, because its logits choose the next token.
         prompt = np.array(request.token_ids[:-1], dtype=np.int64)
-        best, best_length = None, MIN_PREFIX_TOKENS - 1
+        # An image is worth copying even if it takes few tokens.
+        best, best_length = None, 0 if request.media else MIN_PREFIX_TOKENS - 1
         running = (
             (member, np.array(member.token_ids[: member.cached], dtype=np.int64))
             for member in active

@@ -13,11 +13,10 @@ from paceline.core.media import EncodedPrompt, Media
 from paceline.errors import ConfigError
 from paceline.media.images import load_image
 from paceline.media.prompts import MultimodalPrompt, checked_array, load_video
-from paceline.model.media_prefill import MEDIA_ARGUMENTS, takes_media
+from paceline.model.media_prefill import MEDIA_ARGUMENTS, placeholder_ids, takes_media
 from paceline.model.sources import checkpoint_source
 
 _KINDS = ("image", "video", "audio")
-_TOKEN_NAMES = tuple(f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
 _TYPES = ("token_type_ids", "mm_token_type_ids")  # nonzero for placeholders
 _PARTS = {
     "image": ("image_processor",),
@@ -169,8 +168,7 @@ class MediaProcessor:
 
     def _end(self, ids: Sequence[int], tensors: Mapping[str, Tensor], where: str) -> int:
         """Return the number of tokens up to and including the last placeholder."""
-        config = self._model.config
-        placeholders = {getattr(config, name, None) for name in _TOKEN_NAMES}
+        placeholders = placeholder_ids(self._model.config)
         ends = [index + 1 for index, token in enumerate(ids) if token in placeholders]
         for name in _TYPES:
             if name in tensors:

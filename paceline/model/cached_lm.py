@@ -51,6 +51,7 @@ class CachedLM(ForwardPasses):
         prefill_chunk, min_rows, products, chains: As above.
         architecture: Facts about the model.
         mode: Context in which the forward passes run.
+        media_prefill: Computes prompts with images, videos or audio.
         slots: Cache slots and their requests.
         uses_target_states: True for a draft model that reads its target's hidden states
             (`Request.states`).
@@ -82,7 +83,7 @@ class CachedLM(ForwardPasses):
             view(model, self.products), self.device, self.architecture, self._cache, self.products
         )
         self._use_fixed_shapes()
-        self._media = MediaPrefill(model)
+        self.media_prefill = MediaPrefill(model)
         self.mode = mode_of(model)
         self.uses_target_states = uses_target_states(model)
         self.kept_ids = kept_ids(model)
@@ -208,14 +209,14 @@ class CachedLM(ForwardPasses):
                 f"{self.architecture.name} has recurrent layers, whose states after an image cannot"
                 " be stored yet; expected a prompt of text. Use model.generate for this prompt."
             )
-        states = self._media.states(request)
+        states = self.media_prefill.states(request)
         for layer, pair in enumerate(states.layers):
             if pair is not None:
                 self.load(request, layer, 0, *pair)
         request.cached, request.position_offset = media.end, states.position_offset
-        if self._media.needs_check(media, states):
+        if self.media_prefill.needs_check(media, states):
             probe = Request(request.token_ids[: media.end + 1], SamplingParams())
             probe.slot, probe.cached = request.slot, media.end
             probe.position_offset = states.position_offset
             logits = self.forward([probe], [EMPTY_TREE])
-            self._media.check_next_token(request, states, logits[0, 0])
+            self.media_prefill.check_next_token(request, states, logits[0, 0])

@@ -11,26 +11,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
-from transformers.utils.output_capturing import maybe_install_capturing_hooks
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from paceline.attention import BY_POSITION
 from paceline.core.media import Media, PrefixStates
 from paceline.core.not_numbers import logits_error
 from paceline.core.request import Request
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.model.forward_arguments import forward_parameters
+from paceline.model.forward_arguments import GENERATE_CACHE, forward_parameters
 from paceline.model.model_view import ModelView
 from paceline.model.settings import FLOAT32_TOLERANCE, HALF_TOLERANCE
 
 # Arguments that carry images, videos or audio, by the beginning of their names.
 MEDIA_ARGUMENTS = ("pixel_values", "input_features", "input_values", "images")
+_PLACEHOLDERS = tuple(
+    f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index")
+)
+_RECORDERS = "_output_capturing_hooks_installed"
 _OFFSETS = "rope_deltas"  # where models with 3-D positions leave the position offset
 
 
 def takes_media(model: PreTrainedModel) -> bool:
     """Return whether a model's forward method accepts images, videos or audio."""
     return any(name.startswith(MEDIA_ARGUMENTS) for name in forward_parameters(model))
+
+
+def placeholder_ids(config: PretrainedConfig) -> frozenset[int]:
+    """Return the ids of the tokens that stand for images, videos and audio."""
+    ids = (getattr(config, name, None) for name in _PLACEHOLDERS)
+    return frozenset(token for token in ids if token is not None)
 
 
 class MediaPrefill:
@@ -87,6 +96,7 @@ class MediaPrefill:
         # Without the configuration, layers with a window keep all keys.
         cache = DynamicCache()
         assert self._view is not None, "made for the module"
+        _copy_flags(self._model, module)
         try:
             output = module(**inputs, **{self._view.cache_argument: cache}, use_cache=True)
         except torch.OutOfMemoryError:
@@ -98,8 +108,34 @@ class MediaPrefill:
                 " expected those of the model's processor for this prompt. Check the number of"
                 " images and placeholders."
             ) from error
+        finally:
+            _copy_flags(module, self._model)
         rows = len(inputs["input_ids"])
         return output.logits, cache, _offsets(module.modules(), rows)
+
+    def run_as_generate(
+        self, input_ids: Tensor, arguments: dict[str, Any]
+    ) -> tuple[Tensor, DynamicCache, list[int]]:
+        """Run the model's forward method as the first step of `generate` does.
+
+        Args:
+            input_ids: Token ids with padding, [rows, columns].
+            arguments: Arguments that `generate` has prepared for the forward method.
+        Returns:
+            As in `run`.
+        Raises:
+            ConfigError: As in `run`.
+        """
+        given = {**arguments, GENERATE_CACHE: DynamicCache(), "use_cache": True}
+        module: Any = self._fresh_module()
+        inputs = module.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given)
+        return self.run(
+            {
+                name: value
+                for name, value in inputs.items()
+                if name not in (GENERATE_CACHE, "use_cache")
+            }
+        )
 
     def check_next_token(self, request: Request, states: PrefixStates, logits: Tensor) -> None:
         """Compare paceline's logits after the next token with the model's own.
@@ -133,8 +169,6 @@ class MediaPrefill:
 
     def _fresh_module(self) -> nn.Module:
         if self._view is None or self._view.stale:
-            # Transformers does so in a model's first forward pass. A view copies installed hooks.
-            maybe_install_capturing_hooks(self._model)
             self._view = ModelView(self._model)
             if self._view.config._attn_implementation == BY_POSITION:
                 self._view.config._attn_implementation = "sdpa"
@@ -166,6 +200,17 @@ def states_of(
         else (layer.keys[row, :, first:stop], layer.values[row, :, first:stop])
         for layer in cache.layers
     ]
+
+
+def _copy_flags(source: nn.Module, target: nn.Module) -> None:
+    """Copy the marks of models whose output recorders are installed.
+
+    Transformers installs these hooks in a model's first forward pass. A model and its view share
+    the hooks, so that only one of them may install them.
+    """
+    for part, other in zip(source.modules(), target.modules(), strict=True):
+        if isinstance(part, PreTrainedModel):
+            setattr(other, _RECORDERS, getattr(part, _RECORDERS, False))
 
 
 def _offsets(modules: Iterable[nn.Module], rows: int) -> list[int]:

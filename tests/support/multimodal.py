@@ -261,9 +261,11 @@ def mark_of(kind: str) -> str:
     return START if kind == "gemma3" else f"{START}{IMAGE}{END}"
 
 
-def image(seed: int, width: int = 40, height: int = 30) -> Image.Image:
-    """An image of random pixels."""
-    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+def image(seed: int, width: int = 70, height: int = 56) -> Image.Image:
+    """An image of one colour and some noise."""
+    generator = np.random.default_rng(seed)
+    colour = generator.integers(0, 190, (1, 1, 3))
+    pixels = (colour + generator.integers(0, 65, (height, width, 3))).astype(np.uint8)
     return Image.fromarray(pixels)
 
 

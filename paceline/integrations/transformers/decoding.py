@@ -17,6 +17,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engine.engine import Engine
 from paceline.integrations.transformers.cache import fill_cache, load_cache
+from paceline.integrations.transformers.media import attach_media
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest, SharedNoise
 from paceline.model.forward_arguments import GENERATE_CACHE
@@ -85,6 +86,8 @@ class Decoding:
     def run(self) -> Any:
         """Decode all rows; free the slots and the drafter state even after an error."""
         request = self._request
+        if request.media is not None:
+            attach_media(self._model, request, self._rows)
         handles = self._engine.submit(self._rows, keep_slots=True)
         try:
             self._engine.admit()

@@ -17,7 +17,8 @@ from transformers.generation import (
 from transformers.generation import utils as hf_utils
 
 from paceline.errors import ConfigError
-from paceline.model.forward_arguments import GENERATE_CACHE
+from paceline.model.forward_arguments import GENERATE_CACHE, forward_parameters
+from paceline.model.media_prefill import takes_media
 
 _USED_INPUTS = {
     "attention_mask",
@@ -112,9 +113,15 @@ def refuse_virtual_tokens(model: PreTrainedModel) -> None:
         )
 
 
-def refuse_inputs(input_ids: Tensor, inputs: dict[str, Any]) -> None:
-    """Raise for empty prompts, embeddings and inputs other than text.
+def refuse_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: dict[str, Any]) -> bool:
+    """Raise for empty prompts, embeddings, and inputs that the model does not take.
 
+    Args:
+        model: Model that the call runs.
+        input_ids: Token ids.
+        inputs: Arguments meant for the model's forward.
+    Returns:
+        Whether there are inputs besides text, such as images.
     Raises:
         ConfigError: Such an option was passed; the message names it.
     """
@@ -123,15 +130,17 @@ def refuse_inputs(input_ids: Tensor, inputs: dict[str, Any]) -> None:
             "The prompt is empty or given as inputs_embeds, but drafts need token ids. Pass"
             " input_ids."
         )
-    unsupported = sorted(
+    others = {
         name for name, value in inputs.items() if name not in _USED_INPUTS and value is not None
-    )
+    }
+    unsupported = sorted(others - forward_parameters(model) if takes_media(model) else others)
     if unsupported:
         raise ConfigError(
             f"The inputs {', '.join(unsupported)} are not supported; supported are"
             f" {', '.join(sorted(_USED_INPUTS))}. Use model.generate without custom_generate for"
             " models of other inputs than text."
         )
+    return bool(others)
 
 
 def refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) -> None:

@@ -49,6 +49,7 @@ class GenerateCall:
         as_dict: Whether to return a `GenerateDecoderOnlyOutput`.
         past: Number of `input_ids` columns that `cache` already holds.
         cache: Cache to extend at the end; None if the caller does not receive a cache.
+        media: Arguments for the model's own prefill; None if the prompts contain text only.
     """
 
     input_ids: Tensor
@@ -64,6 +65,7 @@ class GenerateCall:
     as_dict: bool
     past: int
     cache: DynamicCache | None
+    media: dict[str, Any] | None
 
     @property
     def batch(self) -> int:
@@ -106,11 +108,17 @@ class GenerateCall:
         """
         refuse_modes(model, config)
         refuse_virtual_tokens(model)
-        refuse_inputs(input_ids, inputs)
+        has_media = refuse_inputs(model, input_ids, inputs)
         mask, cache = inputs.get("attention_mask"), inputs.get(GENERATE_CACHE)
         padding = _left_padding(input_ids, mask)
         past = _columns_held(cache, input_ids, mask, config)
-        refuse_positions(input_ids, padding, inputs.get("position_ids"))
+        if has_media and past:
+            raise ConfigError(
+                f"{GENERATE_CACHE}: got {past} tokens together with images, videos or audio;"
+                " expected an empty cache. Leave it out."
+            )
+        if not has_media:
+            refuse_positions(input_ids, padding, inputs.get("position_ids"))
         refuse_ids(model, input_ids, padding)
         max_length = _max_length(input_ids, padding, criteria, config, context_length)
         handled = MaxLengthCriteria, EosTokenCriteria
@@ -134,6 +142,7 @@ class GenerateCall:
             as_dict=as_dict,
             past=past,
             cache=cache if returns_cache else None,
+            media=inputs if has_media else None,
         )
 
 

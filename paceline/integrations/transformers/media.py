@@ -1,0 +1,66 @@
+"""Compute the prompts of a `generate` call with images, videos or audio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from paceline.core.media import Media, PrefixStates
+from paceline.errors import ConfigError
+from paceline.integrations.transformers.request import GenerateCall
+from paceline.integrations.transformers.rows import RowRequest
+from paceline.model.cached_lm import CachedLM
+from paceline.model.media_prefill import placeholder_ids, states_of
+
+
+def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowRequest]) -> None:
+    """Run the model's own prefill, and give each row its keys and values.
+
+    Each row keeps all tokens but its last one, whose logits paceline computes.
+
+    Args:
+        model: Model of the call.
+        request: Checked arguments of the call, with media.
+        rows: Rows in batch order.
+    Raises:
+        ConfigError: A row ends with a placeholder, or the model rejects the inputs.
+    """
+    assert request.media is not None, "called for calls with media"
+    placeholders = placeholder_ids(model.model.config)
+    for row in rows:
+        if row.token_ids[-1] in placeholders:
+            raise ConfigError(
+                f"input_ids: row {row.place} ends with an image, video or audio; expected text"
+                " after it. Add some, such as a question."
+            )
+    with model.mode():
+        logits, cache, offsets = model.media_prefill.run_as_generate(
+            request.input_ids, request.media
+        )
+    offsets = _offsets_of(request.media.get("position_ids"), rows) or offsets
+    for row, offset in zip(rows, offsets, strict=True):
+        layers = states_of(cache, row.place, row.padding, request.width - 1)
+        states = PrefixStates(layers, offset, logits[row.place, -1])
+        tensors = {
+            name: value for name, value in request.media.items() if isinstance(value, Tensor)
+        }
+        # Rows share no keys with other requests, so that the digest only has to be unique.
+        row.media = Media(tensors, len(row) - 1, str(row.id).encode(), states)
+
+
+def _offsets_of(positions: Any, rows: Sequence[RowRequest]) -> list[int]:
+    """Return the position offset of each row; none without positions.
+
+    Args:
+        positions: Positions that generate prepared, [rows, columns], or with a leading dimension.
+        rows: Rows in batch order.
+    """
+    if not isinstance(positions, Tensor):
+        return []
+    last = positions[-1, :, -1] if positions.dim() > 2 else positions[:, -1]
+    return [
+        int(position) - (len(row) - 1)
+        for position, row in zip(last.expand(len(rows)).tolist(), rows, strict=True)
+    ]
