@@ -106,7 +106,7 @@ class TokenTree:
         addresses: tuple[int, ...] = self.derived["addresses"]
         return addresses
 
-    def on(self, name: str, array: IntArray, device: torch.device) -> Tensor:
+    def on(self, name: str, array: IntArray | BoolArray, device: torch.device) -> Tensor:
         """Return an array as a tensor on a device; copied once.
 
         Args:

@@ -7,6 +7,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from paceline.errors import UnsupportedModelError
 from paceline.model.forward_arguments import takes_cache
 from paceline.model.layer_kinds import MASKABLE, RECURRENT, STATELESS, states_of
+from paceline.model.mixers.recurrence import recurrence_mixer
 from paceline.model.mixers.seam import mixers_of
 from paceline.model.mixers.upstream import ignores_states
 
@@ -76,10 +77,11 @@ def _refuse_states(model: PreTrainedModel, config: PretrainedConfig, name: str) 
     kinds, states = set(getattr(config, "layer_types", None) or ()), states_of(model)
     if states:
         mixers = mixers_of(model, states)
-        if any(map(ignores_states, mixers.values())):
+        if any(ignores_states(mixer) and not recurrence_mixer(mixer) for mixer in mixers.values()):
             raise UnsupportedModelError(
                 f"{name} runs a selective scan (Mamba-1) that forgets its recurrent state whenever"
-                " it gets several tokens; expected mixers that continue from a state. Use"
+                " it gets several tokens, and other code has replaced or hooked its mixers;"
+                " expected the mixers of transformers. Load it without device_map, or use"
                 " model.generate for this model."
             )
         if kinds & RECURRENT and not mixers:

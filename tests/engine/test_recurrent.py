@@ -21,6 +21,7 @@ from tests.support.tree_models import VOCAB
 
 COUNT = 16
 PARAMS = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
+WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 FAST = ("lfm2", "qwen3_5", "granitemoehybrid", "nemotron_h", "zaya")
 NAMES = [
     pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
@@ -31,7 +32,7 @@ NAMES = [
 @functools.cache
 def make(name: str) -> Any:
     """A model that generates beyond the tokens that end a text."""
-    model = copy.deepcopy(models.make(name, "eager" if name == "mamba2" else "sdpa"))
+    model = copy.deepcopy(models.make(name, "eager" if name in WITHOUT_ATTENTION else "sdpa"))
     model.generation_config.eos_token_id = None
     return model
 

@@ -150,7 +150,7 @@ REFUSED: dict[str, Case] = {
     "LLM of a missing folder": lambda h: LLM(h.folder / "missing"),
     "LLM of an empty folder": lambda h: LLM(h.folder),
     "LLM of an encoder": lambda h: LLM(make("t5")),
-    "LLM of a recurrent model": lambda h: LLM(make("mamba")),
+    "LLM of a recurrent model": lambda h: LLM(make("recurrent_gemma")),
     "drafter nothing": lambda h: LLM(h.target, None),
     "drafter a number": lambda h: LLM(h.target, 3),
     "drafter a class": lambda h: LLM(h.target, type(create("none"))),

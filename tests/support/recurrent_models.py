@@ -160,6 +160,35 @@ BRANCHING: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+_SCAN = {"mamba_d_state": 8, "mamba_dt_rank": 8, "mamba_expand": 2}
+BRANCHING |= {
+    "mamba": ("mamba", _scan(expand=2, time_step_rank=8)),
+    "falcon_mamba": ("falcon_mamba", _scan(expand=2, time_step_rank=8)),
+    "jamba": (
+        "jamba",
+        llama(
+            num_hidden_layers=4,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            num_experts=2,
+            num_experts_per_tok=1,
+            **_SCAN,
+        ),
+    ),
+    "zamba": (
+        "zamba",
+        llama(
+            num_hidden_layers=4,
+            layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            n_mamba_heads=2,
+            num_key_value_heads=4,
+            attention_hidden_size=128,
+            attention_head_dim=32,
+            **_SCAN,
+        ),
+    ),
+}
+
 # Drafts are chains: the states are part of attention.
 CHAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "zaya": (

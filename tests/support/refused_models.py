@@ -8,8 +8,6 @@ from tests.support.tree_models import HEADS, SPECIAL, VOCAB, deepseek, gpt2, lla
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", deepseek(index_topk=8, index_n_heads=2, index_head_dim=16)),
-    "mamba": ("mamba", {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1,
-    "state_size": 8}),
     "recurrent_gemma": ("recurrent_gemma", llama(num_key_value_heads=1, attention_window_size=8,
     lru_width=64)),
     "t5": ("t5", {"vocab_size": VOCAB, "d_model": 32, "d_ff": 32, "d_kv": 8, "num_layers": 1,
@@ -41,7 +39,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 _PICKS = r"selects or compresses keys by blocks \(minimax_m3_sparse layers\)"
 REASONS = {
-    "deepseek_v32": "selects keys with an indexer", "mamba": r"a selective scan \(Mamba-1\)",
+    "deepseek_v32": "selects keys with an indexer",
     "recurrent_gemma": "in a cache class of its own", "t5": "an encoder-decoder",
     "whisper": "an encoder-decoder",
     "minimax_m3": _PICKS,

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from paceline.kv_cache.state_layer import StateKind, StateLayer
 from paceline.model.mixers.mixer import Mixer, StateUpdate
+from paceline.model.mixers.recurrence import recurrence_mixer
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 from paceline.model.mixers.upstream import UpstreamMixer
 
@@ -129,4 +130,4 @@ def mixer_for(twin: nn.Module) -> Mixer:
     Args:
         twin: The view's copy of the module.
     """
-    return UpstreamMixer(twin)
+    return recurrence_mixer(twin) or UpstreamMixer(twin)

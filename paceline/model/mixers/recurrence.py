@@ -1,0 +1,140 @@
+"""Run a mixer's own forward method with recurrences that follow draft trees.
+
+transformers' mixers compute projections, gates and norms by their own modules, and call functions
+of their Python module for the recurrences. The names of these functions are the same in all models.
+A `RecurrenceMixer` runs the code of the same forward method with other functions under these names.
+Neither the class nor its Python module changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.kv_cache.state_layer import StateLayer
+from paceline.model.mixers.mixer import MixerCall, StateUpdate
+from paceline.model.mixers.recurrence_call import RecurrenceCall, token_tree
+from paceline.model.mixers.recurrent_batch import RecurrentBatch
+from paceline.model.mixers.settings import ACTIVATIONS
+
+# Functions by the name under which forward methods call them, and what replaces each. A forward
+# method without a cache calls these, and none of those for single tokens.
+_RECURRENCES: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": RecurrenceCall.convolve,
+    "torch_chunk_gated_delta_rule": RecurrenceCall.delta_rule,
+    "chunk_kimi_delta_attention": RecurrenceCall.delta_rule,
+    "mamba2_chunk_scan": RecurrenceCall.state_space,
+    "mamba_selective_scan": RecurrenceCall.selective_scan,
+}
+# Functions of the same forward methods that are not called: they read one token, or train.
+_UNUSED = frozenset(
+    {
+        "causal_conv1d_update",
+        "torch_recurrent_gated_delta_rule",
+        "recurrent_kimi_delta_attention",
+        "mamba2_selective_state_update",
+        "mamba2_split_conv1d_scan_combined",
+        "mamba_selective_state_update",
+        "mamba_inner_fn",
+    }
+)
+
+
+class RecurrenceMixer:
+    """Mixer that computes a token's state from its parent's, and folds nodes.
+
+    Args:
+        module: The view's copy of the module.
+        forward: Forward method of the module's class, without decorators.
+    """
+
+    folds = True
+
+    def __init__(self, module: nn.Module, forward: FunctionType) -> None:
+        functions = {
+            name: self._calling(function)
+            for name, function in _RECURRENCES.items()
+            if name in forward.__code__.co_names
+        }
+        names = {**forward.__globals__, **functions}
+        own = FunctionType(
+            forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+        )
+        own.__kwdefaults__ = forward.__kwdefaults__
+        self._forward = MethodType(own, module)
+        self._call: RecurrenceCall | None = None
+
+    def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs a method of the current call."""
+
+        def recurrence(*args: Any, **kwargs: Any) -> Any:
+            return function(self._call, *args, **kwargs)
+
+        return recurrence
+
+    def __call__(
+        self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
+    ) -> tuple[Tensor, StateUpdate]:
+        """Return the outputs, and what the commit adds to the held states; see `Mixer`."""
+        current = self._call = RecurrenceCall(token_tree(batch), layer)
+        try:
+            output: Tensor = self._forward(hidden)
+        finally:
+            self._call = None
+        return output, _Folds(current)
+
+
+class _Folds:
+    """Commits the recurrences of one call."""
+
+    def __init__(self, call: RecurrenceCall) -> None:
+        self._tree, self._folds = call.tree, call.folds
+
+    def commit(
+        self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """Advance the held states by the pending tokens and the accepted nodes."""
+        for fold in self._folds:
+            fold(accepted)
+
+
+def recurrence_mixer(twin: nn.Module) -> RecurrenceMixer | None:
+    """Return a mixer for a module whose recurrences are known; otherwise None.
+
+    Args:
+        twin: The view's copy of the module.
+    """
+    forward = inspect.unwrap(type(twin).forward)
+    hooked = "forward" in vars(twin) or any(hasattr(m, "_hf_hook") for m in twin.modules())
+    if hooked or not isinstance(forward, FunctionType):
+        return None
+    if getattr(twin, "activation", None) not in ACTIVATIONS or not _takes_states_only(forward):
+        return None
+    names, known = _function_names(forward), {*_RECURRENCES, *_UNUSED}
+    return RecurrenceMixer(twin, forward) if names and names <= known else None
+
+
+def _function_names(forward: FunctionType) -> set[str]:
+    """Return the names of the recurrences that a forward method may call.
+
+    transformers wraps each of them, so that a faster kernel can replace it.
+    """
+    values = forward.__globals__
+    return {
+        name
+        for name in forward.__code__.co_names
+        if isinstance(values.get(name), FunctionType) and hasattr(values[name], "__wrapped__")
+    }
+
+
+def _takes_states_only(forward: FunctionType) -> bool:
+    """Return whether a forward method needs no argument but the hidden states."""
+    _, hidden, *others = inspect.signature(forward).parameters.values()
+    optional = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    return hidden.default is hidden.empty and all(
+        argument.default is None or argument.kind in optional for argument in others
+    )
