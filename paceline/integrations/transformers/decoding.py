@@ -16,6 +16,7 @@ from paceline.core.not_numbers import NO_TOKEN, take_token
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engine.engine import Engine
+from paceline.errors import UnsupportedModelError
 from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.media import attach_media
 from paceline.integrations.transformers.request import GenerateCall
@@ -88,6 +89,11 @@ class Decoding:
         request = self._request
         if request.media is not None:
             attach_media(self._model, request, self._rows)
+        if request.cache is not None and self._model.keeps_states:
+            raise UnsupportedModelError(
+                f"{GENERATE_CACHE}: got a cache for {self._model.architecture.name}, whose"
+                " recurrent states cannot be copied from or to it; expected None. Leave it out."
+            )
         handles = self._engine.submit(self._rows, keep_slots=True)
         try:
             self._engine.admit()

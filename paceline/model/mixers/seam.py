@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
@@ -103,8 +104,9 @@ class MixerForward:
 def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[int, nn.Module]:
     """Return the mixer of each layer with states, by layer index.
 
-    A mixer owns a depthwise convolution and knows the index of its layer. The result is empty if a
-    layer has no such module or several: their states cannot be separated from attention.
+    A mixer stands in for attention: it takes an attention mask, owns a depthwise convolution and
+    knows the index of its layer. The result is empty if a layer has no such module or several:
+    their states cannot be separated from attention.
 
     Args:
         model: Model to search.
@@ -114,7 +116,8 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
         if index in found and any(map(_is_depthwise, module.children())):
-            found[index].append(module)
+            parameters = inspect.signature(module.forward).parameters
+            found[index] += [module] if "attention_mask" in parameters else []
     if any(len(modules) != 1 for modules in found.values()):
         return {}
     return {index: modules[0] for index, modules in found.items()}
