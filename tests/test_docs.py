@@ -15,12 +15,13 @@ import paceline.serve
 from paceline import demo, errors
 from paceline.drafters import REGISTRY
 from paceline.serve.requests import ChatRequest, CompletionRequest
-from tests.support import models
+from tests.support import models, multimodal
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Snippets name a real model; the tests run them on the embedded one, offline.
 HUB_IDS = {"HuggingFaceTB/SmolLM2-135M-Instruct": str(demo.TARGET)}
+MULTIMODAL = "llava-hf/llava-1.5-7b-hf"  # in the tests, a tiny model of the same class
 SNIPPETS = [
     pytest.param(code, id=f"{page.relative_to(ROOT).with_suffix('')}-{number}")
     for page in PAGES
@@ -28,8 +29,18 @@ SNIPPETS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def multimodal_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("llava"))
+    multimodal.model("llava").save_pretrained(folder)
+    multimodal.processor("llava").save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("code", SNIPPETS)
-def test_snippet_runs(code: str) -> None:
+def test_snippet_runs(code: str, request: pytest.FixtureRequest) -> None:
+    if MULTIMODAL in code:
+        code = code.replace(f'"{MULTIMODAL}"', repr(request.getfixturevalue("multimodal_folder")))
     for hub_id, path in HUB_IDS.items():
         code = code.replace(f'"{hub_id}"', repr(path))
     exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})

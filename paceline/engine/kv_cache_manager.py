@@ -130,7 +130,7 @@ class KVCacheManager:
         request.counters.cached_tokens += request.cached
         self.reused += request.cached
         if request.media is not None:
-            if source is not None:
+            if source is not None and request.cached:
                 request.position_offset = source.position_offset
             else:
                 self._model.prefill_media(request)

@@ -40,7 +40,7 @@ def load_image(source: Any, where: str, files: bool = True) -> Image:
     else:
         opened = _path(source, where, files)
     try:
-        with image_module.open(opened, formats=IMAGE_FORMATS) as image:
+        with image_module.open(opened, formats=_known_formats(image_module)) as image:
             return _upright(image, where, image_module, operations)
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
         raise _too_large(where, "too many") from error
@@ -66,6 +66,12 @@ def _pillow(where: str) -> tuple[Any, Any]:
             f"{where}: images need Pillow, which is missing. Run: pip install 'paceline[images]'"
         ) from error
     return Image, ImageOps
+
+
+def _known_formats(image_module: Any) -> list[str]:
+    """Return the formats that this build of Pillow reads."""
+    image_module.init()
+    return [name for name in IMAGE_FORMATS if name in image_module.OPEN]
 
 
 def _path(source: Any, where: str, files: bool) -> Path:
