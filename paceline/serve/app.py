@@ -15,6 +15,8 @@ from paceline.serve.completions import completion_routes
 from paceline.serve.errors import ErrorBody, handle_errors
 from paceline.serve.limits import BodyLimitMiddleware
 from paceline.serve.page import page_routes
+from paceline.serve.protocols.messages import message_routes
+from paceline.serve.protocols.responses import response_routes
 from paceline.serve.request_log import ApiKeyMiddleware, RequestLogMiddleware
 from paceline.serve.serving import Serving
 from paceline.serve.settings import Settings
@@ -50,7 +52,13 @@ def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str
     )
     app.state.serving = serving
     handle_errors(app)
-    for routes in (completion_routes, chat_routes, about_routes):
+    for routes in (
+        completion_routes,
+        chat_routes,
+        response_routes,
+        message_routes,
+        about_routes,
+    ):
         app.include_router(routes(serving))
     keys = tuple(api_keys)
     app.include_router(page_routes(serving, wants_key=bool(keys)))

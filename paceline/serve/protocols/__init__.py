@@ -1,0 +1,1 @@
+"""Endpoints that convert other protocols to chats and back."""

@@ -1,0 +1,171 @@
+"""Serve the endpoint /v1/messages, in the format of Anthropic's API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.llm import Chunk, Completion
+from paceline.serve.chat_plan import PlannedChat, plan_chat
+from paceline.serve.errors import ApiError
+from paceline.serve.protocols.messages_request import MessagesRequest, chat_of
+from paceline.serve.protocols.parts import Part, PartWriter, ServerEvent, event
+from paceline.serve.responding import EVENTS, respond
+from paceline.serve.responses import Usage
+from paceline.serve.serving import Serving
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageBody(BaseModel):
+    """Response of /v1/messages."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: None = None
+    usage: dict[str, int]
+
+
+def message_routes(serving: Serving) -> APIRouter:
+    """Return the endpoint for messages."""
+    router = APIRouter()
+
+    @router.post(
+        "/v1/messages",
+        response_model=None,
+        responses={200: {"model": MessageBody, **EVENTS}},
+    )
+    async def create_message(body: MessagesRequest, request: Request) -> Response:
+        """Answer the last message of a conversation."""
+        serving.check_model(body.model)
+        chat = chat_of(body)
+        plan = await plan_chat(serving, chat)
+        formatter = MessageFormatter(serving.names[0], request.state.id, plan)
+        return await respond(serving, request, chat, [plan.prompt], plan.answer_requests, formatter)
+
+    return router
+
+
+class MessageFormatter(PartWriter):
+    """Formats an answer as a message with content blocks.
+
+    Args:
+        model: Name of the model.
+        id: Request id.
+        plan: Prompt, parameters and reader of the answer.
+    """
+
+    names_events = True
+
+    def __init__(self, model: str, id: str, plan: PlannedChat) -> None:
+        super().__init__()
+        self._model, self._id, self._plan = model, id, plan
+        self._reason = "stop"
+
+    def full(self, completions: Sequence[Completion], usage: Usage) -> MessageBody:
+        """Return the whole message."""
+        self.finish()
+        reason = self._plan.finish_reason(0, completions[0].finish_reason)
+        return self._body(
+            [self._block(part, part.text) for part in self.parts], _REASONS[reason], usage
+        )
+
+    def first(self, index: int, chunk: Chunk) -> list[ServerEvent]:
+        """Return the event that starts the message."""
+        body = self._body([], None, None)
+        return [event("message_start", message=body.model_dump())]
+
+    def read(self, index: int, chunk: Chunk) -> None:
+        """Add a chunk to the message."""
+        self.write(self._plan.answers[0].read(chunk))
+
+    def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
+        """Return the events with the parts of one step."""
+        written = self.write(self._plan.answers[0].read(chunk))
+        if chunk.completion is None:
+            return written
+        self._reason = self._plan.finish_reason(0, chunk.completion.finish_reason)
+        return written + self.finish()
+
+    def last(self, usage: Usage) -> list[ServerEvent]:
+        """Return the events that end the message."""
+        delta = {"stop_reason": _REASONS[self._reason], "stop_sequence": None}
+        return [
+            event("message_delta", delta=delta, usage=_usage(usage)),
+            event("message_stop"),
+        ]
+
+    def failure(self, error: ApiError) -> BaseModel:
+        """Return the event that ends a stream with an error."""
+        detail = error.body.error
+        return event("error", error={"type": detail.type, "message": detail.message})
+
+    def opened(self, part: Part) -> list[ServerEvent]:
+        """Return the event that starts a block."""
+        block = self._block(part, "")
+        return [event("content_block_start", index=part.index, content_block=block)]
+
+    def grown(self, part: Part, text: str) -> list[ServerEvent]:
+        """Return the event with the next text of a block."""
+        deltas: dict[str, dict[str, str]] = {
+            "reasoning": {"type": "thinking_delta", "thinking": text},
+            "text": {"type": "text_delta", "text": text},
+            "call": {"type": "input_json_delta", "partial_json": text},
+        }
+        return [event("content_block_delta", index=part.index, delta=deltas[part.kind])]
+
+    def closed(self, part: Part) -> list[ServerEvent]:
+        """Return the event that ends a block."""
+        return [event("content_block_stop", index=part.index)]
+
+    def _block(self, part: Part, text: str) -> dict[str, Any]:
+        if part.kind == "reasoning":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        if part.kind == "text":
+            return {"type": "text", "text": text}
+        return {
+            "type": "tool_use",
+            "id": f"toolu_{self._id}_{part.index}",
+            "name": part.name,
+            "input": _object(text),
+        }
+
+    def _body(
+        self, content: list[dict[str, Any]], reason: str | None, usage: Usage | None
+    ) -> MessageBody:
+        return MessageBody(
+            id=f"msg_{self._id}",
+            model=self._model,
+            content=content,
+            stop_reason=reason,
+            usage=_usage(usage, len(self._plan.prompt)),
+        )
+
+
+def _usage(usage: Usage | None, prompt_tokens: int = 0) -> dict[str, int]:
+    if usage is None:
+        return {"input_tokens": prompt_tokens, "output_tokens": 0}
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "cache_read_input_tokens": usage.prompt_tokens_details.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _object(text: str) -> Any:
+    """Return the object in JSON text; text that is no object is kept under one key."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"invalid_json": text}

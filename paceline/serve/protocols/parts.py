@@ -1,0 +1,125 @@
+"""Split the events of an answer into parts: reasoning, text and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from paceline.errors import ConfigError
+from paceline.parsing.events import (
+    AnswerEvent,
+    ArgumentsText,
+    CallStart,
+    ContentText,
+    ReasoningText,
+)
+from paceline.serve.requests import ChatRequest
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+class ServerEvent(BaseModel):
+    """Event of a stream, with its type and further fields."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str
+
+
+@dataclass(slots=True)
+class Part:
+    """Part of an answer.
+
+    Attributes:
+        index: Index of the part in the answer.
+        kind: Kind of the part.
+        name: Name of the function of a call.
+        text: Text of the part; the arguments of a call.
+    """
+
+    index: int
+    kind: Kind
+    name: str = ""
+    text: str = ""
+
+
+class PartWriter:
+    """Writes the events of parts, one after the other; protocols define the events.
+
+    Attributes:
+        parts: Parts so far; the last one may be open.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._is_open = False
+
+    def opened(self, part: Part) -> list[ServerEvent]:
+        """Return the events that open a part."""
+        raise NotImplementedError
+
+    def grown(self, part: Part, text: str) -> list[ServerEvent]:
+        """Return the events with the next text of a part."""
+        raise NotImplementedError
+
+    def closed(self, part: Part) -> list[ServerEvent]:
+        """Return the events that close a part."""
+        raise NotImplementedError
+
+    def write(self, events: Iterable[AnswerEvent]) -> list[ServerEvent]:
+        """Return the events of a protocol for what a step added."""
+        written: list[ServerEvent] = []
+        for event in events:
+            match event:
+                case CallStart(_, name):
+                    written += self._begin("call", name)
+                case ArgumentsText(_, text):
+                    written += self._grow(text)
+                case ContentText(text):
+                    written += self._continue("text") + self._grow(text)
+                case ReasoningText(text):
+                    written += self._continue("reasoning") + self._grow(text)
+        return written
+
+    def finish(self) -> list[ServerEvent]:
+        """Return the events that close the open part; an empty answer gets one of text."""
+        written = [] if self.parts else self._begin("text", "")
+        return written + self._close()
+
+    def _continue(self, kind: Kind) -> list[ServerEvent]:
+        is_same = self._is_open and self.parts[-1].kind == kind
+        return [] if is_same else self._begin(kind, "")
+
+    def _begin(self, kind: Kind, name: str) -> list[ServerEvent]:
+        written = self._close()
+        self.parts.append(Part(len(self.parts), kind, name))
+        self._is_open = True
+        return written + self.opened(self.parts[-1])
+
+    def _grow(self, text: str) -> list[ServerEvent]:
+        self.parts[-1].text += text
+        return self.grown(self.parts[-1], text)
+
+    def _close(self) -> list[ServerEvent]:
+        was_open, self._is_open = self._is_open, False
+        return self.closed(self.parts[-1]) if was_open else []
+
+
+def checked_chat(fields: Mapping[str, Any]) -> ChatRequest:
+    """Return the chat with these fields.
+
+    Raises:
+        ConfigError: A field is invalid.
+    """
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{first['loc'][0]}: {first['msg']}. Correct it.") from error
+
+
+def event(type: str, **fields: Any) -> ServerEvent:
+    """Return an event of a stream."""
+    return ServerEvent(type=type, **fields)
