@@ -1,24 +1,74 @@
-"""Write the list of tested architectures from the tests."""
+"""Write the tables of model types from the results of `scripts/survey_models.py`."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import re
+from collections import Counter
 
-from paceline.model.verified import VERIFIED
+from benchmark_data import load
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the tests are not installed
-from tests.support.tree_models import CHAINS  # noqa: E402
+_NAME = "model-survey"
+_OUTCOMES = {
+    "trees": "draft trees, one forward pass for a batch",
+    "chains": "chains, one request per forward pass",
+    "uncached": "exact; `generate` differs from decoding without a cache",
+    "refused": "refused",
+    "wrong": "answers differ",
+    "not built": "not tested",
+}
+_CLASS = re.compile(r"^\w+(?= (keeps|selects|cannot|has|is|runs|computes|needs)\b)")
 
 
-def architectures() -> str:
-    """Return the model types that the tests check, by how drafts are verified."""
-    chains = {model_type for model_type, _ in CHAINS.values()}
+def survey_counts() -> str:
+    """Return how many model types are exact, refused or not tested."""
+    content = load(_NAME)
+    counts = Counter(row["outcome"] for row in content["rows"])
+    lines = ["| result | model types |", "|---|---:|"]
+    lines += [f"| {words} | {counts[name]} |" for name, words in _OUTCOMES.items() if counts[name]]
+    lines.append(f"| all causal types of transformers | {len(content['rows'])} |")
+    versions = content["versions"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"transformers {versions['transformers']}, torch {versions['torch']}, float32.",
+        ]
+    )
+
+
+def survey_types() -> str:
+    """Return the exact model types, by how drafts are verified."""
     lines = []
-    for how, types in (
-        ("Draft trees, one forward pass for a batch", VERIFIED - chains),
-        ("Chains, one request per forward pass", VERIFIED & chains),
-    ):
-        lines.append(f"- {how}: {', '.join(f'`{name}`' for name in sorted(types))}.")
+    for outcome in ("trees", "chains", "uncached"):
+        names = [row["model_type"] for row in _rows(outcome)]
+        words = _OUTCOMES[outcome]
+        types = ", ".join(f"`{name}`" for name in names)
+        lines.append(f"- {words[0].upper()}{words[1:]}: {types}.")
     return "\n".join(lines)
+
+
+def survey_refused() -> str:
+    """Return the other model types with the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for outcome in ("refused", "wrong", "not built"):
+        for row in _rows(outcome):
+            by_reason.setdefault(_reason(row), []).append(row["model_type"])
+    lines = ["| model types | reason |", "|---|---|"]
+    for reason, names in sorted(by_reason.items(), key=lambda entry: (-len(entry[1]), entry[1])):
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {reason} |")
+    return "\n".join(lines)
+
+
+def _rows(outcome: str) -> list[dict[str, str]]:
+    return [row for row in load(_NAME)["rows"] if row["outcome"] == outcome]
+
+
+def _reason(row: dict[str, str]) -> str:
+    """Return a reason in a table cell: the first clause, without the class's name."""
+    if row["outcome"] == "not built":
+        return "Not tested: transformers builds no small model of this type."
+    if "logits of a draft" in row["reason"]:
+        return "Logits of a draft differ from those of plain forward passes."
+    reason = _CLASS.sub("It", row["reason"]).partition("; ")[0].partition(". Use ")[0]
+    reason = re.sub(r"(run a draft \w+): .*", r"\1", reason)
+    return f"{reason.replace('|', ' ').rstrip('.')}."

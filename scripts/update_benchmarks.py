@@ -27,7 +27,7 @@ from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
 from docs_command_line import command_line, overview
-from docs_models import architectures
+from docs_models import survey_counts, survey_refused, survey_types
 from docs_tables import EXACT, HEAD, INVARIANCE, SINGLE, WITH_DRAFT, generated, options_reference
 
 from paceline.bench.inside_vllm import KIND as VLLM
@@ -65,7 +65,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "commands-overview": overview,
     "drafter-options": options_reference,
-    "architectures": architectures,
+    "model-survey-counts": survey_counts,
+    "model-survey-types": survey_types,
+    "model-survey-refused": survey_refused,
     "gpu-cards": gpu.cards,
     "gpu-speed": gpu.speed,
     "gpu-exactness": gpu.exactness,
