@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,9 +36,16 @@ def find_rms_norms(
         eps, weight = _epsilon_of(module), _weight_of(module)
         if eps is None or weight is None or weight.dtype not in tolerances:
             continue
+        if not _takes_rows_only(module):  # such as norms with a gate
+            continue
         if takes_weight(weight) and _agrees(module, norm, weight, eps, tolerances[weight.dtype]):
             epsilons[module] = eps
     return epsilons
+
+
+def _takes_rows_only(module: nn.Module) -> bool:
+    """Return whether the forward method takes no argument but the rows."""
+    return len(inspect.signature(type(module).forward).parameters) == 2
 
 
 def _epsilon_of(module: nn.Module) -> float | None:
