@@ -72,6 +72,9 @@ class LLM(ChatFacade):
         cost_curve: Seconds per forward pass for each number of rows. The draft budget then cuts
             trees according to this curve. Default: measured times.
         draft_budget: Limits on verified draft nodes. Default: `DraftBudgetSettings()`.
+        unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache; default
+            True. With False, packed weights are used where they lie in the file, in bfloat16 on a
+            CPU. Answers are those of the converted model.
     Raises:
         ConfigError: An argument cannot be used.
         UnsupportedModelError: The model cannot be verified losslessly.
@@ -97,6 +100,7 @@ class LLM(ChatFacade):
         on_drafter_error: OnDrafterError = "raise",
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
+        unpack: bool = True,
     ) -> None:
         check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
         spec = drafter if isinstance(drafter, str) else None
@@ -106,9 +110,9 @@ class LLM(ChatFacade):
         from paceline.model.loading import eos_token_ids, load_model
         from paceline.model.tokenizer_loading import load_tokenizer
 
-        loaded = load_model(model, dtype, device)
+        loaded = load_model(model, dtype, device, unpack)
         tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
-        self.tokenizer, self._source = load_tokenizer(tokenizer, model), model
+        self.tokenizer, self._source = load_tokenizer(tokenizer, model, unpack), model
         self._media = MediaProcessor(loaded, model if processor is None else processor)
         make = Maker(draft_model, dtype, str(loaded.device))
         self._engine = Engine(

@@ -22,6 +22,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Snippets name a real model; the tests run them on the embedded one, offline.
 HUB_IDS = {"HuggingFaceTB/SmolLM2-135M-Instruct": str(demo.TARGET)}
 MULTIMODAL = "llava-hf/llava-1.5-7b-hf"  # in the tests, a tiny model of the same class
+GGUF_FILE = '"model.gguf"'  # a tiny one takes its place
 SNIPPETS = [
     pytest.param(code, id=f"{page.relative_to(ROOT).with_suffix('')}-{number}")
     for page in PAGES
@@ -38,9 +39,12 @@ def multimodal_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
-def test_snippet_runs(code: str, request: pytest.FixtureRequest) -> None:
+def test_snippet_runs(code: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if MULTIMODAL in code:
         code = code.replace(f'"{MULTIMODAL}"', repr(request.getfixturevalue("multimodal_folder")))
+    if GGUF_FILE in code:
+        writing = pytest.importorskip("tests.support.gguf")
+        code = code.replace(GGUF_FILE, repr(str(writing.write_gguf(tmp_path / "a.gguf", "Q8_0"))))
     for hub_id, path in HUB_IDS.items():
         code = code.replace(f'"{hub_id}"', repr(path))
     exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from paceline.backend.attention_metadata import AttentionMetadata
+    from paceline.backend.packed_weight import PackedWeight
 
 RowMover = Callable[[IntArray, IntArray, IntArray], None]
 """Copies cache positions within slots: slots [rows], source and target [rows, m].
@@ -50,6 +51,16 @@ class Backend(Protocol):
 
     def takes_weight(self, weight: Tensor) -> bool:
         """Return True if `linear` takes a weight [outer, inner]."""
+
+    def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
+        """Return rows of a packed weight as bfloat16 [n, inner].
+
+        Args:
+            weight: Packed weight [outer, inner].
+            row_ids: int64 [n]; None for all rows.
+        Raises:
+            IndexError: There is no such row.
+        """
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return weight * rows / sqrt(mean(rows ** 2) + eps), the mean over the last axis.

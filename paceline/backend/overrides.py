@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.backend.interface import Backend
-from paceline.backend.plain_tensors import PLAIN
+from paceline.backend.plain_tensors import MULTIPLIED, PLAIN
 
 
 class OverrideSettings(Protocol):
@@ -87,7 +87,7 @@ class LinearOverride(ForwardOverride):
         # A weight may have been replaced since, also by one of quantised numbers.
         if (
             self._min_numbers <= rows.numel() <= self._max_numbers
-            and type(weight) in PLAIN
+            and type(weight) in MULTIPLIED
             and type(rows) in PLAIN
             and (bias is None or type(bias) in PLAIN)
             and rows.dtype == weight.dtype

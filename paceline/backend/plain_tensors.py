@@ -10,8 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.backend.packed_weight import PackedWeight
+
 # Subclasses, such as quantised weights, may store their values in any layout.
 PLAIN = frozenset((Tensor, nn.Parameter))
+
+# Classes of the weights that backends multiply with.
+MULTIPLIED = PLAIN | {PackedWeight}
+
+
+def has_numbers(tensor: Any) -> bool:
+    """Return whether a weight is plain, or packed in blocks that we unpack."""
+    return type(tensor) is PackedWeight or is_plain(tensor)
 
 
 def is_plain(tensor: Any) -> bool:

@@ -24,7 +24,7 @@ from paceline.backend.overrides import (
     NormOverride,
     is_free,
 )
-from paceline.backend.plain_tensors import PLAIN, is_plain
+from paceline.backend.plain_tensors import MULTIPLIED, has_numbers, is_plain
 from paceline.backend.settings import MAX_HELPER_NUMBERS, MAX_HELPERS, MAX_ROWS, MIN_HEAD_RATIO
 from paceline.backend.torch_backend import TORCH
 
@@ -32,7 +32,7 @@ from paceline.backend.torch_backend import TORCH
 def is_plain_product(module: nn.Module) -> bool:
     """Return True if a product is what its class computes, of a plain weight and bias."""
     held = module._parameters
-    if type(held) is not dict or held.keys() != {"weight", "bias"} or not is_plain(held["weight"]):
+    if type(held) is not dict or held.keys() != {"weight", "bias"} or not has_numbers(held["weight"]):
         return False
     return (held["bias"] is None or is_plain(held["bias"])) and is_free(module)
 
@@ -140,7 +140,7 @@ class Products:
             self.modules
             and not self.fixed_rows
             and self.min_rows <= count <= self.max_rows
-            and type(weight) in PLAIN
+            and type(weight) in MULTIPLIED
             and rows.dtype == weight.dtype
             and self.backend.takes_weight(weight)
         ):

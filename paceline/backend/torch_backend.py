@@ -20,6 +20,8 @@ from paceline.core.tree import IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from paceline.backend.packed_weight import PackedWeight
+
 
 class TorchBackend:
     """Operations of torch, on any device; see `Backend`."""
@@ -31,6 +33,17 @@ class TorchBackend:
     def takes_weight(self, weight: Tensor) -> bool:
         """Return True: torch multiplies with any weight."""
         return True
+
+    def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
+        """Return rows of a packed weight as bfloat16 [n, inner], by the `gguf` package."""
+        from gguf import GGMLQuantizationType, quants  # an optional package
+
+        blocks = weight.blocks if weight.order is None else weight.blocks[weight.order]
+        blocks = blocks if row_ids is None else blocks[row_ids]
+        kind = GGMLQuantizationType[weight.block_format.name]
+        plain = {"F32": np.float32, "F16": np.float16}.get(weight.block_format.name, np.uint8)
+        numbers = quants.dequantize(blocks.numpy().view(plain), kind)
+        return torch.from_numpy(np.ascontiguousarray(numbers)).bfloat16()
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return weight * rows / sqrt(mean(rows ** 2) + eps), rounded as in transformers."""

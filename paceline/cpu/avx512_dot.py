@@ -62,7 +62,7 @@ class _Numbers(NamedTuple):
     sums: Any
 
 
-_INDEX = ir.IntType(64)
+INDEX = ir.IntType(64)
 _LANES = LINE // FLOAT_BYTES
 _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), _LANES), ir.VectorType(ir.IntType(32), _LANES)
 _CHUNK, _FOUR = (
@@ -137,7 +137,7 @@ def multiply_blocks(
 
     def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:
         for count in counts:
-            with builder.if_then(builder.icmp_signed("==", num_blocks, _constant(count))):
+            with builder.if_then(builder.icmp_signed("==", num_blocks, constant(count))):
                 _multiply(builder, count, outputs, kind, _DotOperands(*operands))
 
     return operation(types.void, (types.int64,) * 7, where_available(emit, kind=kind))
@@ -169,51 +169,54 @@ def _multiply(
     ]
     fetched = builder.add(weight, ahead)
     wanted = [
-        builder.trunc(builder.lshr(parts, _constant(part)), ir.IntType(1)) for part in range(PARTS)
+        builder.trunc(builder.lshr(parts, constant(part)), ir.IntType(1)) for part in range(PARTS)
     ]
-    num_lines = builder.udiv(row_bytes, _constant(LINE))
-    with cgutils.for_range(builder, num_lines, intp=_INDEX) as loop:
-        offset = builder.mul(loop.index, _constant(LINE))
-        lines = builder.add(fetched, _times(builder, offset, outputs))
+    num_lines = builder.udiv(row_bytes, constant(LINE))
+    with cgutils.for_range(builder, num_lines, intp=INDEX) as loop:
+        offset = builder.mul(loop.index, constant(LINE))
+        lines = builder.add(fetched, times(builder, offset, outputs))
         for line in range(0, outputs, outputs // PARTS):
             with builder.if_then(wanted[line * PARTS // outputs]):
                 for number in range(line, line + outputs // PARTS):
-                    fetch(builder, _plus(builder, lines, number * LINE), 2)
+                    fetch(builder, plus(builder, lines, number * LINE), 2)
         for chunk in range(0, LINE, CHUNK):
-            step = _plus(builder, offset, chunk)
+            step = plus(builder, offset, chunk)
             vectors = [
                 _load(builder, _at(builder, blocks, row_bytes, block, step, ROWS), kind)
                 for block in range(num_blocks)
             ]
             for output in range(outputs):
-                numbers = _repeat(builder, _at(builder, weight, row_bytes, output, step), kind)
+                numbers = repeat(builder, _at(builder, weight, row_bytes, output, step), kind)
                 for vector, block_sums in zip(vectors, sums, strict=True):
                     total = builder.load(block_sums[output])
-                    total = _add_products(builder, kind, total, vector, numbers)
+                    total = add_products(builder, kind, total, vector, numbers)
                     builder.store(total, block_sums[output])
     for block, block_sums in enumerate(sums):
         for first in range(0, outputs, _FOUR.count):
-            target = _plus(builder, out, block * ROWS * STRIDE + first * FLOAT_BYTES)
+            target = plus(builder, out, block * ROWS * STRIDE + first * FLOAT_BYTES)
             totals = [builder.load(total) for total in block_sums[first : first + _FOUR.count]]
             _store_totals(builder, target, totals)
 
 
-def _constant(number: int) -> Any:
-    return ir.Constant(_INDEX, number)
+def constant(number: int) -> Any:
+    """Return a 64-bit integer."""
+    return ir.Constant(INDEX, number)
 
 
-def _plus(builder: Any, address: Any, distance: int) -> Any:
-    return builder.add(address, _constant(distance))
+def plus(builder: Any, address: Any, distance: int) -> Any:
+    """Emit an address `distance` bytes further on."""
+    return builder.add(address, constant(distance))
 
 
-def _times(builder: Any, size: Any, number: int) -> Any:
-    return builder.mul(size, _constant(number))
+def times(builder: Any, size: Any, number: int) -> Any:
+    """Emit a size times a number."""
+    return builder.mul(size, constant(number))
 
 
 def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
     """Emit the address of the chunk at `offset` in a row or in a block of `rows`."""
     return builder.add(
-        base, _times(builder, builder.add(_times(builder, row_bytes, index), offset), rows)
+        base, times(builder, builder.add(times(builder, row_bytes, index), offset), rows)
     )
 
 
@@ -221,14 +224,15 @@ def _load(builder: Any, address: Any, kind: _Numbers) -> Any:
     return builder.load(pointer(builder, address, kind.vector), align=1)
 
 
-def _repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
+def repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
     """Emit the load of a chunk, repeated for each row of a block."""
     chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
     words = list(range(_CHUNK.count))
     return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), kind.vector)
 
 
-def _add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
+def add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
+    """Emit sums plus the products of two vectors, in the order above."""
     function = ir.FunctionType(kind.sums, [kind.sums, kind.vector, kind.vector])
     return builder.call(
         cgutils.get_or_insert_function(builder.module, function, kind.instruction),
@@ -242,16 +246,18 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
     A row has four lanes: l and l + 2 are added, then 0 and 1.
     """
     first, second, third, fourth = outputs
-    totals = _fold(builder, _fold(builder, first, second, 4), _fold(builder, third, fourth, 4), 2)
+    totals = fold_lanes(
+        builder, fold_lanes(builder, first, second, 4), fold_lanes(builder, third, fourth, 4), 2
+    )
     if totals.type == _WORDS:
         totals = builder.sitofp(totals, _FLOATS)
     for row in range(ROWS):
-        target = pointer(builder, _plus(builder, address, row * STRIDE), _FOUR)
+        target = pointer(builder, plus(builder, address, row * STRIDE), _FOUR)
         lanes = list(range(row, _LANES, ROWS))
         builder.store(pick(builder, totals, totals, lanes), target, align=4)
 
 
-def _fold(builder: Any, first: Any, second: Any, size: int) -> Any:
+def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
     """Emit the sums of both halves of each group of `size` lanes, as one vector."""
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from paceline.backend.attention_metadata import AttentionMetadata
 from paceline.backend.interface import RowMover, ScoreOptions
 from paceline.backend.norm_modules import find_rms_norms
+from paceline.backend.packed_weight import PackedWeight
 from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.products import Products
 from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
@@ -23,6 +24,7 @@ from paceline.cpu.linear.dispatch import product
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
 from paceline.cpu.linear.norms import NORM_TOLERANCES, rms_norm, takes_norm
 from paceline.cpu.memory import KINDS
+from paceline.cpu.packed.product import packed_product, unpack_rows
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TEAM
 from paceline.cpu.topk import argmax, entropies, topk
@@ -45,6 +47,8 @@ class CpuBackend(TorchBackend):
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias."""
+        if isinstance(weight, PackedWeight):
+            return packed_product(rows, weight, bias)
         if rows.numel() <= self.max_int8_rows * rows.shape[-1]:
             stored = self._int8_weights.get(id(weight))
             if stored is None:
@@ -55,8 +59,8 @@ class CpuBackend(TorchBackend):
         return product(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return True for a plain contiguous weight whose sizes are multiples of 8."""
-        return (
+        """Return True for packed weights, and contiguous ones of suitable sizes."""
+        return isinstance(weight, PackedWeight) or (
             type(weight) in PLAIN
             and weight.device.type == "cpu"
             and weight.dtype in KINDS
@@ -64,6 +68,8 @@ class CpuBackend(TorchBackend):
             and weight.shape[0] % WIDTH == 0
             and weight.shape[1] % WIDTH == 0
         )
+
+    unpack = staticmethod(unpack_rows)
 
     rms_norm = staticmethod(rms_norm)
 

@@ -47,17 +47,17 @@ def _weigh(builder: Any, numbers: Any, steps: Any, largest: Any) -> Any:
         ]
         for weight in weights:
             builder.store(builder.fadd(builder.load(total), weight), total)
-        rounded = _round(builder, *weights)
+        rounded = round_pair(builder, *weights)
         rests = [
             builder.fsub(weight, _widen(builder, rounded, half))
             for half, weight in enumerate(weights)
         ]
         _store(builder, first, rounded)
-        _store(builder, second, _round(builder, *rests))
+        _store(builder, second, round_pair(builder, *rests))
     return total_of(builder, builder.load(total))
 
 
-def _round(builder: Any, first: Any, second: Any) -> Any:
+def round_pair(builder: Any, first: Any, second: Any) -> Any:
     """Emit the rounding of 32 float32 numbers to bfloat16."""
     kind = ir.FunctionType(_PAIRS, [_NUMBERS] * 2)
     called = cgutils.get_or_insert_function(

@@ -31,6 +31,11 @@ OUTPUTS_AHEAD = 16
 # Blocks of four int8 rows that fill the L1 and L2 caches.
 MAX_INT8_BLOCKS = 1 << 5
 
+# Products with packed weights. A section of the blocks of some outputs is unpacked at a time,
+# into 16 KiB of the L1 cache. Its 8 parts of 32 numbers are the largest block.
+PARTS_PER_SECTION = 8
+PACKED_OUTPUTS = 32
+
 # Matrix products by AMX, tuned on an Intel Xeon with AMX
 
 # Maximum number of blocks of 16 rows that are multiplied with 16 outputs at a time. The kernel

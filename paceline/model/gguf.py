@@ -13,13 +13,19 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+)
 
 from paceline.errors import ConfigError
 from paceline.util import cache
 
 SUFFIX = ".gguf"
 _KIND = "gguf-v1"  # increase the number when the written files change
+MAX_HEADER_BYTES = 1 << 26  # of a file whose header is read
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -47,7 +53,7 @@ def unpacked(file: str | Path) -> Path:
             _KIND,
             path,
             lambda folder: _convert(path, folder),
-            lambda: _say(f"another process converts {path}"),
+            lambda: say(f"another process converts {path}"),
         )
     except OSError as error:
         raise ConfigError(
@@ -57,35 +63,32 @@ def unpacked(file: str | Path) -> Path:
 
 def _convert(path: Path, folder: Path) -> dict[str, Any]:
     """Write the model and tokenizer into `folder`; return the card for the cache."""
-    packages = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if packages:
-        raise ConfigError(
-            f"model {str(path)!r}: reading a GGUF file needs {' and '.join(packages)}."
-            f" Run: pip install {' '.join(packages)}, or install paceline[gguf]."
-        )
-    metadata = _metadata(path)
+    require_packages(path)
+    metadata = read_metadata(path)
+    if metadata.get("split.count", 1) > 1:
+        raise refused(path, f"one of {metadata['split.count']} parts")
     start = time.perf_counter()
-    _say(
+    say(
         f"converting {path.name} ({path.stat().st_size / 1e6:.0f} MB), once, into {cache.root()}"
         " ..."
     )
     try:
-        with _quiet():
+        with quiet():
             model = _model(path, metadata)
-            tokenizer = _tokenizer(path, metadata)
+            tokenizer = read_tokenizer(path, metadata)
     except Exception as error:  # the readers raise many types for a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise _refused(
+        raise refused(
             path, f"one that transformers {transformers.__version__} cannot unpack ({reason})"
         ) from error
     try:
-        with _quiet():
+        with quiet():
             model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
     except Exception as error:  # safetensors raises its own type if the disk is full
         raise OSError(f"cannot write {folder}: {error}") from error
-    _say(f"converted {path.name} in {time.perf_counter() - start:.0f} s")
+    say(f"converted {path.name} in {time.perf_counter() - start:.0f} s")
     return {
         "architecture": metadata["general.architecture"],
         "dtype": "bfloat16",
@@ -95,16 +98,26 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def _metadata(path: Path) -> dict[str, Any]:
+def require_packages(path: Path) -> None:
+    """Raise if the packages that read GGUF files are not installed."""
+    packages = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if packages:
+        raise ConfigError(
+            f"model {str(path)!r}: reading a GGUF file needs {' and '.join(packages)}."
+            f" Run: pip install {' '.join(packages)}, or install paceline[gguf]."
+        )
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata from the header, after checking that the file is complete."""
     from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
     try:
         metadata: dict[str, Any] = read_gguf_metadata(str(path))[0]
     except (struct.error, IndexError, OverflowError, MemoryError, UnicodeDecodeError) as error:
-        raise _refused(path, "one whose header is cut off or damaged") from error
+        raise refused(path, "one whose header is cut off or damaged") from error
     except ValueError as error:
-        raise _refused(path, f"something else ({error})") from error
+        raise refused(path, f"something else ({error})") from error
     try:
         header = GgufHeader.from_file(str(path))
     except ValueError:
@@ -113,9 +126,7 @@ def _metadata(path: Path) -> dict[str, Any]:
         (tensor.offset + tensor.nbytes for tensor in header.tensors), default=0
     )
     if end > path.stat().st_size:
-        raise _refused(path, f"{path.stat().st_size} of its {end} bytes: the file is truncated")
-    if metadata.get("split.count", 1) > 1:
-        raise _refused(path, f"one of {metadata['split.count']} parts")
+        raise refused(path, f"{path.stat().st_size} of its {end} bytes: the file is truncated")
     return metadata
 
 
@@ -132,6 +143,12 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
     )
     if loading["missing_keys"]:  # transformers would fill these weights with random values
         raise ValueError(f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}")
+    set_end_ids(model, metadata)
+    return model
+
+
+def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:
+    """Set the end-of-sequence ids of a model to those of its file."""
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
     if isinstance(known, list):  # for some architectures, transformers knows more ids than the file
@@ -140,10 +157,9 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
     first = unique[0] if len(unique) == 1 else unique or None
     model.config.eos_token_id = model.generation_config.eos_token_id = first
     model.generation_config._from_model_config = False
-    return model
 
 
-def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
+def read_tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
     """Return the tokenizer with its chat template, or None if the file has none."""
     if "tokenizer.ggml.tokens" not in metadata:
         return None
@@ -156,19 +172,21 @@ def _tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def _refused(path: Path, content: str) -> ConfigError:
+def refused(path: Path, content: str) -> ConfigError:
+    """Return the error about a file with other content than a model."""
     return ConfigError(
         f"model {str(path)!r}: got {content}; expected a whole GGUF file of a decoder that"
         " transformers can unpack. Fetch it again, or use the original model."
     )
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print progress to standard error."""
     print(f"paceline: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress transformers' progress bars and notes inside the context."""
     logging = transformers.logging
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()

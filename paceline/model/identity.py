@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.backend.packed_weight import PackedWeight
 from paceline.backend.plain_tensors import is_plain
 from paceline.errors import UnsupportedModelError
 from paceline.model.per_layer import value_of
@@ -40,6 +41,9 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
     digest = hashlib.sha256(json.dumps([value_of(config, name) for name in _SIZES]).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        if type(parameter) is PackedWeight:
+            digest.update(_bits(_entries(parameter)))
+            continue
         if not is_plain(parameter):  # a quantised class may not give access to individual values
             digest.update(type(parameter).__qualname__.encode())
             continue
@@ -47,8 +51,21 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
         sample = flat[:: max(1, len(flat) // FINGERPRINT_SAMPLES)][:FINGERPRINT_SAMPLES].to(
             "cpu", torch.bfloat16
         )
-        digest.update(sample.view(torch.int16).numpy().tobytes())
+        digest.update(_bits(sample))
     return digest.hexdigest(), int(config.hidden_size)
+
+
+def _bits(sample: Tensor) -> bytes:
+    return sample.view(torch.int16).numpy().tobytes()
+
+
+def _entries(weight: PackedWeight) -> Tensor:
+    """Return the entries of a packed weight that a fingerprint samples."""
+    step = max(1, weight.numel() // FINGERPRINT_SAMPLES)
+    indices = torch.arange(0, weight.numel(), step)[:FINGERPRINT_SAMPLES]
+    inner = weight.shape[1]
+    rows = weight.unpacked(indices // inner)
+    return rows.gather(1, (indices % inner)[:, None])[:, 0].contiguous()
 
 
 @dataclass(frozen=True, slots=True)

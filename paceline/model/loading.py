@@ -32,7 +32,7 @@ from paceline.model.model_view import ModelView
 from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens, read_kept
 from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS, MAX_NAMED_WEIGHTS
-from paceline.model.sources import checkpoint_source, missing_source
+from paceline.model.sources import checkpoint_source, missing_source, packed_source
 
 _LOADERS = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
@@ -46,6 +46,7 @@ def load_model(
     model: str | Path | PreTrainedModel,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
+    unpack: bool = True,
 ) -> PreTrainedModel:
     """Return a model in eval mode. A loaded model keeps its dtype and device.
 
@@ -54,6 +55,8 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the dtype of the
             checkpoint.
         device: Torch device; "auto" selects a GPU if one is available.
+        unpack: Whether a GGUF file is converted to a checkpoint. False: the model uses the weights
+            in the file; it then runs in bfloat16 on a CPU.
     Raises:
         ConfigError: There is nothing to load, the checkpoint is damaged or does not match its
             configuration, or the dtype or device is unknown.
@@ -70,6 +73,11 @@ def load_model(
     reason = missing_source(model)
     if reason:
         raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
+    packed = None if unpack else packed_source(model)
+    if packed is not None and device == "cpu" and torch_dtype in (None, torch.bfloat16):
+        from paceline.model.packed_model import load_packed  # an optional package
+
+        return load_packed(packed)
     source = checkpoint_source(model)
     loaded: Any
     try:

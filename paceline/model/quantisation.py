@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.overrides import is_free
-from paceline.backend.plain_tensors import is_plain
+from paceline.backend.plain_tensors import has_numbers
 
 _NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
 # Packages whose modules treat every row alone, or as the architecture says. The quantised modules
@@ -60,7 +60,7 @@ def _foreign(module: nn.Module) -> str:
         for name, tensor in held.items():
             if tensor is None or tensor.is_meta:
                 continue
-            if not is_plain(tensor):
+            if not has_numbers(tensor):
                 return f"{name} is a {_name_of(tensor)}"
             is_weight = held is module._parameters or not module._modules
             if is_weight and tensor.dim() > 1 and _is_packed(tensor.dtype):

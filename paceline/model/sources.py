@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.model import gguf
+from paceline.model import gguf, gguf_header
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -24,6 +24,25 @@ def missing_source(source: str | Path) -> str:
     ):
         return ""
     return f"there is no such {'file' if is_file else 'folder'}. Check the path."
+
+
+def packed_source(source: str | Path | PreTrainedModel) -> Path | None:
+    """Return the GGUF file of a model; None if it is stored in another way."""
+    path = demo.target_of(source) if isinstance(source, str) else source
+    return Path(path) if isinstance(path, str | Path) and gguf.is_gguf(path) else None
+
+
+def tokenizer_source(source: str | Path | PreTrainedModel, unpack: bool) -> str:
+    """Return the directory or hub id with a model's tokenizer.
+
+    Args:
+        source: As in `checkpoint_source`.
+        unpack: Whether a GGUF file is converted. False: only its header is read.
+    """
+    packed = None if unpack else packed_source(source)
+    if packed is None:
+        return checkpoint_source(source)
+    return str(gguf_header.described(gguf_header.files_of(packed)))
 
 
 def checkpoint_source(source: str | Path | PreTrainedModel) -> str:

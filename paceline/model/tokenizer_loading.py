@@ -8,23 +8,24 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedModel
 
 from paceline.errors import ConfigError
-from paceline.model.sources import checkpoint_source, missing_source
+from paceline.model.sources import missing_source, tokenizer_source
 
 
-def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
+def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: bool = True) -> Any:
     """Return the given tokenizer, or the tokenizer in the model's folder.
 
     Args:
         tokenizer: Directory, hub id or tokenizer object; None means the tokenizer of the model.
         model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model has no
             tokenizer.
+        unpack: Whether a GGUF model is converted, as in `load_model`.
     Returns:
         The tokenizer, or None if the model has none that can be read.
     Raises:
         ConfigError: The named tokenizer cannot be read.
     """
     if tokenizer is None:
-        return None if isinstance(model, PreTrainedModel) else _read_tokenizer(model)[0]
+        return None if isinstance(model, PreTrainedModel) else _read_tokenizer(model, unpack)[0]
     if not isinstance(tokenizer, str | Path):
         if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
             raise ConfigError(
@@ -32,7 +33,7 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel) -> Any:
                 " tokenizer of transformers."
             )
         return tokenizer
-    loaded, error = _read_tokenizer(tokenizer)
+    loaded, error = _read_tokenizer(tokenizer, unpack)
     if loaded is None:
         raise ConfigError(f"cannot load a tokenizer from {str(tokenizer)!r}: {error}")
     return loaded
@@ -51,12 +52,12 @@ def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
     return error and f" The tokenizer in the model's folder cannot be read: {error}"
 
 
-def _read_tokenizer(source: str | Path) -> tuple[Any, str]:
+def _read_tokenizer(source: str | Path, unpack: bool = True) -> tuple[Any, str]:
     """Return a tokenizer or None, and the reason it cannot be read ("" = no error)."""
     missing = missing_source(source)
     if missing:
         return None, missing
     try:
-        return AutoTokenizer.from_pretrained(checkpoint_source(source)), ""
+        return AutoTokenizer.from_pretrained(tokenizer_source(source, unpack)), ""
     except Exception as error:  # the libraries raise many error types for damaged files
         return None, " ".join(str(error).split()) or type(error).__name__

@@ -61,7 +61,7 @@ SHAPES = [(1, 32, 16), (5, 96, 48), (16, 64, 144), (17, 128, 64), (40, 1536, 80)
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Return a function that makes `product` use a kernel on any processor."""
-    return lambda kernel: monkeypatch.setattr(dispatch, "_kernel", lambda *_: kernel)
+    return lambda kernel: monkeypatch.setattr(dispatch, "kernel_of", lambda *_: kernel)
 
 
 def check_bits(

@@ -174,13 +174,17 @@ def main() -> None:
 
     from paceline.cpu.linear import dispatch
     from paceline.cpu.linear.tiled import multiply_tiled
+    from paceline.cpu.packed import product
+    from tests.cpu.test_packed_products import check_packed_product
     from tests.cpu.test_product_order import SHAPES, check_bits, tiled_sums
 
     # the emulated tiles are there once, those of a processor once for each thread
     torch.set_num_threads(1)
-    dispatch._kernel = lambda *_: multiply_tiled
+    dispatch.kernel_of = vars(product)["kernel_of"] = lambda *_: multiply_tiled
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)
+    for name in ("Q4_1", "Q6_K"):
+        check_packed_product(name)
 
     from tests.attention import test_by_position, test_tiled
 

@@ -34,6 +34,11 @@ class ProductCall:
     inner: int  # Number of inputs, a multiple of 8 or of the kernel's `INNER`.
     outer: int  # Number of outputs, a multiple of 8 or of the kernel's `OUTER`.
     taken: int  # Tasks that threads have taken; 0 at first.
+    # Of a packed weight, whose blocks are at `weight`; otherwise 0.
+    unpack: int  # Address of the function that unpacks blocks.
+    blocks_row_bytes: int  # Bytes of a row.
+    section_bytes: int  # Bytes of a section.
+    order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
 
 
 PRODUCT_CALL = record_dtype(ProductCall)
@@ -45,6 +50,7 @@ def run_product(
     addresses: tuple[int, int, int, int],
     kinds: tuple[int, int],
     sizes: tuple[int, int, int],
+    packing: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> None:
     """Run a product kernel on one call, with the helpers that its size is worth.
 
@@ -53,6 +59,7 @@ def run_product(
         addresses: Addresses of rows, weight, bias (or 0) and out.
         kinds: Number formats of the operands and of the result.
         sizes: Number of rows, of inputs and of outputs.
+        packing: Last four fields of `ProductCall`; default: the weight is not packed.
     """
     count, inner, outer = sizes
     multiply_adds = count * inner * outer
@@ -61,7 +68,7 @@ def run_product(
         helpers = min(
             torch.get_num_threads() - 1, multiply_adds // MULTIPLY_ADDS_PER_PRODUCT_HELPER
         )
-    job.run((*addresses, *kinds, *sizes, 0), helpers, outer <= TASK)
+    job.run((*addresses, *kinds, *sizes, 0, *packing), helpers, outer <= TASK)
 
 
 @compiled

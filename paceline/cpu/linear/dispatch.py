@@ -36,11 +36,11 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out.data_ptr(),
     )
     kinds, sizes = (KINDS[dtype], KINDS[out.dtype]), (count, inner, outer)
-    run_product(_kernel(dtype, inner, outer), addresses, kinds, sizes)
+    run_product(kernel_of(dtype, inner, outer), addresses, kinds, sizes)
     return out if out.dtype == dtype else out.to(dtype)
 
 
-def _kernel(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
+def kernel_of(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
     """Return the kernel of a shape.
 
     The choice depends on nothing else, since the sums of the kernels have different orders.

@@ -23,6 +23,7 @@ from paceline.cpu.linear.call import (
     take_task,
     write_out,
 )
+from paceline.cpu.linear.unpack_call import UNPACK_CALL, describe, unpack_task
 from paceline.cpu.memory import (
     BFLOAT16,
     FLOAT32,
@@ -54,15 +55,22 @@ def _multiply(call_address: int) -> int:
     wide = np.empty(0 if kind == FLOAT32 else count * inner, dtype=np.float32)
     if kind != FLOAT32:
         load_row(kind, call.rows, address(wide), count * inner)
+    numbers = np.empty(TASK * inner // 2 if call.unpack else 0, dtype=np.float32)
+    unpacking = np.empty(1, dtype=UNPACK_CALL)
+    describe(call, unpacking[0])
     num_done = 0
     while first < outer:
         width = min(TASK, outer - first)
+        weight = call.weight
+        if call.unpack:
+            target = address(numbers)
+            weight = unpack_task(call, unpacking[0], address(unpacking), first, width, target)
         # Numba frees an array after its last use: read its address inside the loop.
         rows = call.rows if kind == FLOAT32 else address(wide)
         if few:
-            _multiply_few(call, rows, address(sums), address(scratch), first, width)
+            _multiply_few(call, weight, rows, address(sums), address(scratch), first, width)
         else:
-            _multiply_many(call, rows, address(sums), address(scratch), first, width, block)
+            _multiply_many(call, weight, rows, address(sums), address(scratch), first, width, block)
         write_out(call, address(sums), 0, count, first, width)
         num_done += 1
         first = take_task(call_address)
@@ -74,13 +82,16 @@ multiply = TeamJob(_multiply, PRODUCT_CALL)
 
 @inlined
 def _multiply_few(
-    call: ProductCall, rows: int, sums: int, scratch: int, first: int, width: int
+    call: ProductCall, base: int, rows: int, sums: int, scratch: int, first: int, width: int
 ) -> None:
-    """Multiply all rows with four outputs at a time, and prefetch the next four."""
+    """Multiply all rows with four outputs at a time, and prefetch the next four.
+
+    `base` is the address of the weights of output 0, if they all were in memory.
+    """
     kind, count, inner = call.kind, call.count, call.inner
     stride = inner * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)
     for output in range(first, first + width, OUTPUTS):
-        weight, target = call.weight + output * stride, sums + (output - first) * FLOAT_BYTES
+        weight, target = base + output * stride, sums + (output - first) * FLOAT_BYTES
         ahead = OUTPUTS * stride if output + OUTPUTS < call.outer else 0
         if kind == FLOAT32:
             _multiply_rows(rows, weight, target, count, inner, ahead)
@@ -96,15 +107,22 @@ def _multiply_few(
 
 @inlined
 def _multiply_many(
-    call: ProductCall, rows: int, sums: int, scratch: int, first: int, width: int, block: int
+    call: ProductCall,
+    base: int,
+    rows: int,
+    sums: int,
+    scratch: int,
+    first: int,
+    width: int,
+    block: int,
 ) -> None:
     """Multiply an L1-sized block of rows by the weights of all outputs in a task."""
     count, inner = call.count, call.inner
     row_bytes = inner * FLOAT_BYTES
-    source = call.weight + first * row_bytes
+    source = base + first * row_bytes
     if call.kind != FLOAT32:
         source = scratch
-        load_row(call.kind, call.weight + first * inner * HALF_BYTES, scratch, width * inner)
+        load_row(call.kind, base + first * inner * HALF_BYTES, scratch, width * inner)
     for row in range(0, count, block):
         block_rows, height = rows + row * row_bytes, min(block, count - row)
         for output in range(0, width, OUTPUTS):

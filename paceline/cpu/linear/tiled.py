@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.cpu import amx, simd_f32x8
 from paceline.cpu.linear.call import PRODUCT_CALL, TASK, ProductCall, read_call, take_task
+from paceline.cpu.linear.unpack_call import UNPACK_CALL, describe, unpack_task
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address, aligned, clear, copy
 from paceline.cpu.row_blocks import even_share
 from paceline.cpu.settings import (
@@ -61,18 +62,30 @@ def _multiply(call_address: int) -> int:
     )
     _pack(call.rows, aligned(memory) + _MAX_TILES * amx.TILE, count, inner, blocks)
     amx.configure(address(_CONFIGURATION))
+    numbers = np.empty(
+        (TASK * inner * HALF_BYTES + amx.ROW) // FLOAT_BYTES if call.unpack else amx.ROW,
+        dtype=np.float32,
+    )
+    unpacking = np.empty(1, dtype=UNPACK_CALL)
+    describe(call, unpacking[0])
     num_done = 0
     while first < outer:
         # Numba frees an array after its last use: read its address inside the loop.
         sums = aligned(memory)
         packed = sums + _MAX_TILES * amx.TILE
         last = min(first + TASK, outer)
+        weight = call.weight
+        if call.unpack:
+            target = aligned(numbers)
+            weight = unpack_task(
+                call, unpacking[0], address(unpacking), first, last - first, target
+            )
         if 2 < blocks <= MAX_TALL_BLOCKS:
             for output in range(first, last, OUTER):
-                _multiply_tall(call, packed, sums, blocks, output)
+                _multiply_tall(call, weight, packed, sums, blocks, output)
         else:
             for output in range(first, last, _SQUARE):
-                _multiply_wide(call, packed, sums, blocks, output)
+                _multiply_wide(call, weight, packed, sums, blocks, output)
         num_done += 1
         first = take_task(call_address)
     amx.release()
@@ -103,8 +116,12 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
 
 
 @inlined
-def _multiply_tall(call: ProductCall, rows: int, sums: int, blocks: int, output: int) -> None:
+def _multiply_tall(
+    call: ProductCall, weight: int, rows: int, sums: int, blocks: int, output: int
+) -> None:
     """Multiply all rows with 16 outputs, in groups of up to 64 rows of similar size.
+
+    `weight` is the address of the weights of output 0, if they all were in memory.
 
     Each group prefetches its share of the weights ahead. If the first group prefetched all, it
     would wait for memory, and memory would be idle during the others.
@@ -116,41 +133,44 @@ def _multiply_tall(call: ProductCall, rows: int, sums: int, blocks: int, output:
         left = groups - group
         size = even_share(blocks - done, left)
         last = fetched + even_share(PREFETCH_STREAMS - fetched, left)
-        _multiply_column(call, rows + done * block_bytes, sums, size, output, fetched, last)
+        source, outputs = rows + done * block_bytes, weight + output * call.inner * HALF_BYTES
+        _multiply_column(source, outputs, sums, call.inner, size, fetched, last)
         for block in range(size):
             _write_tile(call, sums + block * amx.TILE, (done + block) * amx.SIDE, output)
         done, fetched = done + size, last
 
 
 @inlined
-def _multiply_wide(call: ProductCall, rows: int, sums: int, blocks: int, output: int) -> None:
+def _multiply_wide(
+    call: ProductCall, weight: int, rows: int, sums: int, blocks: int, output: int
+) -> None:
     """Multiply all rows with 32 outputs, 32 rows at a time."""
     row_bytes = call.inner * HALF_BYTES
-    weight, width = call.weight + output * row_bytes, min(_SQUARE, call.outer - output)
+    outputs, width = weight + output * row_bytes, min(_SQUARE, call.outer - output)
     fetched = 0 if output + 2 * _SQUARE <= call.outer else PREFETCH_STREAMS
     for block in range(0, blocks, 2):
         source = rows + block * amx.SIDE * row_bytes
         last = fetched + even_share(PREFETCH_STREAMS - fetched, even_share(blocks - block, 2))
         if block + 1 < blocks:
-            _multiply_square(source, weight, sums, call.inner, width, fetched, last, True)
+            _multiply_square(source, outputs, sums, call.inner, width, fetched, last, True)
             _write_square(call, sums, block * amx.SIDE, output, width, _MAX_TILES)
         else:
-            _multiply_square(source, weight, sums, call.inner, width, fetched, last, False)
+            _multiply_square(source, outputs, sums, call.inner, width, fetched, last, False)
             _write_square(call, sums, block * amx.SIDE, output, width, _MAX_TILES // 2)
         fetched = last
 
 
 @inlined
 def _multiply_column(
-    call: ProductCall, rows: int, sums: int, blocks: int, output: int, fetched: int, last: int
+    rows: int, weight: int, sums: int, inner: int, blocks: int, fetched: int, last: int
 ) -> None:
     """Multiply two to four blocks of 16 rows with 16 outputs, and store four tiles."""
-    row_bytes = call.inner * HALF_BYTES
-    weight, block_bytes = call.weight + output * row_bytes, OUTER * row_bytes
+    row_bytes = inner * HALF_BYTES
+    block_bytes = OUTER * row_bytes
     # Without a third block, the first stands in; nobody reads its sums.
     third = rows + (2 * block_bytes if blocks > 2 else 0)
     _clear0(), _clear1(), _clear2(), _clear3()
-    for step in range(call.inner // INNER):
+    for step in range(inner // INNER):
         ahead = weight + TILE_ROWS_AHEAD * block_bytes
         _fetch(ahead, block_bytes, step, amx.TILE, fetched, last)
         offset = step * amx.TILE

@@ -1,0 +1,54 @@
+"""Describe the block formats of packed weights, as GGUF files store them.
+
+A row of a weight is a sequence of blocks. A block holds some numbers, as small integers, and the
+scales that turn the integers into numbers. The layouts are those of ggml (`ggml-common.h`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class BlockFormat(NamedTuple):
+    """Sizes of a block format.
+
+    Attributes:
+        name: Name in ggml, such as "Q4_K".
+        type_id: Number of the format in a GGUF file.
+        numbers: Numbers per block.
+        bytes: Bytes per block.
+    """
+
+    name: str
+    type_id: int
+    numbers: int
+    bytes: int
+
+    def row_bytes(self, inner: int) -> int:
+        """Return the bytes of a row of `inner` numbers, a multiple of `numbers`."""
+        return inner // self.numbers * self.bytes
+
+
+F32, F16, BF16 = (
+    BlockFormat("F32", 0, 1, 4),
+    BlockFormat("F16", 1, 1, 2),
+    BlockFormat("BF16", 30, 1, 2),
+)
+BLOCK_FORMATS = {
+    block_format.type_id: block_format
+    for block_format in (
+        F32,
+        F16,
+        BlockFormat("Q4_0", 2, 32, 18),
+        BlockFormat("Q4_1", 3, 32, 20),
+        BlockFormat("Q5_0", 6, 32, 22),
+        BlockFormat("Q5_1", 7, 32, 24),
+        BlockFormat("Q8_0", 8, 32, 34),
+        BlockFormat("Q4_K", 12, 256, 144),
+        BlockFormat("Q5_K", 13, 256, 176),
+        BlockFormat("Q6_K", 14, 256, 210),
+        BlockFormat("IQ4_NL", 20, 32, 18),
+        BlockFormat("IQ4_XS", 23, 256, 136),
+        BF16,
+    )
+}

@@ -1,0 +1,64 @@
+"""Describe blocks of a packed weight to the functions that unpack them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+from paceline.cpu.linear.call import ProductCall
+from paceline.cpu.memory import HALF_BYTES
+from paceline.cpu.thread_team import call as call_function
+from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype
+
+PART = 32  # numbers of a part, the unit in which blocks are unpacked
+PART_BYTES = PART * HALF_BYTES
+
+
+class UnpackCall:
+    """Describe the blocks to unpack, and where the bfloat16 numbers go."""
+
+    source: int  # Address of the first block to unpack in row 0 of the file.
+    row_bytes: int  # Bytes of a row in the file.
+    order: int  # Address of the row in the file of each row, int64; 0 if they are in order.
+    first: int  # First row.
+    count: int  # Number of rows; of quads, a multiple of four.
+    num_parts: int  # Parts of each row.
+    target: int  # Address of the numbers, without gaps.
+    ahead: int  # Distance from the blocks to those to prefetch meanwhile; 0 prefetches none.
+
+
+UNPACK_CALL = record_dtype(UnpackCall)
+
+
+@compiled
+def read_unpack_call(address: int) -> Any:
+    """Return the `UnpackCall` at an address."""
+    return numba.carray(as_pointer(address), 1, UNPACK_CALL)[0]
+
+
+@inlined
+def describe(call: ProductCall, unpacking: UnpackCall) -> None:
+    """Set the fields that all parts of a product's weight share."""
+    unpacking.row_bytes, unpacking.order = call.blocks_row_bytes, call.order
+    unpacking.source, unpacking.ahead = call.weight, 0
+
+
+@inlined
+def unpack_task(
+    call: ProductCall, unpacking: UnpackCall, address: int, first: int, count: int, target: int
+) -> int:
+    """Unpack a task's weights; return where output 0 would be.
+
+    Args:
+        call: The product.
+        unpacking: Record that `describe` filled.
+        address: Address of `unpacking`.
+        first: First output.
+        count: Number of outputs.
+        target: Address for the numbers, bfloat16 [count, inner].
+    """
+    unpacking.first, unpacking.count = first, count
+    unpacking.num_parts, unpacking.target = call.inner // PART, target
+    call_function(call.unpack, address)
+    return target - first * call.inner * HALF_BYTES

@@ -1,0 +1,1 @@
+"""Unpack the blocks of packed weights, and multiply with them."""

@@ -1,0 +1,83 @@
+"""Multiply rows with a packed weight, and unpack its rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.backend.packed_weight import PackedWeight
+from paceline.cpu.linear.call import run_product
+from paceline.cpu.linear.dispatch import kernel_of
+from paceline.cpu.linear.dotted import multiply_dotted
+from paceline.cpu.linear.unpack_call import PART
+from paceline.cpu.memory import BFLOAT16
+from paceline.cpu.packed import unpacking
+from paceline.cpu.packed.dotted import multiply_packed
+from paceline.cpu.settings import PARTS_PER_SECTION
+
+
+def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """Return rows @ weight.T + bias, with the bits of the unpacked weight.
+
+    Args:
+        rows: bfloat16 [..., inner] on the CPU.
+        weight: Packed weight [outer, inner]. Both sizes are multiples of 8.
+        bias: Tensor [outer], or None.
+    """
+    outer, inner = weight.shape
+    rows, kernel = rows.contiguous(), kernel_of(torch.bfloat16, inner, outer)
+    block_format, order = weight.block_format, weight.order
+    out = torch.empty(*rows.shape[:-1], outer, dtype=torch.bfloat16)
+    float_bias = None if bias is None else bias.to(torch.float32).contiguous()
+    by_quads = kernel is multiply_dotted
+    unpack = unpacking.quad_job if by_quads else unpacking.row_job
+    run_product(
+        multiply_packed if by_quads else kernel,
+        (
+            rows.data_ptr(),
+            weight.blocks.data_ptr(),
+            0 if float_bias is None else float_bias.data_ptr(),
+            out.data_ptr(),
+        ),
+        (BFLOAT16, BFLOAT16),
+        (rows.numel() // inner, inner, outer),
+        (
+            unpack(block_format.type_id).address,
+            weight.blocks.shape[1],
+            block_format.row_bytes(PARTS_PER_SECTION * PART),
+            0 if order is None else order.data_ptr(),
+        ),
+    )
+    return out
+
+
+def unpack_rows(weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
+    """Return rows of a packed weight as bfloat16 [n, inner].
+
+    Args:
+        weight: Packed weight [outer, inner]; inner is a multiple of 32.
+        row_ids: int64 [n]; None for all rows.
+    Raises:
+        IndexError: There is no such row.
+    """
+    order, count = weight.order, len(weight) if row_ids is None else len(row_ids)
+    if row_ids is not None and count:
+        if int(row_ids.min()) < 0 or int(row_ids.max()) >= len(weight):
+            raise IndexError(f"row ids: got {row_ids.tolist()}; expected 0 to {len(weight) - 1}")
+        order = row_ids.long().contiguous() if order is None else order[row_ids].contiguous()
+    out = torch.empty(count, weight.shape[1], dtype=torch.bfloat16)
+    unpacking.row_job(weight.block_format.type_id).run(
+        (
+            weight.blocks.data_ptr(),
+            weight.blocks.shape[1],
+            0 if order is None else order.data_ptr(),
+            0,
+            count,
+            weight.shape[1] // PART,
+            out.data_ptr(),
+            0,
+        ),
+        0,
+        True,
+    )
+    return out

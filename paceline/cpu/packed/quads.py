@@ -1,0 +1,120 @@
+"""Emit dot products of rows with quads of outputs, in the order of `avx512_dot`.
+
+A vector holds a chunk of four outputs, and is multiplied with the same chunk of one row four times.
+`avx512_dot` multiplies four rows with one output instead, and wastes most of it if there is only
+one row. The sums have the same bits: a product of two numbers does not depend on their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import cgutils, types
+
+from paceline.cpu.avx512_dot import (
+    BFLOAT16,
+    CHUNK,
+    INDEX,
+    LINE,
+    add_products,
+    constant,
+    fold_lanes,
+    plus,
+    repeat,
+    times,
+    where_available,
+)
+from paceline.cpu.emit import operation, pointer
+
+QUADS_OF_LINE = 4  # quads whose totals fill a line
+
+
+class _QuadOperands(NamedTuple):
+    """Hold the arguments of `multiply_quads` after the number of rows."""
+
+    rows: Any
+    row_bytes: Any
+    weight: Any
+    num_chunks: Any
+    sums: Any
+    sums_stride: Any
+
+
+def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
+    """Return an operation that adds the products of some rows and some quads to sums.
+
+    The operation ends the process if the processor lacks the instructions.
+
+    Arguments of the operation, addresses and sizes in bytes:
+        num_rows: Number of rows, one of `counts`.
+        rows: Address of the bfloat16 rows, at the first number to multiply.
+        row_bytes: Distance from one row to the next.
+        weight: Address of the quads, as `unpacking` writes them.
+        num_chunks: Number of chunks of 16 bytes to multiply.
+        sums: Address of the sums: a line for each quad.
+        sums_stride: Distance from the sums of one row to the next.
+
+    Args:
+        counts: Numbers of rows that the operation supports.
+        quads: Number of quads. The registers hold 24 vectors of sums.
+    """
+
+    def emit(builder: Any, num_rows: Any, *operands: Any) -> None:
+        for count in counts:
+            with builder.if_then(builder.icmp_signed("==", num_rows, constant(count))):
+                _multiply(builder, count, quads, _QuadOperands(*operands))
+
+    return operation(types.void, (types.int64,) * 7, where_available(emit))
+
+
+def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) -> None:
+    rows, row_bytes, weight, num_chunks, sums, sums_stride = operands
+    row_starts, sum_starts = (
+        [builder.add(base, times(builder, stride, row)) for row in range(num_rows)]
+        for base, stride in ((rows, row_bytes), (sums, sums_stride))
+    )
+    places = [
+        [
+            pointer(builder, plus(builder, start, quad * LINE), BFLOAT16.sums)
+            for quad in range(quads)
+        ]
+        for start in sum_starts
+    ]
+    totals = [
+        [cgutils.alloca_once_value(builder, builder.load(place, align=LINE)) for place in own]
+        for own in places
+    ]
+    quad_bytes = times(builder, num_chunks, LINE)
+    starts = [builder.add(weight, times(builder, quad_bytes, quad)) for quad in range(quads)]
+    with cgutils.for_range(builder, num_chunks, intp=INDEX) as loop:
+        line, chunk = (times(builder, loop.index, size) for size in (LINE, CHUNK))
+        vectors = [
+            builder.load(pointer(builder, builder.add(start, line), BFLOAT16.vector), align=LINE)
+            for start in starts
+        ]
+        for start, own in zip(row_starts, totals, strict=True):
+            numbers = repeat(builder, builder.add(start, chunk), BFLOAT16)
+            for vector, total in zip(vectors, own, strict=True):
+                added = add_products(builder, BFLOAT16, builder.load(total), vector, numbers)
+                builder.store(added, total)
+    for own, own_places in zip(totals, places, strict=True):
+        for total, place in zip(own, own_places, strict=True):
+            builder.store(builder.load(total), place, align=LINE)
+
+
+def _store_totals(builder: Any, source: Any, target: Any) -> None:
+    """Emit the totals of four quads; lanes are added as in `avx512_dot`."""
+    first, second, third, fourth = (
+        builder.load(
+            pointer(builder, plus(builder, source, quad * LINE), BFLOAT16.sums), align=LINE
+        )
+        for quad in range(QUADS_OF_LINE)
+    )
+    totals = fold_lanes(
+        builder, fold_lanes(builder, first, second, 4), fold_lanes(builder, third, fourth, 4), 2
+    )
+    builder.store(totals, pointer(builder, target, totals.type), align=4)
+
+
+# Adds up the sums of four quads: (address of sums, address of 16 float32 totals).
+store_totals = operation(types.void, (types.int64,) * 2, where_available(_store_totals))

@@ -1,0 +1,237 @@
+"""Emit the numbers of blocks of 32 numbers, and what all block formats share.
+
+A part is 32 numbers that follow one another in a row. A reader turns a part of a block into
+integers, and integers into numbers. It uses the same operations on float32 as the `gguf` package.
+Each operation rounds once, so the numbers have the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from paceline.cpu.emit import pick, pointer, spread
+from paceline.cpu.linear.unpack_call import PART
+from paceline.cpu.memory import HALF_BYTES
+from paceline.util.machine import instruction_flags, on_x86
+
+LANES = 16  # numbers of half a part
+INDEX, BYTE, HALF, WORD = (ir.IntType(bits) for bits in (64, 8, 16, 32))
+BYTES, HALVES = ir.VectorType(BYTE, PART), ir.VectorType(HALF, PART)
+WORDS, NUMBERS = ir.VectorType(WORD, LANES), ir.VectorType(ir.FloatType(), LANES)
+_NIBBLES = ir.VectorType(BYTE, LANES)
+# ggml's `kvalues_iq4nl`: the numbers that the integers of IQ4_NL and IQ4_XS stand for.
+IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def plus(builder: Any, address: Any, distance: int) -> Any:
+    """Emit an address `distance` bytes further on."""
+    return builder.add(address, ir.Constant(INDEX, distance)) if distance else address
+
+
+def load(builder: Any, block: Any, offset: int, kind: Any) -> Any:
+    """Emit the load of a value of an LLVM type at an offset in bytes."""
+    return builder.load(pointer(builder, plus(builder, block, offset), kind), align=1)
+
+
+def constant(number: int, kind: Any) -> Any:
+    """Return a vector of one integer."""
+    return ir.Constant(kind, [number] * kind.count)
+
+
+def halves_of(builder: Any, vector: Any) -> list[Any]:
+    """Emit both halves of the lanes of a vector."""
+    half = vector.type.count // 2
+    return [pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half)]
+
+
+def scale_at(builder: Any, block: Any, offset: int) -> Any:
+    """Emit a float16 number in a block as float32."""
+    return builder.fpext(load(builder, block, offset, ir.HalfType()), ir.FloatType())
+
+
+def nibble_halves(builder: Any, block: Any, offset: int) -> Any:
+    """Emit the low four bits of 16 bytes, then the high four.
+
+    Other bits may be set above them.
+    """
+    low = builder.zext(load(builder, block, offset, _NIBBLES), ir.VectorType(HALF, LANES))
+    high = builder.lshr(low, constant(4, low.type))
+    return pick(builder, low, high, list(range(PART)))
+
+
+class Reader:
+    """Reader of one block format.
+
+    Attributes:
+        num_levels: Number of integers that a part may hold, if a table of their numbers is worth
+            it: 16 or 32. 0: each integer is converted.
+        codes: The integers' values in the order of a table's entries.
+    """
+
+    num_levels = 0
+    codes: tuple[int, ...] = ()
+
+    def scales(self, builder: Any, block: Any) -> Any:
+        """Emit what the parts of a block share."""
+        raise NotImplementedError
+
+    def indices(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the 32 integers of a part as 16-bit lanes.
+
+        Other bits may be set above them.
+        """
+        raise NotImplementedError
+
+    def values(self, builder: Any, block: Any, part: int) -> list[Any]:
+        """Emit the values of a part's integers as two vectors of 32-bit lanes."""
+        masked = builder.and_(
+            self.indices(builder, block, part), constant(self.num_levels - 1, HALVES)
+        )
+        lowest = self.codes[0]
+        if self.codes == tuple(range(lowest, lowest + self.num_levels)):
+            plain = [builder.zext(half, WORDS) for half in halves_of(builder, masked)]
+            return [builder.add(half, constant(lowest, WORDS)) for half in plain]
+        return [_looked_up(builder, half, self.codes) for half in halves_of(builder, masked)]
+
+    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
+        """Emit the numbers that 16 float32 values stand for."""
+        raise NotImplementedError
+
+
+def _looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
+    """Emit the codes of 16 indices below 16, as 32-bit lanes."""
+    table = ir.Constant(_NIBBLES, [code % 256 for code in codes])
+    narrow = builder.trunc(indices, _NIBBLES)
+    if on_x86() and "ssse3" in instruction_flags():
+        kind = ir.FunctionType(_NIBBLES, [_NIBBLES] * 2)
+        shuffle = builder.module.declare_intrinsic("llvm.x86.ssse3.pshuf.b.128", (), kind)
+        return builder.sext(builder.call(shuffle, [table, narrow]), WORDS)
+    found = ir.Constant(_NIBBLES, ir.Undefined)
+    for lane in range(LANES):
+        number = ir.Constant(WORD, lane)
+        entry = builder.extract_element(table, builder.extract_element(narrow, number))
+        found = builder.insert_element(found, entry, number)
+    return builder.sext(found, WORDS)
+
+
+class _Scaled(Reader):
+    """Blocks with one scale: number = scale * value."""
+
+    def scales(self, builder: Any, block: Any) -> Any:
+        """Emit what the parts of a block share."""
+        return spread(builder, scale_at(builder, block, 0), LANES)
+
+    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
+        """Emit the numbers that 16 values stand for."""
+        return builder.fmul(scales, values)
+
+
+class _Shifted(Reader):
+    """Blocks with a scale and a minimum: number = scale * value + minimum."""
+
+    def scales(self, builder: Any, block: Any) -> Any:
+        """Emit what the parts of a block share."""
+        return [
+            spread(builder, scale_at(builder, block, offset), LANES) for offset in (0, HALF_BYTES)
+        ]
+
+    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
+        """Emit the numbers that 16 values stand for."""
+        return builder.fadd(builder.fmul(scales[0], values), scales[1])
+
+
+def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
+    """Emit nibbles, with 16 added where a bit of the 32-bit word at `bits` is set."""
+    low = builder.and_(nibble_halves(builder, block, nibbles), constant(15, HALVES))
+    flags = builder.bitcast(load(builder, block, bits, WORD), ir.VectorType(ir.IntType(1), PART))
+    fifth = builder.select(flags, constant(16, HALVES), constant(0, HALVES))
+    return builder.or_(low, fifth)
+
+
+class Q4_0(_Scaled):
+    """Scale, 32 integers of 4 bits, less 8."""
+
+    num_levels, codes = 16, tuple(range(-8, 8))
+
+    def indices(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the integers of a part; other bits may be set above them."""
+        return nibble_halves(builder, block, 2)
+
+
+class Q4_1(_Shifted):
+    """Scale, minimum, 32 integers of 4 bits."""
+
+    num_levels, codes = 16, tuple(range(16))
+
+    def indices(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the integers of a part; other bits may be set above them."""
+        return nibble_halves(builder, block, 4)
+
+
+class Q5_0(_Scaled):
+    """Scale, fifth bits, 32 integers of 4 bits; less 16."""
+
+    num_levels, codes = 32, tuple(range(-16, 16))
+
+    def indices(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the integers of a part; other bits may be set above them."""
+        return _with_fifth_bits(builder, block, 2, 6)
+
+
+class Q5_1(_Shifted):
+    """Scale, minimum, fifth bits, 32 integers of 4 bits."""
+
+    num_levels, codes = 32, tuple(range(32))
+
+    def indices(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the integers of a part; other bits may be set above them."""
+        return _with_fifth_bits(builder, block, 4, 8)
+
+
+class Q8_0(_Scaled):
+    """Scale, 32 integers of 8 bits."""
+
+    def values(self, builder: Any, block: Any, part: int) -> list[Any]:
+        """Emit the values of a part's integers."""
+        return [
+            builder.sext(load(builder, block, 2 + first, _NIBBLES), WORDS) for first in (0, LANES)
+        ]
+
+
+class IQ4_NL(_Scaled):
+    """Scale, 32 indices of codes."""
+
+    num_levels, codes = 16, IQ4_CODES
+
+    def indices(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the integers of a part; other bits may be set above them."""
+        return nibble_halves(builder, block, 2)
+
+
+class _Plain(Reader):
+    """Numbers without blocks, 32 at a time.
+
+    Args:
+        kind: LLVM type of a number.
+        size: Bytes of a number.
+    """
+
+    def __init__(self, kind: Any, size: int) -> None:
+        self._kind, self._size = ir.VectorType(kind, LANES), size
+
+    def scales(self, builder: Any, block: Any) -> Any:
+        """Emit what the parts of a block share."""
+        return None
+
+    def values(self, builder: Any, block: Any, part: int) -> list[Any]:
+        """Emit the values of a part's integers."""
+        return [load(builder, block, first * self._size, self._kind) for first in (0, LANES)]
+
+    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
+        """Emit the numbers that 16 values stand for."""
+        return values
+
+
+F32, F16 = _Plain(ir.FloatType(), 4), _Plain(ir.HalfType(), HALF_BYTES)

@@ -1,0 +1,112 @@
+"""Describe GGUF models by their headers."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig
+
+from paceline.errors import ConfigError
+from paceline.model import gguf
+from paceline.util import cache
+
+_KIND = "gguf-header-v1"  # increase the number when the written files change
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return all files of a model, in order, from the name of any of them.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return [path]
+    name, count = match[1], int(match[3])
+    files = [
+        path.with_name(f"{name}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)
+    ]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ConfigError(
+            f"model {str(path)!r}: got {count - len(missing)} of its {count} files; expected all."
+            f" Put {missing[0]} into the same folder."
+        )
+    return files
+
+
+def described(files: Sequence[Path]) -> Path:
+    """Return a cached folder with configuration, tokenizer and list of tensors.
+
+    Args:
+        files: The model's GGUF files; the first one holds the metadata.
+    Raises:
+        ConfigError: As in `gguf.unpacked`.
+    """
+    first = files[0]
+    try:
+        return cache.obtain_folder(
+            cache.root() / _KIND / _headers_checksum(files),
+            str(first),
+            lambda folder: _describe(files, folder),
+            lambda: gguf.say(f"another process reads {first}"),
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"model: {str(first)!r} cannot be read ({error}). Check the file and its permissions."
+        ) from error
+
+
+def _headers_checksum(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(file.read(gguf.MAX_HEADER_BYTES))
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
+    """Write what `described` promises into `folder`; return the card for the cache."""
+    path = files[0]
+    gguf.require_packages(path)
+    metadata = gguf.read_metadata(path)
+    from paceline.model import gguf_tensors  # imports the `gguf` package
+
+    try:
+        with gguf.quiet():
+            config = AutoConfig.from_pretrained(
+                str(path.parent), gguf_file=path.name, local_files_only=True
+            )
+            table = gguf_tensors.read(files)
+            config.tie_word_embeddings = gguf_tensors.HEAD not in table.tensors
+            model = gguf_tensors.empty_model(config)
+            gguf.set_end_ids(model, metadata)
+            table.connect(model, metadata)
+            tokenizer = gguf.read_tokenizer(path, metadata)
+    except ConfigError:
+        raise
+    except Exception as error:  # the readers raise many types for a file they cannot read
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise gguf.refused(
+            path, f"one that transformers {transformers.__version__} cannot read ({reason})"
+        ) from error
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    table.write(folder)
+    return {
+        "architecture": metadata["general.architecture"],
+        "dtype": "bfloat16",
+        "parameters": model.num_parameters(),
+        "tokenizer": tokenizer is not None,
+        "transformers": transformers.__version__,
+    }

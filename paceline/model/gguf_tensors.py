@@ -1,0 +1,196 @@
+"""Match the tensors of GGUF files with the weights of transformers models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from paceline.model.gguf import MAX_HEADER_BYTES, refused
+
+HEAD = "output.weight"  # a file without it ties the LM head to the embedding
+_FILE = "tensors.json"
+
+
+class TensorEntry(NamedTuple):
+    """A tensor of a GGUF model.
+
+    Attributes:
+        file: Index of its file.
+        offset: First byte in the file.
+        type_id: Number of its block format.
+        shape: Sizes, the outer first.
+    """
+
+    file: int
+    offset: int
+    type_id: int
+    shape: list[int]
+
+
+class WeightEntry(NamedTuple):
+    """A weight of a transformers model.
+
+    Attributes:
+        tensor: Name of its tensor in the file.
+        order: Index of the order of its rows in `TensorTable.orders`; None if they are in order;
+            -1 if the tensor differs from the weight in more than the order of rows.
+    """
+
+    tensor: str
+    order: int | None
+
+
+@dataclass(slots=True)
+class TensorTable:
+    """The tensors of a GGUF model.
+
+    Attributes:
+        tensors: Tensors by their names in the file.
+        weights: Weights of the transformers model by their names.
+        orders: Orders of rows: the row in the file of each row of the weight.
+    """
+
+    tensors: dict[str, TensorEntry]
+    weights: dict[str, WeightEntry] = field(default_factory=dict)
+    orders: list[list[int]] = field(default_factory=list)
+
+    def connect(self, model: PreTrainedModel, metadata: Mapping[str, Any]) -> None:
+        """Find the tensor of each weight of a model.
+
+        Args:
+            model: The model, which may be empty.
+            metadata: Metadata of the file.
+        Raises:
+            ValueError: A weight has no tensor.
+        """
+        architecture = str(metadata["general.architecture"])
+        kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+        layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+        names = get_tensor_name_map(kinds[architecture], layers)
+        found = {
+            name: stored
+            for name, _ in model.named_parameters()
+            if (stored := _stored_name(names, name)) in self.tensors
+        }
+        missing = [name for name, _ in model.named_parameters() if name not in found]
+        if missing:
+            raise ValueError(f"no weights for {', '.join(sorted(missing)[:3])}")
+        processor = TensorReordering(architecture, model, found)
+        for name, stored in found.items():
+            order = None
+            if len(self.tensors[stored].shape) > 1:
+                order = self._index_of(processor.order(stored, self.tensors[stored].shape[0]))
+            self.weights[name] = WeightEntry(stored, order)
+
+    def _index_of(self, order: NDArray[np.int64] | None) -> int | None:
+        if order is None:
+            return -1
+        rows = order.tolist()
+        if rows == list(range(len(rows))):
+            return None
+        if rows not in self.orders:
+            self.orders.append(rows)
+        return self.orders.index(rows)
+
+    def write(self, folder: Path) -> None:
+        """Write the table into a folder."""
+        content = {"tensors": self.tensors, "weights": self.weights, "orders": self.orders}
+        (folder / _FILE).write_text(json.dumps(content), encoding="utf-8")
+
+    @staticmethod
+    def load(folder: Path) -> TensorTable:
+        """Read the table that `write` wrote into a folder."""
+        content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        return TensorTable(
+            {name: TensorEntry(*entry) for name, entry in content["tensors"].items()},
+            {name: WeightEntry(*entry) for name, entry in content["weights"].items()},
+            content["orders"],
+        )
+
+
+class TensorReordering:
+    """Transformers' changes to the tensors of an architecture.
+
+    Args:
+        architecture: Name of the architecture in the file.
+        model: The transformers model.
+        names: Names of tensors by names of weights.
+    """
+
+    def __init__(self, architecture: str, model: PreTrainedModel, names: Mapping[str, str]) -> None:
+        config = model.config.get_text_config(decoder=True).to_dict()
+        self._processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config)
+        self._options = {
+            "tensor_key_mapping": {stored: name for name, stored in names.items()},
+            "parsed_parameters": {"config": config, "tensors": {}},
+        }
+
+    def applied(self, name: str, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return a tensor as transformers changes it."""
+        result = self._processor.process(weights=numbers, name=name, **self._options)
+        changed: NDArray[Any] = result.weights
+        return changed
+
+    def order(self, name: str, rows: int) -> NDArray[np.int64] | None:
+        """Return the row in the file of each row of a weight; None for any other change."""
+        numbers = np.arange(rows, dtype=np.float64)[:, None]
+        try:
+            changed = self.applied(name, numbers)
+        except Exception:  # transposed or split tensors have other numbers of axes
+            return None
+        if changed.shape != numbers.shape or not np.array_equal(np.sort(changed, 0), numbers):
+            return None
+        return changed[:, 0].astype(np.int64)
+
+
+def read(files: Sequence[Path]) -> TensorTable:
+    """Return the tensors in the headers of a model's files.
+
+    Raises:
+        ConfigError: A header is too long, or two tensors overlap.
+    """
+    tensors: dict[str, TensorEntry] = {}
+    for index, path in enumerate(files):
+        reader = GGUFReader(path)
+        if reader.data_offset > MAX_HEADER_BYTES:
+            raise refused(path, f"a header of {reader.data_offset} bytes")
+        end = reader.data_offset
+        for tensor in sorted(reader.tensors, key=lambda tensor: int(tensor.data_offset)):
+            if int(tensor.data_offset) < end:
+                raise refused(path, f"a tensor {tensor.name} that overlaps the one before it")
+            end = int(tensor.data_offset) + int(tensor.n_bytes)
+            shape = [int(size) for size in reversed(tensor.shape)]
+            entry = TensorEntry(index, int(tensor.data_offset), int(tensor.tensor_type), shape)
+            tensors[tensor.name] = entry
+    return TensorTable(tensors)
+
+
+def empty_model(config: Any) -> PreTrainedModel:
+    """Return the bfloat16 model of a configuration, its weights on the meta device."""
+    from accelerate import init_empty_weights  # an optional package
+
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.tie_weights()
+    return model
+
+
+def _stored_name(names: Any, name: str) -> str | None:
+    """Return the name in the file of a weight; None if the architecture has none."""
+    base, _, suffix = name.rpartition(".")
+    while base:
+        stored = names.get_name(base)
+        if stored is not None:
+            return f"{stored}.{suffix}"
+        base = base.partition(".")[2]
+    return None

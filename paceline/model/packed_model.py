@@ -1,0 +1,150 @@
+"""Build transformers models that read their weights in mapped GGUF files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+
+from paceline.backend.block_formats import BF16, BLOCK_FORMATS, BlockFormat
+from paceline.backend.packed_weight import PackedWeight
+from paceline.errors import ConfigError
+from paceline.model import gguf, gguf_header
+from paceline.model.gguf_tensors import (
+    TensorEntry,
+    TensorReordering,
+    TensorTable,
+    WeightEntry,
+    empty_model,
+)
+
+_MULTIPLE, _PART = 8, 32  # outputs and inputs of a product with a packed weight
+
+
+def load_packed(path: Path) -> PreTrainedModel:
+    """Return a model that reads its weights where they lie in its GGUF files.
+
+    Raises:
+        ConfigError: A file is damaged, or has weights in a format that cannot be multiplied.
+    """
+    files = gguf_header.files_of(path)
+    try:
+        stamps = [_stamp(file) for file in files]
+        folder = gguf_header.described(files)
+        maps = [torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files]
+    except OSError as error:
+        raise ConfigError(
+            f"model: {str(path)!r} cannot be read ({error}). Check the file and its permissions."
+        ) from error
+    table = TensorTable.load(folder)
+    _require_known_formats(path, table)
+    model = empty_model(AutoConfig.from_pretrained(folder))
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    architecture = str(gguf.read_metadata(files[0])["general.architecture"])
+    names = {name: weight.tensor for name, weight in table.weights.items()}
+    reordering = TensorReordering(architecture, model, names)
+    for name, weight in table.weights.items():
+        entry = table.tensors[weight.tensor]
+        blocks = _blocks(files[entry.file], maps[entry.file], weight.tensor, entry)
+        _assign(model, name, _weight(model, name, blocks, table, weight, reordering))
+    model.tie_weights()
+    if [_stamp(file) for file in files] != stamps:
+        raise ConfigError(
+            f"model {str(path)!r}: the file changed while it was read; expected one that is"
+            " complete. Load it again."
+        )
+    return model.eval()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _require_known_formats(path: Path, table: TensorTable) -> None:
+    used = {table.tensors[weight.tensor].type_id for weight in table.weights.values()}
+    unknown = sorted(used - BLOCK_FORMATS.keys())
+    if unknown:
+        from gguf import GGMLQuantizationType  # an optional package
+
+        names = ", ".join(GGMLQuantizationType(number).name for number in unknown)
+        known = ", ".join(block_format.name for block_format in BLOCK_FORMATS.values())
+        raise ConfigError(
+            f"model {str(path)!r}: got weights in {names}; expected one of: {known}. Use another"
+            " file of the model, or unpack this one (--unpack)."
+        )
+
+
+def _blocks(path: Path, content: Tensor, name: str, entry: TensorEntry) -> Tensor:
+    """Return the bytes of a tensor, uint8 [rows, bytes of a row]."""
+    block_format, (*outer, inner) = BLOCK_FORMATS[entry.type_id], entry.shape
+    rows, row_bytes = int(np.prod(outer, dtype=np.int64)), block_format.row_bytes(inner)
+    end = entry.offset + rows * row_bytes
+    if end > len(content) or inner % block_format.numbers:
+        raise gguf.refused(path, f"{len(content)} of its {end} bytes, in tensor {name}")
+    return content[entry.offset : end].view(rows, row_bytes)
+
+
+def _weight(
+    model: PreTrainedModel,
+    name: str,
+    blocks: Tensor,
+    table: TensorTable,
+    weight: WeightEntry,
+    reordering: TensorReordering,
+) -> Tensor:
+    """Return a weight, packed if its module multiplies or looks up rows."""
+    entry = table.tensors[weight.tensor]
+    block_format = BLOCK_FORMATS[entry.type_id]
+    expected = tuple(model.get_parameter(name).shape)
+    module = model.get_submodule(name.rpartition(".")[0])
+    if _is_packable(module, name, entry, weight):
+        order = None if weight.order is None else torch.tensor(table.orders[weight.order])
+        tensor = _packed(blocks, block_format, entry.shape[1], order)
+    else:
+        numbers = _unpacked(blocks, block_format).reshape(entry.shape)
+        changed = reordering.applied(weight.tensor, numbers)
+        tensor = torch.from_numpy(np.ascontiguousarray(changed)).bfloat16()
+    if tuple(tensor.shape) != expected:
+        raise ConfigError(
+            f"cannot load a causal language model: got weights that do not fit the metadata, as"
+            f" {name} is of shape {list(tensor.shape)}, not {list(expected)}. Fetch the file again."
+        )
+    return tensor
+
+
+def _is_packable(module: nn.Module, name: str, entry: TensorEntry, weight: WeightEntry) -> bool:
+    shape = entry.shape
+    return (
+        (type(module) is nn.Linear or isinstance(module, nn.Embedding))
+        and name.endswith(".weight")
+        and weight.order != -1
+        and len(shape) == 2
+        and shape[0] % _MULTIPLE == 0
+        and shape[1] % _PART == 0
+    )
+
+
+def _packed(blocks: Tensor, block_format: BlockFormat, inner: int, order: Tensor | None) -> Tensor:
+    """Return a packed weight, or numbers that torch reads where they lie."""
+    if block_format is not BF16:
+        return PackedWeight(blocks, block_format, inner, order)
+    numbers = blocks.view(torch.bfloat16)
+    return numbers if order is None else numbers[order]
+
+
+def _unpacked(blocks: Tensor, block_format: BlockFormat) -> Any:
+    from gguf import GGMLQuantizationType, quants  # an optional package
+
+    plain = {"F32": np.float32, "F16": np.float16}.get(block_format.name, np.uint8)
+    return quants.dequantize(blocks.numpy().view(plain), GGMLQuantizationType[block_format.name])
+
+
+def _assign(model: PreTrainedModel, name: str, weight: Tensor) -> None:
+    owner, _, attribute = name.rpartition(".")
+    parameter = nn.Parameter(weight, requires_grad=False)
+    model.get_submodule(owner).register_parameter(attribute, parameter)

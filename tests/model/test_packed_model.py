@@ -1,0 +1,150 @@
+"""GGUF models whose weights stay packed: the model that unpacking gives, and clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("gguf")
+pytest.importorskip("accelerate")
+
+import gguf
+
+from paceline import LLM, SamplingParams
+from paceline.backend.block_formats import BLOCK_FORMATS
+from paceline.backend.packed_weight import PackedWeight
+from paceline.errors import ConfigError
+from paceline.model import packed_model
+from paceline.model.identity import Sketch, model_identity
+from paceline.model.loading import load_model
+from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
+
+PROMPTS = [[5, 9, 11, 5, 9], [30, 31, 32], [8, 8, 8, 8]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a test."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_model_and_answers_are_those_of_the_unpacked_model(tmp_path: Path, kind: str) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", kind)
+    packed, unpacked = load_model(path, unpack=False), load_model(path)
+    own: dict[str, Any] = dict(packed.named_parameters())
+    for name, weight in unpacked.named_parameters():
+        found = own.pop(name)
+        numbers = found.unpacked() if isinstance(found, PackedWeight) else found
+        assert torch.equal(numbers, weight), name
+    assert not own
+    assert isinstance(packed.lm_head.weight, PackedWeight) == (kind != "BF16")
+    assert model_identity(packed) == model_identity(unpacked)
+    assert Sketch.from_model(unpacked).resembles(packed)
+    first, second = (
+        LLM(model, "auto", batch_invariant=True).generate(PROMPTS, SamplingParams(24))
+        for model in (packed, unpacked)
+    )
+    assert [out.token_ids for out in first] == [out.token_ids for out in second]
+
+
+def test_tokenizer_and_ends_come_from_the_header(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = LLM(write_gguf(tmp_path / "tiny.gguf", "Q8_0"), unpack=False)
+    assert llm.eos_token_ids == [EOS, EOT]
+    assert llm.tokenizer.chat_template == TEMPLATE
+    assert "converting" not in capsys.readouterr().err
+    assert not list(folder.glob("gguf-v1/*"))
+    assert not list(folder.glob("gguf-header-v1/*/*.safetensors"))
+
+
+def test_blocks_are_used_where_the_file_is_mapped(tmp_path: Path) -> None:
+    """Two loads share the file's bytes; rows of queries and keys are found by their order."""
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    model: Any = load_model(path, unpack=False)
+    (stored,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.attn_q.weight")
+    query = model.model.layers[0].self_attn.q_proj.weight
+    assert query.order is not None
+    assert query.blocks.numpy().tobytes() == stored.data.tobytes()
+    mapped = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line
+    ]
+    assert any(
+        int(line.split("-")[0], 16)
+        <= query.blocks.data_ptr()
+        < int(line.split("-")[1].split()[0], 16)
+        for line in mapped
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: content[:-4000], r"\d+ of its \d+ bytes"),
+        (lambda content: content[:2000], "header is cut off"),
+        (lambda content: b"PK" + content[2:], "GGUF magic bytes"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, folder: Path, damage: Any, words: str) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=words):
+        LLM(path, "none", unpack=False)
+    assert not list(folder.glob("gguf-header-v1/*/paceline.json"))
+
+
+def test_unknown_formats_are_refused_with_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    known = {key: each for key, each in BLOCK_FORMATS.items() if each.name != "Q8_0"}
+    monkeypatch.setattr(packed_model, "BLOCK_FORMATS", known)
+    with pytest.raises(
+        ConfigError, match=r"got weights in Q8_0; expected one of: F32, F16, .*--unp"
+    ):
+        LLM(path, "none", unpack=False)
+
+
+def test_other_faults_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = write_gguf(tmp_path / "a.gguf", "Q8_0", leave_out="blk.1.attn_q.weight")
+    with pytest.raises(ConfigError, match=r"no weights for .*q_proj"):
+        load_model(missing, unpack=False)
+    shard = write_gguf(tmp_path / "tiny-00001-of-00003.gguf", "Q8_0")
+    with pytest.raises(ConfigError, match=r"got 1 of its 3 files; .*Put tiny-00002-of-00003"):
+        load_model(shard, unpack=False)
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    stamps = iter(range(9))
+    monkeypatch.setattr(packed_model, "_stamp", lambda _: next(stamps))
+    with pytest.raises(ConfigError, match="the file changed while it was read"):
+        load_model(path, unpack=False)
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    plain = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    _split(plain, tmp_path)
+    model = load_model(tmp_path / "tiny-00002-of-00002.gguf", unpack=False)
+    expected = load_model(plain, unpack=False)
+    assert model_identity(model) == model_identity(expected)
+
+
+def _split(path: Path, folder: Path) -> None:
+    """Write the tensors of a file into two files, as llama.cpp's gguf-split does."""
+    reader = gguf.GGUFReader(path)
+    half = len(reader.tensors) // 2
+    for number, tensors in enumerate((reader.tensors[:half], reader.tensors[half:]), 1):
+        writer = gguf.GGUFWriter(folder / f"tiny-{number:05}-of-00002.gguf", "llama")
+        for name, field in reader.fields.items() if number == 1 else ():
+            if not name.startswith(("GGUF.", "general.architecture")):
+                writer.add_key_value(name, field.contents(), *field.types[:2])
+        writer.add_uint16("split.count", 2)
+        for tensor in tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
