@@ -32,7 +32,11 @@ from paceline.backend.torch_backend import TORCH
 def is_plain_product(module: nn.Module) -> bool:
     """Return True if a product is what its class computes, of a plain weight and bias."""
     held = module._parameters
-    if type(held) is not dict or held.keys() != {"weight", "bias"} or not has_numbers(held["weight"]):
+    if (
+        type(held) is not dict
+        or held.keys() != {"weight", "bias"}
+        or not has_numbers(held["weight"])
+    ):
         return False
     return (held["bias"] is None or is_plain(held["bias"])) and is_free(module)
 
