@@ -124,6 +124,8 @@ class CachedRequests:
         """
         if (switch := self.architecture.restart_length) is not None:
             tree = cut_at_switch(tree, request, switch)
+        if self.slots.checkpoints.max_bytes and request.cached < request.prompt_length:
+            return EMPTY_TREE  # so that the states stop at the end of the prompt, for a checkpoint
         if self.takes_trees:
             return tree
         if self.architecture.states and request.pending > MAX_FED_AGAIN:

@@ -84,13 +84,27 @@ CORE = ("lfm2", "granitemoehybrid", "nemotron_h", "zaya")
 
 
 @pytest.mark.parametrize("chunk", [1, 64])
-@pytest.mark.parametrize("name", CORE[:2])
+@pytest.mark.parametrize("name", CORE[:3])
 def test_prompts_in_chunks_give_the_same_answers(name: str, chunk: int) -> None:
     known = known_answers(name, 3)
     llm = LLM(make(name), ScriptedTree(known, VOCAB), max_batch=2)
     llm.model.prefill_chunk = chunk
     outs = llm.generate([list(prompt) for prompt in known], PARAMS)
     assert [out.token_ids for out in outs] == [*known.values()]
+
+
+@pytest.mark.parametrize("name", CORE[:3])
+def test_no_token_is_fed_twice(name: str) -> None:
+    known = known_answers(name, 3)
+    engine = Engine(make(name), ScriptedTree(known, VOCAB), max_batch=3)
+    requests = [Request(list(prompt), PARAMS) for prompt in known]
+    handles = engine.submit(requests)
+    while engine.unfinished:
+        engine.step()
+        decoding = [each for each in requests if each.output_ids and not each.finish_reason]
+        assert all(request.pending == 1 for request in decoding)
+    assert all(handle.done for handle in handles)
+    assert [request.output_ids for request in requests] == [*known.values()]
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -111,15 +125,16 @@ def test_conversations_continue_from_the_held_states(name: str) -> None:
 def test_other_answers_to_a_prompt_continue_from_the_end_of_the_prompt(name: str) -> None:
     model, (prompt,) = make(name), prompts(1, seed=6)
     prompt += [7] * 20
-    llm = LLM(model, "none", keep_prefixes=4)
-    llm.generate([prompt], PARAMS)
-    for ending in ([5, 6, 7], [9, 8], [3]):
-        (out,) = llm.generate([[*prompt, *ending]], PARAMS)
-        assert out.token_ids == reference(model, [*prompt, *ending], COUNT)
-        assert out.stats.cached_tokens == len(prompt)
-    (out,) = llm.generate([[*prompt[:-2], 4, 4, 4]], PARAMS)  # no state fits these tokens
-    assert out.token_ids == reference(model, [*prompt[:-2], 4, 4, 4], COUNT)
-    assert out.stats.cached_tokens == 0
+    texts = [prompt, *([*prompt, *ending] for ending in ([5, 6, 7], [9, 8], [3]))]
+    texts.append([*prompt[:-2], 4, 4, 4])  # no state fits the tokens that it shares
+    known = {tuple(text): reference(model, text, COUNT) for text in texts}
+    llm = LLM(model, ScriptedTree(known, VOCAB), keep_prefixes=4)
+    reused = []
+    for text in texts:
+        (out,) = llm.generate([text], PARAMS)
+        assert out.token_ids == known[tuple(text)]
+        reused.append(out.stats.cached_tokens)
+    assert reused == [0, *[len(prompt)] * 3, 0]
 
 
 @pytest.mark.parametrize("kept", [0, 2])
