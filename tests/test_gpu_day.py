@@ -19,7 +19,11 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     module = importlib.import_module("gpu_parts.command")
     sizes = dataclasses.replace(
-        module.SMOKE, drafters=("prompt_lookup",), methods=("none", "prompt_lookup"), scale="256x6"
+        module.SMOKE,
+        drafters=("prompt_lookup",),
+        methods=("none", "prompt_lookup"),
+        invariant_methods=("none", "prompt_lookup"),
+        scale="256x6",
     )
     monkeypatch.setattr(module, "SMOKE", sizes)
     return module

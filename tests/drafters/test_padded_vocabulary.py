@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +55,42 @@ def padded(model: Any, rows: int, bias: float = 0.0) -> Any:
     return made.eval()
 
 
+@pytest.fixture(scope="module")
+def padded_pairs(pair: Pair) -> Callable[[int, int], Pair]:
+    """The pair with other numbers of rows and the target's answers, each made once."""
+
+    @functools.cache
+    def target(rows: int) -> tuple[Any, list[list[int]]]:
+        model = padded(pair.target, rows)
+        return model, [reference(model, prompt, COUNT) for prompt in pair.prompts]
+
+    @functools.cache
+    def draft(rows: int) -> Any:
+        return padded(pair.draft, rows, bias=100.0)
+
+    def made(target_rows: int, draft_rows: int) -> Pair:
+        model, answers = target(target_rows)
+        return Pair(model, draft(draft_rows), pair.prompts, answers)
+
+    return made
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(("target_rows", "draft_rows"), [(TOKENS, 300), (300, TOKENS), (288, 320)])
 @pytest.mark.parametrize("spec", SPECS)
 def test_greedy_answers_are_the_targets(
-    pair: Pair, tokenizer: Any, spec: str, target_rows: int, draft_rows: int, batch: int
+    padded_pairs: Callable[[int, int], Pair],
+    tokenizer: Any,
+    spec: str,
+    target_rows: int,
+    draft_rows: int,
+    batch: int,
 ) -> None:
-    target, draft = padded(pair.target, target_rows), padded(pair.draft, draft_rows, bias=100.0)
-    wanted = [reference(target, prompt, COUNT) for prompt in pair.prompts]
-    llm = LLM(target, without_budget(with_head(spec, draft)), draft, tokenizer, max_batch=batch)
-    outs = llm.generate(pair.prompts, SamplingParams(COUNT))
-    assert [out.token_ids for out in outs] == wanted
+    each = padded_pairs(target_rows, draft_rows)
+    spec = without_budget(with_head(spec, each.draft))
+    llm = LLM(each.target, spec, each.draft, tokenizer, max_batch=batch)
+    outs = llm.generate(each.prompts, SamplingParams(COUNT))
+    assert [out.token_ids for out in outs] == each.answers
     assert sum(out.stats.accepted_tokens for out in outs) > 20
 
 

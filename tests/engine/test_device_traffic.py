@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +42,17 @@ MODELS = ("draft_model", "ouroboros", "specdec_pp", "auto:use_draft_model=true")
 # File and function of every wait that the documentation gives a reason for.
 LISTED = set(re.findall(r"^\| `(\w.*)` \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
 KINDS = ("greedy", "sampled", "penalties", "logprobs")
+
+
+def with_kinds(specs: Sequence[str], batch: int) -> list[Any]:
+    """Every spec with all kinds at 8 requests; at other sizes, the middle kinds are slow."""
+    return [
+        pytest.param(
+            spec, batch, kind, marks=pytest.mark.slow if batch != 8 and kind in KINDS[1:3] else ()
+        )
+        for spec in specs
+        for kind in KINDS
+    ]
 
 
 class Step(NamedTuple):
@@ -181,8 +191,10 @@ def check_steps(steps: Sequence[Step]) -> None:
 
 
 @pytest.mark.usefixtures("fitted_once")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("spec", "batch"), [*product(GUESSES, (1, 8)), *product(LARGE, (32,))])
+@pytest.mark.parametrize(
+    ("spec", "batch", "kind"),
+    [*with_kinds(GUESSES, 1), *with_kinds(GUESSES, 8), *with_kinds(LARGE, 32)],
+)
 def test_guesses(
     monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu, spec: str, batch: int, kind: str
 ) -> None:
@@ -192,9 +204,9 @@ def test_guesses(
 
 
 @pytest.mark.usefixtures("fitted_once")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("spec", MODELS)
+@pytest.mark.parametrize(
+    ("spec", "batch", "kind"), [*with_kinds(MODELS, 1), *with_kinds(MODELS, 8)]
+)
 def test_draft_models(
     monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu, spec: str, batch: int, kind: str
 ) -> None:

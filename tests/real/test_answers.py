@@ -24,17 +24,9 @@ INSIDE = ("prompt_lookup", "sssd", "lookahead", "rest", "pia")
 
 @pytest.fixture(scope="module")
 def answers(real: Real) -> dict[str, list[int]]:
-    """Transformers' own answers, in batches of prompts of similar length; up to the token that
-    completes a stop string.
-    """
-    names = sorted(real.prompts, key=lambda name: len(real.prompts[name]))
-    found: dict[str, list[int]] = {}
-    for start in range(0, len(names), BATCH):
-        batch = names[start : start + BATCH]
-        found |= zip(
-            batch, real.references([real.prompts[name] for name in batch], LONGEST), strict=True
-        )
-    return {name: stopped(real, found[name]) for name in real.prompts}
+    """Transformers' own answers, in one batch; up to the token that completes a stop string."""
+    found = real.references([*real.prompts.values()], LONGEST)
+    return {name: stopped(real, answer) for name, answer in zip(real.prompts, found, strict=True)}
 
 
 @pytest.fixture(scope="module")
