@@ -23,6 +23,7 @@ DRAFTERS = ("auto", "sssd", "prompt_lookup", "lookahead", "token_recycling")
 BATCHES = (1, 8, 32)
 _MODELS = {
     "smollm2 (135 M)": "SmolLM2-135M-Instruct",
+    "gemma-3-270m-q4_k_m.gguf (268 M)": "Gemma 3 270M (base)",
     "smollm2, cost-scaled 1728x30 (1041 M)": (
         "SmolLM2-135M-Instruct padded to the cost of a 1B model"
     ),

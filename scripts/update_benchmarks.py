@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import benchmark_gpu as gpu
+import benchmark_models as models
 import benchmark_serving as serving
 import benchmark_tables as bench
 from benchmark_data import RESULTS, used
@@ -57,6 +58,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "nodes": bench.nodes,
     "beside-generate-batch": bench.beside_generate_batch,
     "commands": bench.commands,
+    "repeats": models.repeats,
+    "second-model": models.second_model,
+    "fitted": models.fitted,
     "under-load": serving.under_load,
     "long-prompts-under-load": serving.long_prompts_under_load,
     "random-text-under-load": serving.random_text_under_load,
