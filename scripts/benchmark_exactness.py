@@ -11,7 +11,7 @@ def exactness() -> str:
     """Return how many answers with drafting are identical to plain decoding."""
     totals: dict[tuple[str, float, int], list[int]] = {}
     for run in map(read, all_names()):
-        if run["kind"].startswith("paceline bench (") and run["reference"] == PLAIN:
+        if run.get("kind", "").startswith("paceline bench (") and run["reference"] == PLAIN:
             key = (
                 run["dtype"],
                 run["config"]["sampling"]["temperature"],
