@@ -12,7 +12,7 @@ import importlib
 import json
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,6 +127,21 @@ class Grammar:
             self._matcher = self._template.deep_copy()
         self._consume(self._matcher, ids)
         return scores + self._bias(self._matcher, scores)
+
+    def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
+        """Follow tokens of an answer, and return the tokens of the only continuation.
+
+        The text is certain; the tokens are those of the tokenizer for this text. A copy serves
+        either this method or calls, not both.
+
+        Args:
+            new_token_ids: Tokens of the answer since the last call.
+        """
+        if self._matcher is None:
+            self._matcher = self._template.deep_copy()
+        if self._matcher.is_error() or not all(map(self._matcher.consume_token, new_token_ids)):
+            return []
+        return [int(token) for token in self._matcher.compute_ff_tokens()]
 
     def _consume(self, matcher: LLMatcher, ids: Tensor) -> None:
         num_consumed = ids.shape[1] if self._ids is None else self._ids.shape[1]

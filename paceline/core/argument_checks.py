@@ -73,6 +73,16 @@ def stop_token_ids(value: Any) -> tuple[int, ...]:
     return ids or ()
 
 
+def prediction(value: Any) -> str | tuple[int, ...]:
+    """Return predicted text, or predicted token ids as a tuple; None is also accepted."""
+    if isinstance(value, str):
+        require(is_text(value), "prediction", value[:60], "text in UTF-8")
+        return value
+    ids = _ids(() if value is None else value)
+    require(ids is not None, "prediction", value, "text, or token ids of at least 0")
+    return ids or ()
+
+
 def logit_bias(value: Any) -> dict[int, float] | None:
     """Return the numbers added to individual logits, by token id; None if empty."""
     pairs = {} if value is None else value

@@ -19,6 +19,8 @@ class Origin(IntEnum):
         POOL: From a pool of n-grams from earlier steps or answers.
         MODEL: Predicted by a draft model.
         DRAFT_HEAD: Predicted by the draft head from the target's hidden state.
+        GRAMMAR: The only continuation that the request's grammar allows.
+        PREDICTION: From the text that the caller predicted.
     """
 
     TARGET = 0
@@ -31,6 +33,8 @@ class Origin(IntEnum):
     POOL = 7
     MODEL = 8
     DRAFT_HEAD = 9
+    GRAMMAR = 10
+    PREDICTION = 11
 
     @property
     def word(self) -> str:

@@ -16,6 +16,9 @@ from paceline.core.settings import MAX_PENALTY
 # requests.
 PER_REQUEST = {"per_request": True}
 
+# Options whose values `argument_checks` converts.
+_NORMALISED = ("stop_token_ids", "logit_bias", "bad_words", "logits_processors", "prediction")
+
 _Check = tuple[str, Callable[[Any], bool], str]  # option, condition, description of valid values
 
 
@@ -68,6 +71,8 @@ class SamplingParams:
             (`Completion.outputs`).
         speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None uses
             the engine's drafter. The drafter changes the speed, not the text.
+        prediction: Token ids or text that the answer is expected to contain, such as the text to
+            edit. `auto` drafts from it; the answer does not change. Default: none.
         max_nodes: Maximum number of draft nodes verified per step; None means as many as the engine
             allows.
         priority: Requests with a lower number get a slot first and may preempt others; ties go to
@@ -103,12 +108,13 @@ class SamplingParams:
     skip_special_tokens: bool = field(default=True, metadata=PER_REQUEST)
     n: int = field(default=1, metadata=PER_REQUEST)
     speculation: str | None = field(default=None, metadata=PER_REQUEST)
+    prediction: str | Sequence[int] = field(default=(), metadata=PER_REQUEST)
     max_nodes: int | None = field(default=None, metadata=PER_REQUEST)
     priority: int = field(default=0, metadata=PER_REQUEST)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", argument_checks.stop_strings(self.stop))
-        for name in ("stop_token_ids", "logit_bias", "bad_words", "logits_processors"):
+        for name in _NORMALISED:
             object.__setattr__(self, name, getattr(argument_checks, name)(getattr(self, name)))
         for name, is_valid, expected in chain(self._value_checks(), self._request_checks()):
             require(is_valid(getattr(self, name)), name, getattr(self, name), expected)

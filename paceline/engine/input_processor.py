@@ -132,10 +132,13 @@ class InputProcessor:
             spelled = {ids for word in words for ids in word_ids(self.tokenizer, word, "bad_words")}
             given = [entry for entry in params.bad_words if not isinstance(entry, str)]
             params = replace(params, bad_words=[*given, *sorted(spelled)])
+        if isinstance(params.prediction, str):
+            params = replace(params, prediction=self._predicted_ids(params.prediction))
         named = {
             "stop_token_ids": params.stop_token_ids,
             "logit_bias": params.logit_bias or (),
             "bad_words": [token for word in params.bad_words for token in word],
+            "prediction": params.prediction,
         }
         for name, ids in named.items():
             highest = max(map(int, ids), default=0)
@@ -145,6 +148,15 @@ class InputProcessor:
                     " it out."
                 )
         return params
+
+    def _predicted_ids(self, text: str) -> list[int]:
+        """Return the tokens of a predicted text, which needs a tokenizer."""
+        if self.tokenizer is None:
+            raise ConfigError(
+                "prediction: got text and no tokenizer; expected both, or token ids. Pass"
+                " tokenizer=... to LLM."
+            )
+        return [int(id) for id in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     def _request(self, index: int, prompt: Any, params: SamplingParams) -> Request:
         if isinstance(prompt, MultimodalPrompt):

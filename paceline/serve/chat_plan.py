@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.engine.chat import planned_params
@@ -100,6 +100,8 @@ def _planned(serving: Serving, body: ChatRequest, top: int | None) -> PlannedCha
         serving.llm.eos_token_ids,
         body.thinking_token_budget,
     )
+    if body.prediction is not None:
+        params = replace(params, prediction=body.prediction.text)
     params = planned_params(params, plan)
     each = params_of_answers(params)
     readers = [None if plan.new_reader is None else plan.new_reader() for _ in each]

@@ -131,6 +131,20 @@ class Message(BaseModel):
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
 
 
+class Prediction(BaseModel):
+    """Text that the answer is expected to contain; drafts use it."""
+
+    model_config = _STRICT
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """Return the text; several parts are joined."""
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
 # `LLM.chat_prompt` checks the messages, so the library and the server accept the same ones.
 # The two classes above only describe them in the schema.
 _Messages = Annotated[
@@ -152,6 +166,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    prediction: Prediction | None = None
     # vLLM's
     thinking_token_budget: int | None = Field(None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None

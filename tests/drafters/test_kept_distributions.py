@@ -117,8 +117,8 @@ def test_a_file_of_another_kind_version_or_vocabulary(
     made = written(path, vocab_size=50)
     with pytest.raises(ConfigError, match="got a vocabulary of 50 tokens; expected 256"):
         LLM(pair.target, create(name, pool_file=str(path)))
-    path.write_bytes(path.read_bytes().replace(b'"version":"2"', b'"version":"9"'))
-    with pytest.raises(ConfigError, match="got version '9'; expected '2'"):
+    path.write_bytes(path.read_bytes().replace(b'"version":"3"', b'"version":"9"'))
+    with pytest.raises(ConfigError, match="got version '9'; expected '3'"):
         create(name, pool_file=str(path))
     path.write_bytes(pool_bytes(NgramPool(3), 256))
     with pytest.raises(

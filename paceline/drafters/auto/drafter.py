@@ -20,11 +20,20 @@ from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.auto.draft_model_gate import DraftModelGates
+from paceline.drafters.auto.grammar_source import GrammarSource
 from paceline.drafters.auto.model_source import ModelSource
 from paceline.drafters.auto.options import AutoOptions
+from paceline.drafters.auto.prediction_source import PredictionSource
 from paceline.drafters.auto.settings import AutoSettings
 from paceline.drafters.shared.array_trees import ArrayTrees
-from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL, DraftSource
+from paceline.drafters.shared.draft_sources import (
+    DRAFT_HEAD,
+    DRAFT_MODEL,
+    GRAMMAR,
+    PREDICTION,
+    RETRIEVAL,
+    DraftSource,
+)
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
@@ -60,6 +69,8 @@ class Auto(RecyclingDrafter):
             if draft is None or not options.use_draft_model
             else ModelSource(draft, brief=self.budget)
         )
+        self._grammar = GrammarSource() if options.use_grammar else None
+        self._prediction = PredictionSource()
         self._gates = DraftModelGates()
         self._head_draft: dict[int, DraftTree] = {}  # by request
         if isinstance(options.draft_head, str):
@@ -124,6 +135,9 @@ class Auto(RecyclingDrafter):
     def start(self, request: Request) -> None:
         """Start the request in all sources."""
         self._retrieval.start(request)
+        self._prediction.start(request)
+        if self._grammar is not None:
+            self._grammar.start(request)
         if self._model is not None:
             self._model.start(request)
 
@@ -133,7 +147,13 @@ class Auto(RecyclingDrafter):
             requests, [_SETTINGS.retrieved_nodes if limit else 0 for limit in max_nodes]
         )
         head_drafts = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
-        trees = {RETRIEVAL: retrieved, DRAFT_HEAD: ArrayTrees.of(head_drafts)}
+        trees = {
+            RETRIEVAL: retrieved,
+            PREDICTION: ArrayTrees.of(self._prediction.propose(requests, max_nodes)),
+            DRAFT_HEAD: ArrayTrees.of(head_drafts),
+        }
+        if self._grammar is not None:
+            trees[GRAMMAR] = ArrayTrees.of(self._grammar.propose(requests, max_nodes))
         others = self._merge(requests, max_nodes, trees)
         if self._model is None:
             return others
@@ -175,6 +195,9 @@ class Auto(RecyclingDrafter):
     def stop(self, request: Request) -> None:
         """Free a request's state in all sources."""
         self._retrieval.stop(request)
+        self._prediction.stop(request)
+        if self._grammar is not None:
+            self._grammar.stop(request)
         self._recycler.stop(request)
         self._head_draft.pop(request.id, None)
         if self._model is not None:

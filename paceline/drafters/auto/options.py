@@ -28,6 +28,7 @@ class AutoOptions:
         update_datastore: Append finished answers to the datastore; default false.
         use_draft_model: Use the draft model, if there is one, as an additional source. With the
             budget, the drafter runs the draft model only while it saves time. Default true.
+        use_grammar: Draft the tokens that a request's grammar forces; default true.
         draft_head: Predict the next tokens from the target's hidden state; false disables the head.
             To use a trained head, pass the path of a file that `paceline draft-head train` wrote.
             Default true.
@@ -43,6 +44,7 @@ class AutoOptions:
     answer_cache_tokens: int | None = None
     update_datastore: bool = False
     use_draft_model: bool = True
+    use_grammar: bool = True
     draft_head: bool | str = True
     pool_file: str | None = None
 

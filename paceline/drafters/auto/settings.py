@@ -75,3 +75,32 @@ class ModelSourceSettings:
     max_seed_nodes: int = 11
     stop_threshold: float = 0.8
     chain_confidence: float = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSourceSettings:
+    """Settings for `GrammarSource`.
+
+    Attributes:
+        max_tokens: Maximum number of forced tokens in a step.
+        confidence: Probability that the target spells forced text by the proposed tokens, before
+            it was counted.
+    """
+
+    max_tokens: int = 32
+    confidence: float = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionSourceSettings:
+    """Settings for `PredictionSource`.
+
+    Attributes:
+        max_tokens: Maximum number of predicted tokens in a step.
+        ngram_tokens: Number of equal tokens after which an answer follows the prediction again.
+        confidence: Probability that a predicted token is right, before it was counted.
+    """
+
+    max_tokens: int = 32
+    ngram_tokens: int = 3
+    confidence: float = 0.9

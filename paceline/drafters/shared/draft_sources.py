@@ -15,7 +15,13 @@ import numpy as np
 
 from paceline.core.tree import IntArray
 from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees, DraftNode
-from paceline.drafters.shared.settings import DRAFT_HEAD_PRIOR, DRAFT_MODEL_PRIOR, SourcePrior
+from paceline.drafters.shared.settings import (
+    DRAFT_HEAD_PRIOR,
+    DRAFT_MODEL_PRIOR,
+    GRAMMAR_PRIOR,
+    PREDICTION_PRIOR,
+    SourcePrior,
+)
 from paceline.util.compiled import Records
 
 PAIRED = -1  # `calibration_table` of the source that is paired with the cached distributions
@@ -39,10 +45,12 @@ class DraftSource:
 RETRIEVAL = DraftSource("retrieval", PAIRED)
 DRAFT_HEAD = DraftSource("draft_head", 1, DRAFT_HEAD_PRIOR)
 DRAFT_MODEL = DraftSource("draft_model", 0, DRAFT_MODEL_PRIOR)
+GRAMMAR = DraftSource("grammar", 2, GRAMMAR_PRIOR)
+PREDICTION = DraftSource("prediction", 3, PREDICTION_PRIOR)
 
 # The paired source comes first. Each further source is weighed against the result of the sources
 # before it, in this order: cheap sources first.
-SOURCES = (RETRIEVAL, DRAFT_HEAD, DRAFT_MODEL)
+SOURCES = (RETRIEVAL, PREDICTION, DRAFT_HEAD, DRAFT_MODEL, GRAMMAR)
 WEIGHED = tuple(
     sorted(
         (source for source in SOURCES if source.calibration_table != PAIRED),

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 
 _KIND = FileKind(
     "paceline kept distributions",
-    "2",
+    "3",
     (
         "keys",
         "sizes",

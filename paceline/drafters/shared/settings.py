@@ -34,6 +34,9 @@ class SourcePrior:
 # prior of the draft head counts for more trials, since draft models differ more from each other.
 DRAFT_HEAD_PRIOR = SourcePrior((4.4, 0.71, 0.83), (0.23, 1.0), (0.84, 1.13), trials=20.0)
 DRAFT_MODEL_PRIOR = SourcePrior((1.4, 0.40, 0.64), (0.35, 0.9), (0.35, 0.66), trials=4.0)
+# Forced text leaves only the choice of tokens to the target, so other sources count little.
+GRAMMAR_PRIOR = SourcePrior((1.0, 0.0, 1.0), (0.2, 1.0), (1.0, 1.0), trials=4.0)
+PREDICTION_PRIOR = SourcePrior((1.0, 0.5, 0.5), (1.0, 1.0), (1.0, 1.0), trials=4.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ export const ORIGINS = {
   pool: ["Phrase pool", "draft token: from a phrase of earlier steps or answers"],
   model: ["Draft model", "draft token: proposed by a small draft model"],
   draft_head: ["Draft head", "draft token: predicted from the target's hidden state"],
+  grammar: ["Grammar", "draft token: the only continuation that the format of the answer allows"],
+  prediction: ["Prediction", "draft token: from the text that the request predicts"],
   draft: ["Draft", "draft token of a drafter that reports no source"],
 };
 

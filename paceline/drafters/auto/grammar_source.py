@@ -1,0 +1,62 @@
+"""Draft the tokens that a request's grammar allows as the only continuation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.auto.settings import GrammarSourceSettings
+
+_SETTINGS = GrammarSourceSettings()
+
+
+class GrammarSource:
+    """Proposes forced tokens, for requests with logits processors that know them.
+
+    Such a processor has a method `forced_tokens`, as `paceline.grammars.Grammar` has. The text of
+    the tokens is certain, but the target may spell it by other tokens.
+    """
+
+    def __init__(self) -> None:
+        self._processors: dict[int, list[Any]] = {}  # by request, copies that only drafts use
+        self._num_seen: dict[int, int] = {}  # tokens of the answer, by request
+
+    def start(self, request: Request) -> None:
+        """Copy the processors of a request that know forced tokens."""
+        given = request.params.logits_processors
+        knowing = [copy.copy(each) for each in given if hasattr(each, "forced_tokens")]
+        if knowing:
+            self._processors[request.id], self._num_seen[request.id] = knowing, 0
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Return one chain of forced tokens per request; it may be empty."""
+        if not self._processors:
+            return [EMPTY_TREE] * len(requests)
+        return [
+            self._chain(request, min(limit, _SETTINGS.max_tokens))
+            for request, limit in zip(requests, max_nodes, strict=True)
+        ]
+
+    def stop(self, request: Request) -> None:
+        """Drop the copies of a request."""
+        self._processors.pop(request.id, None)
+        self._num_seen.pop(request.id, None)
+
+    def _chain(self, request: Request, limit: int) -> DraftTree:
+        processors = self._processors.get(request.id, ())
+        if not processors:
+            return EMPTY_TREE
+        new = request.token_ids[request.prompt_length + self._num_seen[request.id] :]
+        self._num_seen[request.id] += len(new)
+        forced = [each.forced_tokens(new) for each in processors]
+        tokens: list[int] = next(filter(None, forced), [])[:limit]
+        if not tokens:
+            return EMPTY_TREE
+        count = len(tokens)
+        return DraftTree.chain(
+            tokens, None, [_SETTINGS.confidence] * count, [Origin.GRAMMAR] * count
+        )
