@@ -194,3 +194,13 @@ def test_checkpoints_are_dropped_with_the_least_recently_used_first() -> None:
     reused = [llm.generate([[*text, 9]], PARAMS)[0].stats.cached_tokens for text in texts[::-1]]
     assert reused[0] == 24
     assert 0 in reused
+
+
+@pytest.mark.parametrize("spec", ["draft_model", "draft_model:stop_rule=heuristic"])
+@pytest.mark.parametrize("name", CORE[:2])
+def test_recurrent_draft_models_propose_what_they_would_answer(name: str, spec: str) -> None:
+    known = known_answers(name, 3)
+    llm = LLM(make(name), spec, draft_model=copy.deepcopy(make(name)), max_batch=2)
+    outs = llm.generate([list(prompt) for prompt in known], PARAMS)
+    assert [out.token_ids for out in outs] == [*known.values()]
+    assert sum(out.stats.accepted_tokens for out in outs) > COUNT

@@ -162,6 +162,8 @@ class DraftModel(ChainDrafter):
         shadows = [self._shadows[request.id] for request in requests]
         likely = [self._records[request.id].likely for request in requests]
         copies = [shadow.request for shadow in shadows]
+        if self._draft.keeps_states and any(sizes):
+            self._advance_states(copies)
         while any(newest := [tree.newest() for tree in trees]):
             questions = [
                 tree.question(nodes, partial(self._continuation, shadow), others) if nodes else None
@@ -172,10 +174,25 @@ class DraftModel(ChainDrafter):
             ):
                 if question:
                     tree.learn_answers(question, answer)
-            self._draft.commit([()] * len(copies))
-            for copy in copies:
-                self._draft.rewind(copy, len(copy) - 1)
+            if not self._draft.keeps_states:
+                self._draft.commit([()] * len(copies))
+                for copy in copies:
+                    self._draft.rewind(copy, len(copy) - 1)
         return trees
+
+    def _advance_states(self, copies: list[Request]) -> None:
+        """Advance a draft model's recurrent states to before the newest token.
+
+        States cannot be rewound, so the passes that grow a tree leave them there.
+        """
+        behind = [copy for copy in copies if copy.pending > 1]
+        newest = [copy.token_ids.pop() for copy in behind]
+        try:
+            if behind:
+                self._draft.feed(behind)
+        finally:
+            for copy, token in zip(behind, newest, strict=True):
+                copy.token_ids.append(token)
 
     def _answers(
         self, copies: list[Request], questions: list[DraftForwardInput | None]
