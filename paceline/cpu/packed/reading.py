@@ -51,6 +51,12 @@ def scale_at(builder: Any, block: Any, offset: int) -> Any:
     return builder.fpext(load(builder, block, offset, ir.HalfType()), ir.FloatType())
 
 
+def scale_lanes(builder: Any, block: Any, offset: int) -> Any:
+    """Emit 16 copies of a float16 number in a block as float32."""
+    copies = spread(builder, load(builder, block, offset, ir.HalfType()), LANES)
+    return builder.fpext(copies, NUMBERS)
+
+
 def nibble_halves(builder: Any, block: Any, offset: int) -> Any:
     """Emit the low four bits of 16 bytes, then the high four.
 
@@ -121,7 +127,7 @@ class _Scaled(Reader):
 
     def scales(self, builder: Any, block: Any) -> Any:
         """Emit what the parts of a block share."""
-        return spread(builder, scale_at(builder, block, 0), LANES)
+        return scale_lanes(builder, block, 0)
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
         """Emit the numbers that 16 values stand for."""
@@ -133,9 +139,7 @@ class _Shifted(Reader):
 
     def scales(self, builder: Any, block: Any) -> Any:
         """Emit what the parts of a block share."""
-        return [
-            spread(builder, scale_at(builder, block, offset), LANES) for offset in (0, HALF_BYTES)
-        ]
+        return [scale_lanes(builder, block, offset) for offset in (0, HALF_BYTES)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
         """Emit the numbers that 16 values stand for."""
