@@ -181,23 +181,41 @@ def test_a_prefill_that_was_cancelled_leaves_nothing_behind(pair: Pair) -> None:
     assert llm.generate([prompt], SHORT)[0].token_ids == pair.answers[0][:COUNT]
 
 
+OPTIONS = (SHORT, SAMPLED, SamplingParams(COUNT, repetition_penalty=1.3))
+
+
+@pytest.fixture(scope="module")
+def plain_answers(pair: Pair) -> list[list[list[int]]]:
+    """Tokens of plain decoding under each of `OPTIONS`."""
+    llm = LLM(pair.target, "none")
+    return [[out.token_ids for out in llm.generate(pair.prompts[:2], params)] for params in OPTIONS]
+
+
+@pytest.fixture(scope="module")
+def bad_drafts(pair: Pair) -> list[Any]:
+    first = pair.prompts[0]
+    return [broken(pair.draft), broken(pair.draft, first[-1]), broken(pair.draft, first[3], INF)]
+
+
 @pytest.mark.parametrize(
     "spec",
     [spec for spec in SPECS if spec.startswith(("draft_model", "specdec_pp", "ouroboros", "auto"))],
 )
-@pytest.mark.parametrize("params", [SHORT, SAMPLED, SamplingParams(COUNT, repetition_penalty=1.3)])
-def test_a_bad_draft_model_costs_time_only(pair: Pair, spec: str, params: SamplingParams) -> None:
-    want = LLM(pair.target, "none").generate(pair.prompts[:2], params)
-    for draft in (
-        broken(pair.draft),
-        broken(pair.draft, pair.prompts[0][-1]),
-        broken(pair.draft, pair.prompts[0][3], INF),
-    ):
+@pytest.mark.parametrize("index", range(len(OPTIONS)))
+def test_a_bad_draft_model_costs_time_only(
+    pair: Pair,
+    plain_answers: list[list[list[int]]],
+    bad_drafts: list[Any],
+    spec: str,
+    index: int,
+) -> None:
+    params = OPTIONS[index]
+    for draft in bad_drafts:
         llm = engine(pair, pair.target, spec, draft)
         found = llm.generate(pair.prompts[:2], params)
         assert all(one.finish_reason for one in found)
         if params.greedy or spec in SAME_SEED:
-            assert [one.token_ids for one in found] == [one.token_ids for one in want]
+            assert [one.token_ids for one in found] == plain_answers[index]
 
 
 def test_a_rejected_draw_of_a_bad_draft_leaves_the_law_as_it_is(pair: Pair) -> None:
