@@ -1,4 +1,4 @@
-"""Write the tables of model types from the results of `scripts/survey_models.py`."""
+"""Write the tables of model types from `scripts/survey_models.py`, and recurrence times."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ def survey_types() -> str:
         types = ", ".join(f"`{name}`" for name in names)
         lines.append(f"- {words[0].upper()}{words[1:]}: {types}.")
     return "\n".join(lines)
+
+
+def recurrence_times() -> str:
+    """Return the time of passes of recurrent models, from `scripts/recurrence_times.py`."""
+    content = load("recurrence-times")
+    lines = ["| recurrence | computed by | 1 token | 4 tokens | 8 tokens | 16 tokens |"]
+    lines.append("|---|---|---:|---:|---:|---:|")
+    for name, ways in content["models"].items():
+        for way, times in ways.items():
+            ratios = " | ".join(f"{times['relative'][count]:.2f}" for count in ("4", "8", "16"))
+            lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
+    setup = (
+        "CPU time of one forward pass relative to one token. The models have 8 layers at the widths"
+        f" of a model with 0.8 B parameters, in {content['dtype']} on one thread of an"
+        f" {content['processor']} processor. paceline also computes the matrix products."
+    )
+    return "\n".join([*lines, "", setup])
 
 
 def survey_refused() -> str:

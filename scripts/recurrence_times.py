@@ -26,6 +26,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.model.cached_lm import CachedLM
+from paceline.model.forward_arguments import cache_argument
 from paceline.util.machine import processor
 
 NUM_TOKENS = (1, 2, 4, 8, 16)
@@ -105,12 +106,13 @@ def upstream_times(model: PreTrainedModel) -> dict[int, float]:
     least = dict.fromkeys(NUM_TOKENS, float("inf"))
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
-        model(input_ids=torch.full((1, TEXT_TOKENS), 7), past_key_values=cache, use_cache=True)
+        options = {cache_argument(model): cache, "use_cache": True}
+        model(input_ids=torch.full((1, TEXT_TOKENS), 7), **options)
         for _ in range(REPEATS):
             for count in NUM_TOKENS:
                 token_ids = torch.full((1, count), 7)
                 start = time.process_time()
-                model(input_ids=token_ids, past_key_values=cache, use_cache=True)
+                model(input_ids=token_ids, **options)
                 least[count] = min(least[count], time.process_time() - start)
     return least
 
@@ -123,7 +125,12 @@ def main(path: Path) -> None:
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    results: dict[str, Any] = {"processor": processor(), "threads": 1, "dtype": "bfloat16"}
+    results: dict[str, Any] = {
+        "kind": "recurrence times (1)",
+        "processor": processor(),
+        "threads": 1,
+        "dtype": "bfloat16",
+    }
     for name, (model_type, changes) in MODELS.items():
         model = build(model_type, changes)
         for way, times in (("paceline", paceline_times), ("transformers", upstream_times)):

@@ -255,9 +255,8 @@ def recurrent_layers_of(model: PreTrainedModel) -> str | None:
     """Return why a model with recurrent layers cannot be batch-invariant; else None."""
     count = len(states_of(model))
     return (
-        f"{count} of its layers are recurrent, and transformers computes them with other operations"
-        " for one token than for several, so that their bits depend on the draft; expected a model"
-        " without recurrent layers"
+        f"{count} of its layers are recurrent, and the test of row counts does not cover their"
+        " gates; expected a model without recurrent layers"
         if count
         else None
     )
