@@ -105,7 +105,7 @@ def measure(
         for context in contexts:
             for batch in batches:
                 steps = [
-                    _Steps(lm, batch, context)
+                    _TimedSteps(lm, batch, context)
                     for lm in (
                         CachedLM(loaded, **invariance.model_options(PREFILL_CHUNK)),
                         CachedLM(loaded),
@@ -126,7 +126,7 @@ def measure(
     )
 
 
-class _Steps:
+class _TimedSteps:
     """Requests with random cached states, which take as long to read as a text's."""
 
     def __init__(self, lm: CachedLM, batch: int, context: int) -> None:

@@ -73,7 +73,7 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
     config = {**config, **config.get("text_config", {})}
     kind = _supported_type(model, config)
     dtype = _dtype(model, config, dtype)
-    read = _Reader(model, config)
+    read = _FieldReader(model, config)
     hidden, layers = read("hidden_size"), read("num_hidden_layers")
     heads = read("num_attention_heads")
     size = config.get("head_dim")
@@ -122,7 +122,7 @@ def _supported_type(model: str, config: Mapping[str, Any]) -> str:
     return kind
 
 
-class _Reader:
+class _FieldReader:
     """Reads required fields that are positive integers."""
 
     def __init__(self, model: str, config: Mapping[str, Any]) -> None:
@@ -178,7 +178,9 @@ def _dtype(model: str, config: Mapping[str, Any], wanted: str) -> str:
     return str(chosen)
 
 
-def _dense(read: _Reader, kind: str, hidden: int, layers: int, width: float | None) -> list[Matmul]:
+def _dense(
+    read: _FieldReader, kind: str, hidden: int, layers: int, width: float | None
+) -> list[Matmul]:
     inner = read("intermediate_size")
     names = ("gate_proj", "up_proj") if DENSE_MATRICES[kind] == GATED else ("up_proj",)
     return [
@@ -188,7 +190,7 @@ def _dense(read: _Reader, kind: str, hidden: int, layers: int, width: float | No
 
 
 def _experts(
-    read: _Reader, kind: str, hidden: int, layers: int, width: float | None
+    read: _FieldReader, kind: str, hidden: int, layers: int, width: float | None
 ) -> list[Matmul]:
     """Return the products of the router, the experts and the shared expert, if any."""
     if read.config.get("mlp_only_layers") or read.config.get("decoder_sparse_step", 1) != 1:

@@ -214,7 +214,7 @@ class IQ4_NL(_Scaled):
         return nibble_halves(builder, block, 2)
 
 
-class _Plain(Reader):
+class _PlainReader(Reader):
     """Numbers without blocks, 32 at a time.
 
     Args:
@@ -238,4 +238,4 @@ class _Plain(Reader):
         return values
 
 
-F32, F16 = _Plain(ir.FloatType(), 4), _Plain(ir.HalfType(), HALF_BYTES)
+F32, F16 = _PlainReader(ir.FloatType(), 4), _PlainReader(ir.HalfType(), HALF_BYTES)
