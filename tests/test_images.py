@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from PIL import Image
 from paceline import LLM, DraftTree, MultimodalPrompt, SamplingParams, ScriptedDrafter, demo
 from paceline.core.media import EncodedPrompt, Media
 from paceline.core.request import Request
-from paceline.errors import CapacityError, ConfigError
+from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
 from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.support import multimodal
@@ -346,3 +347,30 @@ def test_the_server_takes_data_urls_only() -> None:
         assert (response.status_code, message.count("\n")) == (400, 0), message
         assert message.startswith("messages.0.content.0"), message
         assert "root" not in message
+
+
+def test_bits_with_images_depend_on_the_prompt_alone() -> None:
+    """Batch invariance surveys the language model; drafts and neighbours change no bit."""
+    model = copy.deepcopy(multimodal.model("qwen2_5_vl")).to(torch.bfloat16)
+    alone, beside = (
+        LLM(model, spec, processor=multimodal.processor("qwen2_5_vl"), batch_invariant=True)
+        for spec in ("none", "prompt_lookup")
+    )
+    params = SamplingParams(16, logprobs=3)
+    entry = prompt("qwen2_5_vl", 0)
+    (first,) = alone.generate([entry], params)
+    last = beside.generate([prompt("qwen2_5_vl", 1), TEXT, entry], params)[-1]
+    assert (first.token_ids, first.logprobs) == (last.token_ids, last.logprobs)
+
+
+def test_recurrent_models_refuse_images() -> None:
+    """They answer the text beside them."""
+    llm = llm_of("qwen3_5", "none")
+    handles = llm._engine.submit(
+        llm._inputs.requests([prompt("qwen3_5", 0), TEXT], SamplingParams(5))
+    )
+    with pytest.raises(UnsupportedModelError, match="has recurrent layers"):
+        llm._engine.finish(handles)
+    llm._engine.finish(handles[1:])
+    assert handles[1].request.output_ids == expected("qwen3_5", TEXT, [], 5)
+    llm._engine.withdraw(handles)

@@ -17,6 +17,8 @@ from paceline.backend.experts import ExpertsOverride, RouterOverride
 from paceline.backend.overrides import ForwardOverride
 from paceline.invariance.row_modules import RowExperts, RowModule, RowRouter
 from paceline.invariance.settings import PROBE_TOKENS
+from paceline.model.eagle.layers import decoder_of
+from paceline.model.media_prefill import takes_media
 
 
 def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
@@ -27,11 +29,13 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     """
     kinds: dict[tuple[Any, ...], RowModule] = {}
     observed: set[nn.Module] = set()
+    called: set[nn.Module] = set()
     thread = get_ident()
 
     def record(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if get_ident() != thread:  # other threads may use the model
             return
+        called.add(module)
         row_module = _row_module(name, module, inputs, output)
         if row_module is None:
             return
@@ -59,7 +63,7 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     finally:
         for hook in hooks:
             hook.remove()
-    fault = _unprobed(model, observed)
+    fault = _unprobed(model, observed, called)
     return ([], fault) if fault else (list(kinds.values()), "")
 
 
@@ -78,10 +82,17 @@ def _kind_of(module: RowModule) -> tuple[Any, ...]:
     )
 
 
-def _unprobed(model: PreTrainedModel, observed: set[nn.Module]) -> str:
-    """Return which weights no observed module uses; "" = none."""
+def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.Module]) -> str:
+    """Return which weights no observed module uses; "" = none.
+
+    The parts of a multimodal model that text does not reach, such as its vision tower, do not
+    count: paceline's forward passes never call them.
+    """
+    decoder = set(decoder_of(model).modules()) if takes_media(model) else set(model.modules())
     for name, module in model.named_modules():
         if module in observed or isinstance(module, nn.Embedding):
+            continue
+        if module not in decoder and called.isdisjoint(module.modules()):
             continue
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1:

@@ -89,6 +89,20 @@ _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         _GRID_TOKENS,
     ),
+    "qwen3_5": (
+        {
+            "rope_parameters": {**_SECTIONS["rope_parameters"], "partial_rotary_factor": 0.5},
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+        {**_GRID, "num_position_embeddings": 16, "intermediate_size": 48},
+        _GRID_TOKENS,
+    ),
     "glm4v": (
         {"rope_parameters": {**_SECTIONS["rope_parameters"], "partial_rotary_factor": 1.0}},
         {**_GRID, "intermediate_size": 48, "image_size": 28},
@@ -119,7 +133,8 @@ _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"image_token_id": IDS[IMAGE], "image_seq_length": 1},
     ),
 }
-CLASSES = sorted(_CONFIGS)
+RECURRENT = ["qwen3_5"]
+CLASSES = sorted(_CONFIGS.keys() - {*RECURRENT})
 
 
 @functools.cache
@@ -223,7 +238,7 @@ def processor(kind: str) -> Any:
     mark = f"{START}{IMAGE}{END}"
     grid = {"patch_size": 14, "min_pixels": 28 * 28, "max_pixels": 56 * 56, **own}
     built: Any
-    if kind in ("qwen2_5_vl", "qwen3_vl"):
+    if kind in ("qwen2_5_vl", "qwen3_vl", "qwen3_5"):
         factory = _Qwen25 if kind == "qwen2_5_vl" else _Qwen3
         built = factory(Qwen2VLImageProcessorPil(**grid), words, "")
     elif kind == "glm4v":
