@@ -9,6 +9,7 @@ must follow these rules; each is checked (`verification.tree_rules`) or has a mu
 3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
    siblings (renormalised, as for sampling without replacement). Sampled siblings precede guesses.
 4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
+5. With `leaf_first`, every step samples with new random numbers.
 
 A wrong guess costs time but never changes the answer. Drafters see no caches, masks or batched
 tensors.

@@ -37,6 +37,9 @@ class DraftTree:
         probes: Number of nodes at the end that are never accepted. For these, the target only
             computes the next token.
         origins: Source of each node (`Origin`); ignored in comparisons.
+        leaf_first: Whether the target verifies sampled nodes from the leaves to the root (traversal
+            verification). Acceptance then depends on later nodes, so every step must sample with
+            new random numbers. Default False: rejection sampling from the root.
     """
 
     token_ids: list[int]
@@ -45,6 +48,7 @@ class DraftTree:
     confidence: list[float] | None = None
     probes: int = 0
     origins: Sequence[int] | None = field(default=None, compare=False)
+    leaf_first: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -70,11 +74,11 @@ class DraftTree:
         probs: list[Tensor | None] | None = None,
         confidence: list[float] | None = None,
         origins: Sequence[int] | None = None,
+        leaf_first: bool = False,
     ) -> DraftTree:
         """Return a tree without branches: each token is the child of the previous one."""
-        return DraftTree(
-            token_ids, list(range(-1, len(token_ids) - 1)), probs, confidence, origins=origins
-        )
+        parents = list(range(-1, len(token_ids) - 1))
+        return DraftTree(token_ids, parents, probs, confidence, 0, origins, leaf_first)
 
     def is_chain(self) -> bool:
         """Return whether the tree is a chain, so that no node has a sibling."""
@@ -130,6 +134,7 @@ class DraftTree:
             None if self.probs is None else [self.probs[i] for i in path],
             None if self.confidence is None else [self.confidence[i] for i in path],
             None if self.origins is None else [self.origins[i] for i in path],
+            leaf_first=self.leaf_first,
         )
 
     def first(self, count: int) -> DraftTree:

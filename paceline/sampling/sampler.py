@@ -200,6 +200,20 @@ def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
     return (_splitmix(((high << 32) | low) ^ (index + 1)) >> 11) * 2.0**-53
 
 
+def step_seed(seed: int, position: int) -> int:
+    """Return the seed for the draft tokens of one step.
+
+    Whether a draft token is accepted depends on the tokens after it. If a later step drew a token
+    with the noise of a rejected draft, the output would not follow the target's distribution.
+
+    Args:
+        seed: Seed of the request.
+        position: Position of the step's first token in the answer.
+    """
+    high, low = noise_key(seed, position, DRAFT)
+    return (high << 31) | (low >> 1)
+
+
 def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
     """Return exponential noise, float32 [len(keys), vocab], one row per key.
 

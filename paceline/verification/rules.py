@@ -1,16 +1,24 @@
-"""Define the two verification rules that make every drafter lossless.
+"""Define the verification rules that make every drafter lossless.
 
 Sample matching (for deterministic drafts) samples the target's own token at each node. It continues
 at the child with that token, or stops if there is none.
 
-Rejection sampling (for sampled drafts) follows Leviathan et al. 2023 and Chen et al. 2023; for
-several children, it follows Miao et al. 2024. It tests the children in order and accepts each with
-probability min(1, target/draft). After a rejection, target = normalise(max(target - draft, 0)).
+Traversal verification (for sampled drafts) follows Weng et al. 2025 (arXiv 2505.12398). It tests
+the nodes from the leaves to the root, and the first accepted node ends the path. A node's share is
+the probability of accepting it or a descendant: min(1, share of the parent * target/draft). If all
+of it is rejected, the parent keeps max(share * target - draft, 0) as its weights.
+
+For a chain, this is block verification (Sun et al. 2024, arXiv 2403.10444). For children of the
+root alone, it is rejection sampling.
+
+Rejection sampling (Leviathan et al. 2023, Chen et al. 2023; Miao et al. 2024 for several children)
+tests the children of each accepted node in order. It accepts fewer tokens, but reads the target's
+distributions only along the accepted path. Logits processors with a state need this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.core.not_numbers import NO_TOKEN
@@ -52,6 +60,41 @@ def follow(
     return accepted, run
 
 
+def traverse(
+    tree: DraftTree,
+    target: Callable[[int], Vector | None],
+    coin: Callable[[int, Any], bool],
+    draw: Callable[[int, Vector], int],
+    ended: Callable[[list[int]], object],
+) -> tuple[list[int], list[int]]:
+    """Walk the tree from the leaves to the root (traversal verification).
+
+    Args:
+        tree: Draft tree.
+        target: Function that returns the target distribution [vocab] after a node (-1 = root). None
+            means that no token may be drawn after the node; its descendants are ignored.
+        coin: Function that returns whether to accept a node, given the acceptance probability.
+        draw: Function that returns a token for a depth and weights [vocab] that sum to 1. It is
+            called once, for the token after the accepted path.
+        ended: As in `follow`.
+    Returns:
+        Accepted nodes and emitted tokens, as in `follow`.
+    """
+    shares: dict[int, tuple[Any, Vector]] = {-1: (1, target(-1))}
+    for node, parent in enumerate(tree.parents[: tree.num_candidates]):
+        share, weights = shares.get(parent, (0, None))
+        if weights is not None:
+            reach, shares[parent] = _split(share, weights, tree, node)
+            shares[node] = reach, target(node)
+    last = next(
+        node
+        for node in leaves_first(tree)
+        if node < 0 or (node in shares and coin(node, shares[node][0]))
+    )
+    weights = shares[last][1]
+    return emit(tree, last, None if weights is None else lambda at: draw(at, weights), ended)
+
+
 def reject(
     tree: DraftTree,
     target: Callable[[int], Vector | None],
@@ -59,54 +102,13 @@ def reject(
     draw: Callable[[int, Vector], int],
     ended: Callable[[list[int]], object],
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree by accepting or rejecting sampled tokens (rejection sampling).
+    """Walk the tree from the root to a leaf (rejection sampling).
 
     Args:
         tree: Draft tree.
-        target: Function that returns the target distribution [vocab] after a node (-1 = root); None
-            ends the walk.
-        coin: Function that returns whether to accept a node, given the acceptance probability.
-        draw: Function that returns a token for a depth and weights [vocab] that sum to 1. It is
-            called if no child is left.
-        ended: As in `follow`.
-    Returns:
-        Accepted nodes and emitted tokens, as in `follow`.
-    """
-    weights: Vector = None
-
-    def reaches(node: int) -> bool:
-        nonlocal weights
-        weights = target(node)
-        return weights is not None
-
-    def accepts(child: int) -> bool:
-        nonlocal weights
-        token = tree.token_ids[child]
-        drawn_from = None if tree.probs is None else tree.probs[child]
-        chance = weights[token] if drawn_from is None else weights[token] / drawn_from[token]
-        if coin(child, chance):
-            return True
-        weights = _without(weights, token) if drawn_from is None else _residual(weights, drawn_from)
-        return False
-
-    return try_children(tree, reaches, accepts, lambda _, depth: draw(depth, weights), ended)
-
-
-def try_children(
-    tree: DraftTree,
-    reaches: Callable[[int], bool],
-    accepts: Callable[[int], bool],
-    draw: Callable[[int, int], int],
-    ended: Callable[[list[int]], object],
-) -> tuple[list[int], list[int]]:
-    """Walk the tree by testing the children of each node in order.
-
-    Args:
-        tree: Draft tree.
-        reaches: Function that is called for each node of the walk (-1 = root), and returns False to
-            end the walk before a token is emitted after it.
-        accepts: Function that returns whether a child is accepted.
-        draw: Function that returns the token after a node and its depth, if no child is accepted.
+        target: As in `traverse`; it is called for the accepted nodes alone, in order.
+        coin: As in `traverse`.
+        draw: As in `traverse`.
         ended: As in `follow`.
     Returns:
         Accepted nodes and emitted tokens, as in `follow`.
@@ -114,31 +116,89 @@ def try_children(
     children = tree.children()
     accepted: list[int] = []
     run: list[int] = []
-    node = -1
-    while True:
-        if not reaches(node):  # as in `follow`
+    node: int | None = -1
+    while node is not None:
+        weights = target(node)
+        if weights is None:  # as in `follow`
             return accepted[:-1], run
-        child = next(filter(accepts, children[node + 1]), None)
-        if child is None:
-            run.append(draw(node, len(run)))
-            ended(run)
-            return accepted, run
-        accepted.append(child)
-        run.append(tree.token_ids[child])
-        node = child
+        siblings, node = children[node + 1], None
+        for child in siblings:
+            reach, (_, left) = _split(1, weights, tree, child)
+            if coin(child, reach):
+                node = child
+                break
+            weights = left
+        if node is not None:
+            accepted.append(node)
+        run.append(draw(len(run), weights) if node is None else tree.token_ids[node])
+        if ended(run):
+            break
+    return accepted, run
+
+
+def leaves_first(tree: DraftTree) -> Iterator[int]:
+    """Return the nodes, descendants first and the root (-1) last."""
+    children = tree.children()
+    stack = [(-1, False)]
+    while stack:
+        node, is_tested = stack.pop()
+        if is_tested:
+            yield node
+        else:
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children[node + 1]))
+
+
+def emit(
+    tree: DraftTree,
+    last: int,
+    draw: Callable[[int], int] | None,
+    ended: Callable[[list[int]], object],
+) -> tuple[list[int], list[int]]:
+    """Return the accepted nodes and the emitted tokens of an accepted path.
+
+    Args:
+        tree: Draft tree.
+        last: Last accepted node; -1 = no node is accepted.
+        draw: Function that returns the token after the path, given its depth; None = no token.
+        ended: As in `follow`.
+    """
+    accepted: list[int] = []
+    run: list[int] = []
+    for node in tree.path(last):
+        accepted.append(node)
+        run.append(tree.token_ids[node])
         if ended(run):
             return accepted, run
+    if draw is None:  # as in `follow`
+        return accepted[:-1], run
+    run.append(draw(len(run)))
+    ended(run)
+    return accepted, run
 
 
-def _residual(target: Vector, draft: Vector) -> Vector:
-    rest = (target - draft).clip(0)
+def _split(
+    share: Any, weights: Vector, tree: DraftTree, node: int
+) -> tuple[Any, tuple[Any, Vector]]:
+    """Split a parent's share between a child and the parent.
+
+    Args:
+        share: Share of the parent.
+        weights: Distribution [vocab] after the parent.
+        tree: Draft tree.
+        node: The child.
+    Returns:
+        The share of the child, then the parent's share and distribution after a rejection.
+    """
+    token, joint = tree.token_ids[node], share * weights
+    drawn_from = None if tree.probs is None else tree.probs[node]
+    if drawn_from is None:
+        reach, rest = joint[token], joint + 0  # copy
+        rest[token] = 0
+    else:
+        reach, rest = joint[token] / drawn_from[token], (joint - drawn_from).clip(0)
     total = rest.sum()
-    # If target == draft, only rounding prevents acceptance.
-    return rest / total if total > 0 else target
-
-
-def _without(target: Vector, token: int) -> Vector:
-    rest = target + 0  # copy
-    rest[token] = 0
-    total = rest.sum()
-    return rest / total if total > 0 else target
+    divisor = 1 - share + total
+    # Without a rest, only rounding or a draft that is not a number prevents acceptance.
+    left = total / divisor if divisor > 0 else share, rest / total if total > 0 else weights
+    return 1 if reach > 1 else reach, left

@@ -21,7 +21,7 @@ from paceline.core.tree import DraftTree
 from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import contains_forbidden_token
 from paceline.util.device_copies import fetch
-from paceline.verification.batched_rejection import Rejections, prepare_rejections
+from paceline.verification.batched_shares import NodeShares, prepare_shares
 from paceline.verification.outcomes import make_outcome, token_chooser
 from paceline.verification.rules import follow
 from paceline.verification.settings import MIN_LAZY_VOCABULARY
@@ -41,14 +41,14 @@ class TargetTokens(NamedTuple):
         argmax: Most likely token; NO_TOKEN = the logits are not numbers.
         top: Most likely tokens of each row of the logits, if they were searched.
         scores: Scores [batch, 1 + width, vocab] from `target_scores`; None means not computed.
-        rejections: By row, what rejection sampling needs, if it was prepared.
+        shares: By row, what the verification of sampled drafts needs, if it was prepared.
     """
 
     tokens: Sequence[Sequence[int] | sampler.LazyDraws]
     argmax: list[list[int]]
     top: TopTokens | None = None
     scores: Tensor | None = None
-    rejections: Mapping[int, Rejections] = {}
+    shares: Mapping[int, NodeShares] = {}
 
 
 def target_tokens(
@@ -68,7 +68,7 @@ def target_tokens(
         return TargetTokens(argmax, argmax, top)
     greedy = all(request.params.greedy for request in requests)
     top_logits = () if logits.top is None else logits.top.tensors
-    sampled = [row for row in range(len(requests)) if _rejects(requests[row], trees[row])]
+    sampled = [row for row in range(len(requests)) if _is_sampled(requests[row], trees[row])]
     prepares = bool(sampled) and logits.flat.device.type != "cpu"
     finish = None
 
@@ -76,7 +76,7 @@ def target_tokens(
         nonlocal finish
         wanted = [*top_logits] if greedy else [*top_logits, argmax_tokens(scores)]
         if prepares:
-            tensors, finish = prepare_rejections(scores, requests, trees, sampled)
+            tensors, finish = prepare_shares(scores, requests, trees, sampled)
             wanted += tensors
         return wanted
 
@@ -84,12 +84,12 @@ def target_tokens(
     top = None if logits.top is None else logits.top.tokens(copied[: len(top_logits)])
     copied = copied[len(top_logits) :]
     argmax = tokens if greedy else copied[0].tolist()
-    rejections = {} if finish is None else finish(copied[1:])
-    return TargetTokens(tokens, argmax, top, scores, rejections)
+    shares = {} if finish is None else finish(copied[1:])
+    return TargetTokens(tokens, argmax, top, scores, shares)
 
 
-def _rejects(request: Request, tree: DraftTree) -> bool:
-    """Return whether a tree is verified by rejection sampling of the scores."""
+def _is_sampled(request: Request, tree: DraftTree) -> bool:
+    """Return whether a tree is verified by the probabilities of its sampled nodes."""
     params = request.params
     return not (tree.probs is None or params.greedy or params.logits_processors)
 
@@ -156,11 +156,11 @@ def _walk(
     argmax, dtype = target.argmax[row], logits.flat.dtype
     if request.params.logits_processors:
         return walk_processed(request, tree, logits[row], argmax)
-    if not _rejects(request, tree):
+    if not _is_sampled(request, tree):
         choose = token_chooser(request, tree, target.tokens[row], argmax, dtype)
         return follow(tree, choose, request.end_reason)
-    if row in target.rejections:
-        return walk_prepared(request, tree, target.rejections[row], argmax, dtype)
+    if row in target.shares:
+        return walk_prepared(request, tree, target.shares[row], argmax, dtype)
     assert target.scores is not None  # lazy only if no tree has draft probabilities
     probs = target.scores[row, : 1 + len(tree)].softmax(-1)
     return walk_sampled(request, tree, probs.__getitem__, argmax, dtype)

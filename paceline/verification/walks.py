@@ -19,9 +19,9 @@ from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import adjust_scores
 from paceline.sampling.warping import warp_scores
 from paceline.util.device_copies import fetch, upload
-from paceline.verification.batched_rejection import Rejections
+from paceline.verification.batched_shares import NodeShares
 from paceline.verification.outcomes import draft_may_cause_nan
-from paceline.verification.rules import follow, reject, try_children
+from paceline.verification.rules import emit, follow, leaves_first, reject, traverse
 
 
 def walk_sampled(
@@ -31,7 +31,9 @@ def walk_sampled(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Verify one request by rejection sampling, with random numbers from its seed.
+    """Verify one request with sampled drafts, with random numbers from its seed.
+
+    Logits processors run once per token, in order, so they always get rejection sampling.
 
     A node whose draft probabilities are NaN is never accepted.
 
@@ -46,22 +48,30 @@ def walk_sampled(
         Accepted nodes and emitted tokens.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
-    is_below = _coin_of(request, tree)
 
     def draw(depth: int, weights: Tensor) -> int:
         token = sampler.draw_one(weights, seed, start + depth, sampler.RESIDUAL)
         return take_token(request, token, dtype)
 
     def weights(node: int) -> Tensor | None:
-        return None if draft_may_cause_nan(tree, argmax, node) else target(node + 1)
+        return None if _is_last(request, tree, argmax, node) else target(node + 1)
 
-    return reject(tree, weights, is_below, draw, request.end_reason)
+    leaf_first = tree.leaf_first and not request.params.logits_processors
+    walk = traverse if leaf_first else reject
+    return walk(tree, weights, _coin_of(request, tree, leaf_first), draw, request.end_reason)
+
+
+def _is_last(request: Request, tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
+    """Return whether no token may follow a node, for its end or its logits."""
+    # Logits processors may refuse a text that has ended.
+    ends = node >= 0 and tree.token_ids[node] in request.eos_token_ids
+    return ends or draft_may_cause_nan(tree, argmax, node)
 
 
 def walk_prepared(
     request: Request,
     tree: DraftTree,
-    rejections: Rejections,
+    shares: NodeShares,
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
@@ -70,29 +80,67 @@ def walk_prepared(
     Args:
         request: Request to verify.
         tree: Its draft tree.
-        rejections: Results for the tree.
+        shares: Results for the tree.
         argmax: As in `token_chooser`.
         dtype: As in `token_chooser`.
     """
-    is_below = _coin_of(request, tree)
-    return try_children(
-        tree,
-        lambda node: not draft_may_cause_nan(tree, argmax, node),
-        lambda child: is_below(child, rejections.chances[child]),
-        lambda node, depth: take_token(request, rejections.tokens[node + 1], dtype),
-        request.end_reason,
-    )
+    is_below = _coin_of(request, tree, tree.leaf_first)
+    is_last = [_is_last(request, tree, argmax, node) for node in range(-1, len(tree))]
+    if tree.leaf_first:
+        last = _last_from_leaves(tree, is_last, shares, is_below)
+    else:
+        last = _last_from_root(tree, is_last, shares, is_below)
+
+    def draw(depth: int) -> int:
+        return take_token(request, shares.tokens[last + 1], dtype)
+
+    return emit(tree, last, None if is_last[last + 1] else draw, request.end_reason)
 
 
-def _coin_of(request: Request, tree: DraftTree) -> Callable[[int, Any], bool]:
-    """Return a function that compares a node's random number with a probability."""
+_Coin = Callable[[int, Any], bool]
+
+
+def _last_from_leaves(
+    tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
+) -> int:
+    """Return the last accepted node of `rules.traverse`; -1 = none."""
+    is_open = [True]  # by row: a token may follow every ancestor
+    for parent in tree.parents:
+        is_open.append(is_open[parent + 1] and not is_last[parent + 1])
+
+    def accepts(node: int) -> bool:
+        chances = shares.reaches if is_last[node + 1] else shares.chances
+        return is_open[node + 1] and is_below(node, chances[node])
+
+    return next(node for node in leaves_first(tree) if node < 0 or accepts(node))
+
+
+def _last_from_root(
+    tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
+) -> int:
+    """Return the last accepted node of `rules.reject`; -1 = none."""
+    children = tree.children()
+    node = -1
+    while not is_last[node + 1]:
+        siblings = children[node + 1]
+        child = next((c for c in siblings if is_below(c, shares.reaches[c])), None)
+        if child is None:
+            break
+        node = child
+    return node
+
+
+def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
+    """Return a function that compares a node's random number with a probability.
+
+    From the root, each position is decided in only one step, so its random numbers are new. From
+    the leaves, several steps test the same position, so the step's first position is used.
+    """
     seed, start = request.params.seed, len(request) - request.prompt_length
     depths = node_depths(tree.parents)
 
     def is_below(node: int, probability: Any) -> bool:
-        # Each position is decided in only one step, so its random numbers are new. Siblings differ
-        # by node.
-        position = start + int(depths[node]) - 1
+        position = start if leaf_first else start + int(depths[node]) - 1
         return sampler.uniform(seed, position, sampler.ACCEPT, node) < float(probability)
 
     return is_below

@@ -25,6 +25,7 @@ from paceline.drafters.draft_model.drafter import (
     greedy_answers,
 )
 from paceline.model.cached_lm import CachedLM
+from tests.support.models import make
 from tests.support.shared import COUNT, Pair
 
 
@@ -220,3 +221,23 @@ def test_what_is_read_off_greedy_rows_is_what_is_drawn() -> None:
     for one, other in zip(found[0][0], found[1][0], strict=True):
         assert (one.choice, list(one.likeliest)) == (other.choice, list(other.likeliest))
         assert one.probs == pytest.approx(other.probs, rel=1e-5)
+
+
+def test_every_step_samples_its_draft_with_new_noise() -> None:
+    """Acceptance depends on later tokens, so a rejected draft must not return with its noise."""
+    drafter = DraftModel(
+        DraftModelOptions(max_draft_tokens=3, verification="traverse"),
+        CachedLM(make("six_words_draft")),
+    )
+    repeated = 0
+    for seed in range(40):
+        request = Request([1, 3, 4], SamplingParams(max_new_tokens=9, temperature=2.0, seed=seed))
+        drafter.start(request)
+        (first,) = drafter.propose([request], [3])
+        (again,) = drafter.propose([request], [3])
+        assert again.token_ids == first.token_ids  # the same step
+        request.append(first.token_ids[:1])
+        (second,) = drafter.propose([request], [3])
+        repeated += second.token_ids[:2] == first.token_ids[1:]
+        drafter.stop(request)
+    assert repeated < 20

@@ -21,7 +21,7 @@ from paceline.sampling import sampler
 from paceline.sampling.logit_adjustments import adjust_scores
 from paceline.sampling.settings import DEVICE_SORTED_TOKENS
 from paceline.util.device_copies import fetch, finish, upload
-from paceline.verification.batched_rejection import prepare_rejections
+from paceline.verification.batched_shares import prepare_shares
 from paceline.verification.logprobs import score_outcomes
 from paceline.verification.walks import walk_prepared, walk_sampled
 from tests.support.simulated_cuda import CUDA, simulated_cuda
@@ -125,21 +125,23 @@ def test_a_nucleus_beyond_the_sorted_tokens_is_drawn_again(spread: float) -> Non
     assert drawn.tokens == here.tokens
 
 
-def sampled_tree(probs: Tensor, guess: bool) -> DraftTree:
+def sampled_tree(probs: Tensor, guess: bool, leaf_first: bool) -> DraftTree:
     """Return a tree with two children of the root, and one of the first of them."""
     first = probs[0]
     second = first.index_fill(0, torch.tensor([3]), 0.0)
     dists = [first, None if guess else second / second.sum(), probs[1]]
-    return DraftTree([3, 5, 2], [-1, -1, 0], dists)
+    return DraftTree([3, 5, 2], [-1, -1, 0], dists, leaf_first=leaf_first)
 
 
 @pytest.mark.parametrize("guess", [True, False])
-def test_prepared_rejections_are_those_of_the_walk(guess: bool) -> None:
+@pytest.mark.parametrize("leaf_first", [True, False])
+def test_prepared_shares_are_those_of_the_walk(guess: bool, leaf_first: bool) -> None:
     """All outcomes occur: the first or the second child, or none, and one more level."""
     vocab, paths = 12, set()
     for seed in range(60):
         scores = numbers(1, 4, vocab)
-        tree = sampled_tree(numbers(2, vocab).softmax(-1), guess)
+        scores[0, 0, 5] += 3  # so that the second child is accepted often enough
+        tree = sampled_tree(numbers(2, vocab).softmax(-1), guess, leaf_first)
         (request,) = requests_of([SamplingParams(20, 1.0, seed=seed)])
         request.params = dataclasses.replace(request.params, seed=seed)
         argmax = [0] * 4
@@ -153,9 +155,9 @@ def test_prepared_rejections_are_those_of_the_walk(guess: bool) -> None:
             )
             on_device = scores.to(CUDA)
             traffic.take()
-            (rejections,) = finish([prepare_rejections(on_device, [request], [there], [0])])
+            (shares,) = finish([prepare_shares(on_device, [request], [there], [0])])
             assert num_waits(traffic.take()) == 1
-        assert walk_prepared(request, tree, rejections[0], argmax, torch.float32) == expected
+        assert walk_prepared(request, tree, shares[0], argmax, torch.float32) == expected
         paths.add(tuple(expected[0]))
     assert paths == {(), (0,), (1,), (0, 2)}
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline import DraftTree
-from paceline.verification.rules import follow, reject
+from paceline.verification.rules import follow, traverse
 
 VOCAB = range(4)
 LENGTH = 3  # tokens compared
@@ -108,7 +108,7 @@ def complete(oracle: Oracle, run: list[int]) -> tuple[int, ...]:
     return tuple(run)
 
 
-def emitted(propose: Callable[[Oracle], DraftTree], walk: Walk = reject) -> Law:
+def emitted(propose: Callable[[Oracle], DraftTree], walk: Walk = traverse) -> Law:
     """Law of the next tokens when the drafter `propose` is verified by rejection."""
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:

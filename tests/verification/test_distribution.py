@@ -47,6 +47,7 @@ TRUNCATED = SamplingParams(
 CHOSEN = [
     "draft_model",
     "draft_model:verification=follow",
+    "draft_model:verification=traverse",
     "draft_model:stop_rule=confidence",
     "draft_model:stop_rule=heuristic,max_draft_tokens=2",
     "specdec_pp:min_draft_tokens=1",

@@ -1,4 +1,4 @@
-"""The two laws by exact enumeration: what is emitted must EQUAL the target's law, as fractions,
+"""The laws by exact enumeration: what is emitted must EQUAL the target's law, as fractions,
 whatever the tree.
 
 Every rule the proof needs is then broken once, and the table must differ.
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline import DraftTree
-from paceline.verification.rules import follow, reject
+from paceline.verification.rules import follow, reject, traverse
 from tests.support.enumeration import (
     EOS,
     LENGTH,
@@ -27,7 +27,9 @@ from tests.support.enumeration import (
     dist,
     draft,
     emitted,
+    ended,
     followed,
+    path_to,
     target,
 )
 
@@ -111,9 +113,12 @@ TREES = [
 ]
 
 
+@pytest.mark.parametrize("walk", [reject, traverse])
 @pytest.mark.parametrize("propose", TREES)
-def test_rejection_emits_the_targets_law(propose: Callable[[Oracle], DraftTree]) -> None:
-    assert emitted(propose) == PLAIN
+def test_sampled_drafts_emit_the_targets_law(
+    propose: Callable[[Oracle], DraftTree], walk: Walk
+) -> None:
+    assert emitted(propose, walk) == PLAIN
 
 
 @pytest.mark.parametrize("propose", TREES)
@@ -225,6 +230,80 @@ def test_broken_residuals_change_the_law(propose: Callable[[Oracle], DraftTree])
     assert emitted(propose, walk_with(residual_forgotten)) != PLAIN
 
 
+def num_accepted(propose: Callable[[Oracle], DraftTree], walk: Walk = traverse) -> Fraction:
+    """Return the expected number of accepted tokens in one step."""
+
+    def experiment(oracle: Oracle) -> tuple[int, ...]:
+        tree = propose(oracle)
+        accepted, _ = walk(
+            tree,
+            lambda node: target(path_to(tree, node)),
+            lambda node, chance: oracle.coin(chance),
+            lambda depth, weights: oracle.draw(weights),
+            ended,
+        )
+        return (len(accepted),)
+
+    return sum(
+        (count * chance for (count,), chance in Oracle().enumerate(experiment).items()), Fraction(0)
+    )
+
+
+def test_traversal_accepts_more_than_rejection_from_the_root() -> None:
+    """Without children of children, rejection sampling accepts as many."""
+    for propose in (one_draw, siblings):
+        assert num_accepted(propose) == num_accepted(propose, reject)
+    assert num_accepted(draws_end) > num_accepted(draws_end, reject)
+
+
+def leaf_first(split: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Walk:
+    """Traversal of a chain written out once more, with a split of one's own."""
+
+    def walk(
+        tree: DraftTree, target: Any, coin: Any, draw: Any, ended: Any
+    ) -> tuple[list[int], list[int]]:
+        shares: list[Any] = [(Fraction(1), target(-1))]
+        tables: list[Any] = list(tree.probs or [])
+        for node, token in enumerate(tree.token_ids):
+            share, weights = shares[node]
+            reach = min(1, share * weights[token] / tables[node][token])
+            shares[node] = split(share, weights, tables[node])
+            shares.append((reach, target(node)))
+        last = len(tree)
+        while last and not coin(last - 1, shares[last][0]):
+            last -= 1
+        weights = shares[last][1]
+        for length in range(1, last + 1):
+            if ended(tree.token_ids[:length]):
+                return list(range(length)), tree.token_ids[:length]
+        return list(range(last)), [*tree.token_ids[:last], draw(last, weights)]
+
+    return walk
+
+
+def right_split(share: Any, weights: Any, probs: Any) -> tuple[Any, Any]:
+    rest = (share * weights - probs).clip(0)
+    total = rest.sum()
+    return total / (1 - share + total), rest / total if total else weights
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda share, weights, probs: (share, right_split(share, weights, probs)[1]),
+        lambda share, weights, probs: (
+            right_split(share, weights, probs)[0],
+            right_split(Fraction(1), weights, probs)[1],
+        ),
+    ],
+    ids=["share kept", "rest of the whole target"],
+)
+def test_broken_splits_change_the_law(split: Callable[[Any, Any, Any], tuple[Any, Any]]) -> None:
+    """The same walk with the right split passes."""
+    assert emitted(draws_end, leaf_first(right_split)) == PLAIN
+    assert emitted(draws_end, leaf_first(split)) != PLAIN
+
+
 def test_a_residual_that_is_not_renormalised_breaks_the_second_sibling() -> None:
     """With one child the draw itself renormalises; the second child's coin does not."""
 
@@ -269,7 +348,7 @@ def test_greedy_by_softmax_ratio_is_not_greedy() -> None:
     tree = DraftTree([0], [-1], [draft_probs])
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
-        _, run = reject(
+        _, run = traverse(
             tree,
             lambda node: target_probs,
             lambda node, chance: oracle.coin(chance),
@@ -292,7 +371,7 @@ def test_certain_and_impossible_drafts() -> None:
         tree = DraftTree.chain([1, 1], [draft_probs, draft_probs])
 
         def experiment(oracle: Oracle) -> tuple[int, ...]:
-            nodes, run = reject(
+            nodes, run = traverse(
                 tree,
                 lambda node: target_probs,
                 lambda node, chance: oracle.coin(chance),

@@ -46,9 +46,9 @@ class DraftModelOptions:
         budget: The engine verifies only the nodes that are expected to save time. It skips drafting
             as long as drafting is slower than plain decoding. Sampled drafts are never shortened,
             because they affect the text. Default true, or false with a length or another rule.
-        verification: Verification method for sampled requests: "reject" (rejection sampling, as in
-            the papers) or "follow" (the draft model uses the same noise as the target). Default
-            "reject".
+        verification: Verification method for sampled requests. "reject" is rejection sampling, as
+            in the papers. "traverse" starts at the last draft token and accepts more tokens. With
+            "follow", the draft model uses the same noise as the target. Default "reject".
     """
 
     max_draft_tokens: int | None = None

@@ -3,6 +3,7 @@
 The draft model continues all requests of a batch in each of its forward passes, and the target
 verifies the chains at once. Greedy requests get deterministic drafts. With `verification="reject"`,
 sampled requests get sampled drafts with their distributions (rejection sampling). With
+`verification="traverse"`, the target verifies such drafts from the last token to the first. With
 `verification="follow"`, they get deterministic drafts that are drawn with the target's keyed noise.
 Such drafts often agree with the target, and a seed gives the same text with and without them.
 
@@ -13,7 +14,7 @@ lookup may predict the draft model's tokens, so that one of its forward passes a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,7 +59,7 @@ class ChainDrafter(Drafter):
     Args:
         draft: The draft model.
         rule: Length rule.
-        verification: "reject" or "follow".
+        verification: "reject", "traverse" or "follow".
         looks_up: Whether prompt lookup speeds up the draft model.
         spare: Cache positions of the draft model reserved for draft tokens.
     """
@@ -68,7 +69,8 @@ class ChainDrafter(Drafter):
     ) -> None:
         self._draft = draft
         self._rule = rule
-        self._rejects = verification == "reject"
+        self._samples = verification != "follow"
+        self._traverses = verification == "traverse"
         self._looks_up = looks_up
         self._spare = spare
         self._shadows: dict[int, ChainSequence] = {}
@@ -131,7 +133,7 @@ class ChainDrafter(Drafter):
 
     def draws(self, request: Request) -> bool:
         """Return whether drafts of `request` are sampled, with their distributions."""
-        return self._rejects and not request.params.greedy
+        return self._samples and not request.params.greedy
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Report the outcome of each draft to the length rule."""
@@ -165,7 +167,7 @@ class ChainDrafter(Drafter):
             for request, shadow, limit in zip(requests, shadows, limits, strict=True)
         ]
         copies = [shadow.request for shadow in shadows]
-        stream = sampler.DRAFT if self._rejects else sampler.TARGET
+        stream = sampler.DRAFT if self._samples else sampler.TARGET
         reduced = sampler.is_greedy(copies)
         vocabulary = self._draft.kept_ids if reduced else None
         while any(chain.open for chain in chains):
@@ -192,6 +194,9 @@ class ChainDrafter(Drafter):
 
     def _new_chain(self, request: Request, shadow: ChainSequence, limit: int) -> Chain:
         end_ids = request.eos_token_ids if self._rule.stops_at_end else frozenset()
+        if self._traverses and self.draws(request):
+            seed = sampler.step_seed(request.params.seed, len(request) - request.prompt_length)
+            shadow.request.params = replace(request.params, seed=seed)
         return Chain(shadow.request, limit, limit > 0, self.draws(request), end_ids)
 
     def _forward(
@@ -244,7 +249,7 @@ class ChainDrafter(Drafter):
         ).tokens
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        return chain_tree(chain)
+        return chain_tree(chain, leaf_first=self._traverses)
 
     def _limit(self, request: Request, limit: int) -> int:
         """Return the maximum number of tokens to draft for `request`."""

@@ -29,10 +29,12 @@ class DraftStep(NamedTuple):
     run: list[int]
 
 
-def chain_tree(chain: Chain, confidence: list[float] | None = None) -> DraftTree:
+def chain_tree(
+    chain: Chain, confidence: list[float] | None = None, leaf_first: bool = False
+) -> DraftTree:
     """Return a chain as a draft tree, with distributions if it was sampled."""
-    origins = [Origin.MODEL] * len(chain.tokens)
-    return DraftTree.chain(chain.tokens, chain.probs if chain.draws else None, confidence, origins)
+    origins, probs = [Origin.MODEL] * len(chain.tokens), chain.probs if chain.draws else None
+    return DraftTree.chain(chain.tokens, probs, confidence, origins, leaf_first)
 
 
 def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:

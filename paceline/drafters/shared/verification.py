@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.errors import ConfigError, did_you_mean
 
-_VERIFICATIONS = ("reject", "follow")
+_VERIFICATIONS = ("reject", "traverse", "follow")
 
 
 def require_verification(owner: str, verification: str) -> None:

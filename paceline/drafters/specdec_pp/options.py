@@ -29,9 +29,9 @@ class SpecDecPPOptions:
             affect the text. Default true.
         second_choices: Add the draft model's second choice alongside each draft token. The second
             choice helps if the token is rejected. It is used only with the budget. Default true.
-        verification: Verification method for sampled requests: "reject" (rejection sampling, as in
-            the paper) or "follow" (the draft model uses the same noise as the target). Default
-            "reject".
+        verification: Verification method for sampled requests. "reject" is rejection sampling, as
+            in the paper. "traverse" starts at the last draft token and accepts more tokens. With
+            "follow", the draft model uses the same noise as the target. Default "reject".
     """
 
     head: str | None = None

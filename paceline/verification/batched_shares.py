@@ -1,8 +1,8 @@
-"""Prepare rejection sampling for a batch without waiting for the device.
+"""Prepare the verification of sampled drafts on a device, without waiting for it.
 
-Children of a node are tested in order, each against the weights that earlier rejections have left.
-These weights do not depend on the random numbers, so the acceptance probability of every node and
-the token after every node are known before the walk.
+The share of every node depends on the tree and the logits, not on random numbers (`rules`). So the
+acceptance probability of every node and the token after every node are known before the walk.
+Rejection sampling is the case in which every accepted node has a share of 1.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from paceline.sampling import sampler
 from paceline.util.device_copies import Arrays, Pending, upload
 
 
-class Rejections(NamedTuple):
+class NodeShares(NamedTuple):
     """Precomputed results for the walk through one tree.
 
     Attributes:
-        chances: Acceptance probability of each node if its earlier siblings were rejected.
-        tokens: Token after the root and every node if all its children were rejected.
+        reaches: Acceptance probability of each node without its descendants.
+        chances: Acceptance probability of each node if its descendants were rejected; means
+            nothing with rejection sampling.
+        tokens: Token after the root and every node if its descendants were rejected.
     """
 
+    reaches: list[float]
     chances: list[float]
     tokens: list[int]
 
 
 class _Round(NamedTuple):
-    """The children with the same rank among their siblings, over all trees.
+    """Nodes that are computed together, over all trees.
 
     Attributes:
         rows: [n] row of the parent.
-        tokens: [n] token of the child.
-        nodes: [n] index of the child over all trees.
-        probs: Distribution that each child was sampled from, [vocab]; None for a guess.
+        tokens: [n] token of the node.
+        nodes: [n] row of the node.
+        probs: Distribution that each node was sampled from, [vocab]; None for a guess.
     """
 
     rows: list[int]
@@ -50,10 +53,10 @@ class _Round(NamedTuple):
     probs: list[Tensor | None]
 
 
-def prepare_rejections(
+def prepare_shares(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], rows: Sequence[int]
 ) -> Pending:
-    """Return the pending `Rejections` of requests, as a dictionary by row.
+    """Return the pending `NodeShares` of requests, as a dictionary by row.
 
     Args:
         scores: Scores [batch, 1 + width, vocab] from `target_scores`.
@@ -72,29 +75,38 @@ def prepare_rejections(
         ]
     )
     keys = [key for row in rows for key in _keys(requests[row], trees[row])]
-    row_indices, words, *indices = upload(
+    leaf_first_rows = [tree.leaf_first for tree in sampled for _ in range(1 + len(tree))]
+    row_indices, leaf_first, words, *indices = upload(
         device,
         which,
+        np.array(leaf_first_rows),
         sampler.words_of(keys),
         *(np.array((each.rows, each.tokens, each.nodes), dtype=np.int64) for each in rounds),
     )
     weights = scores.reshape(-1, scores.shape[-1])[row_indices].softmax(-1)
-    chances = weights.new_zeros(len(which))
+    reaches = weights.new_ones(len(which))
+    shares = weights.new_ones(len(which))
     for each, (parents, tokens, nodes) in zip(rounds, indices, strict=True):
-        left, chance = _test(weights[parents], tokens, each.probs)
-        chances.index_copy_(0, nodes, chance)
+        reach, share, left = _split(shares[parents], weights[parents], tokens, each.probs)
         weights.index_copy_(0, parents, left)
+        shares.index_copy_(0, parents, share)
+        reaches.index_copy_(0, nodes, reach)
+        shares.index_copy_(0, nodes, torch.where(leaf_first[nodes], reach, 1.0))
     tokens = marked_argmax(weights / sampler.noise_from(words, weights.shape[-1]))
 
-    def finish(arrays: Arrays) -> dict[int, Rejections]:
-        chance_list, token_list = (array.tolist() for array in arrays)
+    def finish(arrays: Arrays) -> dict[int, NodeShares]:
+        reach_list, share_list, token_list = (array.tolist() for array in arrays)
         starts = accumulate(sizes, initial=0)
         return {
-            row: Rejections(chance_list[start + 1 : start + size], token_list[start : start + size])
+            row: NodeShares(
+                reach_list[start + 1 : start + size],
+                share_list[start + 1 : start + size],
+                token_list[start : start + size],
+            )
             for row, start, size in zip(rows, starts, sizes, strict=False)
         }
 
-    return Pending([chances, tokens], finish)
+    return Pending([reaches, shares, tokens], finish)
 
 
 def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
@@ -107,7 +119,7 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
-    """Return the children of all nodes, by their rank among siblings.
+    """Return the nodes of all trees, each after its parent and earlier siblings.
 
     Row and node i + 1 of a tree belong to its node i; row 0 belongs to the root.
     """
@@ -115,40 +127,50 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
     start = 0
     for tree in trees:
         probs = tree.probs or [None] * len(tree)
-        for parent, children in enumerate(tree.children()):
-            for rank, child in enumerate(children):
-                if rank == len(rounds):
-                    rounds.append(_Round([], [], [], []))
-                each = rounds[rank]
-                each.rows.append(start + parent)
-                each.tokens.append(tree.token_ids[child])
-                each.nodes.append(start + child + 1)
-                each.probs.append(probs[child])
+        ready = [0] * (1 + len(tree))  # first round that may change each row
+        for node, parent in enumerate(tree.parents[: tree.num_candidates]):
+            number = ready[parent + 1]
+            ready[parent + 1] = ready[node + 1] = number + 1
+            if number == len(rounds):
+                rounds.append(_Round([], [], [], []))
+            each = rounds[number]
+            each.rows.append(start + parent + 1)
+            each.tokens.append(tree.token_ids[node])
+            each.nodes.append(start + node + 1)
+            each.probs.append(probs[node])
         start += 1 + len(tree)
     return rounds
 
 
-def _test(weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Return the weights that remain after a rejection, and acceptance probabilities.
+def _split(
+    shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split the shares of parents between them and their children.
 
     Args:
-        weights: Weights before, [n, vocab].
+        shares: Share of each parent, [n].
+        weights: Weights of each parent, [n, vocab].
         tokens: Token of each child, [n].
         probs: Distribution that each child was sampled from; None for a guess.
+    Returns:
+        The children's shares, then the parents' shares and weights after rejections.
     """
-    columns = tokens[:, None]
-    own = weights.gather(1, columns)
+    columns, joint = tokens[:, None], shares[:, None] * weights
+    own = joint.gather(1, columns)
     if all(dist is not None for dist in probs):
         drafted = torch.stack([dist for dist in probs if dist is not None])
-        chance = own / drafted.gather(1, columns)
+        reach = own / drafted.gather(1, columns)
     else:
         # A guess has no distribution: it is accepted with its own weight, which a rejection takes.
         nothing = torch.zeros_like(weights[0])
         drafted = torch.stack([nothing if dist is None else dist for dist in probs])
         (sampled,) = upload(weights.device, np.array([[dist is not None] for dist in probs]))
         divisor = torch.where(sampled, drafted.gather(1, columns), 1.0)
-        chance = own / divisor
+        reach = own / divisor
         drafted.scatter_(1, columns, torch.where(sampled, divisor, own))
-    rest = (weights - drafted).clip(0)
-    total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / total, weights), chance[:, 0]
+    rest = (joint - drafted).clip(0)
+    total = rest.sum(-1)
+    divisor = 1 - shares + total
+    share = torch.where(divisor > 0, total / divisor, shares)
+    left = torch.where(total[:, None] > 0, rest / total[:, None], weights)
+    return reach[:, 0].clamp(max=1), share, left
