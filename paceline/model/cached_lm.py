@@ -27,6 +27,7 @@ from paceline.model.media_prefill import MediaPrefill
 from paceline.model.model_runner import ModelRunner
 from paceline.model.model_view import ModelView, View
 from paceline.model.reduced_vocabulary import kept_ids
+from paceline.model.token_map import TokenMap
 from paceline.model.vocabulary import SharedVocabulary
 
 
@@ -87,7 +88,7 @@ class CachedLM(ForwardPasses):
         self.mode = mode_of(model)
         self.uses_target_states = uses_target_states(model)
         self.kept_ids = kept_ids(model)
-        self._vocabulary: SharedVocabulary | None = None
+        self._vocabulary: SharedVocabulary | TokenMap | None = None
 
     def _use_fixed_shapes(self) -> None:
         """Let the runner run decode forward passes of the current view in fixed shapes."""
@@ -120,7 +121,7 @@ class CachedLM(ForwardPasses):
             else self._vocabulary.target_rows
         )
 
-    def share(self, vocabulary: SharedVocabulary) -> None:
+    def share(self, vocabulary: SharedVocabulary | TokenMap) -> None:
         """Switch to returning logits over a target's vocabulary.
 
         Args:
@@ -136,7 +137,7 @@ class CachedLM(ForwardPasses):
             )
         self._vocabulary = self._runner.vocabulary = vocabulary
         reduced = kept_ids(self._model)
-        self.kept_ids = None if reduced is None else reduced[reduced < vocabulary.common]
+        self.kept_ids = None if reduced is None else vocabulary.reduced(reduced)
 
     @property
     def stale(self) -> bool:

@@ -30,6 +30,7 @@ from paceline.model.mixers.seam import RecurrentPass
 from paceline.model.model_runner import ModelRunner
 from paceline.model.padded_batch import PaddedBatch, lay_out
 from paceline.model.ragged_batch import RaggedBatch, pack
+from paceline.model.token_map import TokenMap
 from paceline.model.vocabulary import SharedVocabulary
 
 
@@ -47,7 +48,7 @@ class ForwardPasses(CachedRequests):
     kept_ids: IntArray | None
     _model: PreTrainedModel
     _runner: ModelRunner
-    _vocabulary: SharedVocabulary | None
+    _vocabulary: SharedVocabulary | TokenMap | None
 
     @property
     def packs(self) -> bool:

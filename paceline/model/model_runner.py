@@ -21,6 +21,7 @@ from paceline.model.fixed_shapes.runner import FixedShapeRunner
 from paceline.model.model_view import View
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.ragged_batch import RaggedBatch
+from paceline.model.token_map import TokenMap
 from paceline.model.vocabulary import SharedVocabulary
 from paceline.util.device_timer import DeviceTimer
 
@@ -65,7 +66,7 @@ class ModelRunner:
         self.picks: list[Callable[[Tensor], Tensor]] = []
         self.column_picks: list[Callable[[Tensor], Tensor]] = []
         self.pending: list[list[tuple[int, int, int]]] = []
-        self.vocabulary: SharedVocabulary | None = None
+        self.vocabulary: SharedVocabulary | TokenMap | None = None
         self._offsets: IntArray | None = None  # from text to model positions, for each token
         self._architecture, self._cache, self._products = architecture, cache, products
         self._device = device

@@ -10,13 +10,22 @@ from transformers import AutoTokenizer, PreTrainedModel
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import attach, uses_target_states
+from paceline.model.token_map import TokenMap, map_tokens
 from paceline.model.vocabulary import SharedVocabulary
 from paceline.text.token_ids import TokenIds, difference, is_padded, size, token_ids_of
 
-_HELP = "Choose a draft model of the target's family, one with the target's tokenizer."
+_HELP = (
+    "Choose a draft model of the target's family, one with the target's tokenizer, or set the"
+    " drafter's option other_tokenizer=true."
+)
 
 
-def pair(draft: CachedLM, target: PreTrainedModel, tokenizer: Any = None) -> None:
+def pair(
+    draft: CachedLM,
+    target: PreTrainedModel,
+    tokenizer: Any = None,
+    other_tokenizer: bool = False,
+) -> None:
     """Prepare a draft model for a target.
 
     Args:
@@ -24,15 +33,30 @@ def pair(draft: CachedLM, target: PreTrainedModel, tokenizer: Any = None) -> Non
         target: Target model.
         tokenizer: Tokenizer of the target; None means the tokenizer in the folder from which the
             target was loaded, if any.
+        other_tokenizer: Whether the draft model may have another tokenizer; default False.
     Raises:
-        ConfigError: The vocabularies do not match (`shared_vocabulary`), the draft model was
-            trained on another target's hidden states, or it already serves a target with a
-            different vocabulary.
+        ConfigError: The vocabularies do not match (`shared_vocabulary`, `map_tokens`), the draft
+            model was trained on another target's hidden states, or it already serves a target with
+            a different vocabulary.
         UnsupportedModelError: The draft model is EAGLE-style, and the target's embedding or LM head
             cannot be read.
     """
     attach(draft.model, target)
-    draft.share(shared_vocabulary(draft.model, target, tokenizer))
+    if other_tokenizer and not uses_target_states(draft.model):
+        draft.share(_token_map(draft.model, target, tokenizer))
+    else:
+        draft.share(shared_vocabulary(draft.model, target, tokenizer))
+
+
+def _token_map(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any) -> TokenMap:
+    """Return the map between the tokenizers of a draft model and its target."""
+    embedding: Any = draft.get_input_embeddings()
+    return map_tokens(
+        _tokenizer_of(target) if tokenizer is None else tokenizer,
+        _tokenizer_of(draft),
+        vocabulary_size(target),
+        min(vocabulary_size(draft), getattr(embedding, "num_embeddings", vocabulary_size(draft))),
+    )
 
 
 def shared_vocabulary(
@@ -97,7 +121,18 @@ def _tokenizer_ids(model: PreTrainedModel) -> TokenIds | None:
 
 @lru_cache(maxsize=2)  # several engines for the same pair of models
 def _ids_in(source: str) -> TokenIds | None:
+    tokenizer = _load_tokenizer(source)
+    return None if tokenizer is None else token_ids_of(tokenizer)
+
+
+def _tokenizer_of(model: PreTrainedModel) -> Any:
+    """Return the tokenizer in a model's folder or cached repository, or None."""
+    source = getattr(model, "name_or_path", None)
+    return _load_tokenizer(str(source)) if source else None
+
+
+def _load_tokenizer(source: str) -> Any:
     try:
-        return token_ids_of(AutoTokenizer.from_pretrained(source, local_files_only=True))
+        return AutoTokenizer.from_pretrained(source, local_files_only=True)
     except Exception:  # the libraries raise many types for a missing or damaged tokenizer
         return None

@@ -17,6 +17,10 @@ SKETCH_SIZE = 64
 MIN_SKETCH_COSINE = 0.8
 WARN_SKETCH_COSINE = 0.97
 
+# Minimum number of tokens that a target shares with a draft model of another tokenizer. Tokenizers
+# that fall back to bytes share at least the 95 printable ASCII characters.
+MIN_COMMON_TOKENS = 95
+
 # Maximum number of weights that an error about an incomplete checkpoint lists.
 MAX_NAMED_WEIGHTS = 3
 

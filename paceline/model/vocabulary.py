@@ -57,6 +57,10 @@ class SharedVocabulary:
             logits[..., : self.common], (0, self.target_rows - self.common), value=unreachable
         )
 
+    def reduced(self, kept_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shared ids of a reduced vocabulary."""
+        return kept_ids[kept_ids < self.common]
+
     def readable(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return token ids clipped to the rows of the draft model's embedding."""
         return (

@@ -67,7 +67,7 @@ class Auto(RecyclingDrafter):
         self._model = (
             None
             if draft is None or not options.use_draft_model
-            else ModelSource(draft, brief=self.budget)
+            else ModelSource(draft, self.budget, options.other_tokenizer)
         )
         self._grammar = GrammarSource() if options.use_grammar else None
         self._prediction = PredictionSource()

@@ -22,12 +22,15 @@ class ModelSource(DelegatingDrafter):
     Args:
         draft: The draft model.
         brief: Stop early where the draft model is unsure, because its forward passes take time.
+        other_tokenizer: Whether the draft model may have another tokenizer; default False.
     """
 
-    def __init__(self, draft: CachedLM, brief: bool) -> None:
+    def __init__(self, draft: CachedLM, brief: bool, other_tokenizer: bool = False) -> None:
         self._drafter = DraftModel(
             DraftModelOptions(
-                stop_threshold=_SETTINGS.stop_threshold if brief else None, verification="follow"
+                stop_threshold=_SETTINGS.stop_threshold if brief else None,
+                verification="follow",
+                other_tokenizer=other_tokenizer,
             ),
             draft,
         )

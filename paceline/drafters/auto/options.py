@@ -34,6 +34,8 @@ class AutoOptions:
             Default true.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default they are not saved.
+        other_tokenizer: Accept a draft model with another tokenizer. It then proposes only tokens
+            that both tokenizers have. Default false.
     """
 
     datastore: str | None = None
@@ -47,6 +49,7 @@ class AutoOptions:
     use_grammar: bool = True
     draft_head: bool | str = True
     pool_file: str | None = None
+    other_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         require_range("auto", "max_context_ngram", self.max_context_ngram, 1, LONGEST_KEY)

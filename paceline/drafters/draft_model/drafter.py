@@ -80,6 +80,7 @@ class DraftModel(ChainDrafter):
             draft, rule or options.length_rule(), options.verification, options.looks_up, spare
         )
         self._options = options
+        self.other_tokenizer = options.other_tokenizer
         self._grows = rule is None and options.min_branch_confidence < 1 and draft.takes_trees
         self.budget = rule is None and options.has_budget
         if rule is None and options.adapts_length:

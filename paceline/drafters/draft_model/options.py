@@ -49,6 +49,8 @@ class DraftModelOptions:
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same noise as the target. Default "reject".
+        other_tokenizer: Accept a draft model with another tokenizer. It then proposes only tokens
+            that both tokenizers have. Default false.
     """
 
     max_draft_tokens: int | None = None
@@ -58,6 +60,7 @@ class DraftModelOptions:
     use_prompt_lookup: bool | None = None
     budget: bool | None = None
     verification: str = "reject"
+    other_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens is not None:

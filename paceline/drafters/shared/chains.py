@@ -62,7 +62,11 @@ class ChainDrafter(Drafter):
         verification: "reject", "traverse" or "follow".
         looks_up: Whether prompt lookup speeds up the draft model.
         spare: Cache positions of the draft model reserved for draft tokens.
+    Attributes:
+        other_tokenizer: Whether the draft model may have another tokenizer than the target.
     """
+
+    other_tokenizer = False
 
     def __init__(
         self, draft: CachedLM, rule: LengthRule, verification: str, looks_up: bool, spare: int
@@ -82,7 +86,7 @@ class ChainDrafter(Drafter):
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Pair the draft model with its target."""
-        pair(self._draft, target, tokenizer)
+        pair(self._draft, target, tokenizer, self.other_tokenizer)
 
     def start(self, request: Request) -> None:
         """Open the draft model's copy of the request.

@@ -1,0 +1,131 @@
+"""Draft models with another tokenizer: the same texts under other ids, and texts that one lacks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from paceline import LLM, SamplingParams
+from paceline.errors import ConfigError
+from paceline.model.token_map import TokenMap, map_tokens
+from tests.support.models import byte_tokenizer
+from tests.support.shared import COUNT, Pair, without_budget
+
+SPECIAL = 3  # pad, bos and eos come first, in both tokenizers
+
+
+def pieces(words: list[str]) -> Any:
+    """Return a SentencePiece tokenizer with these tokens after the special ones."""
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *words])}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
+    )
+
+
+def reversed_pieces(tokenizer: Any) -> Any:
+    """Return the tokens of a byte-level tokenizer as SentencePiece tokens, in reverse order."""
+    words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)[SPECIAL:]
+    return pieces([word.replace("\u0120", "\u2581") for word in reversed(words)])
+
+
+@pytest.fixture(scope="module")
+def draft(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The draft model of the pair with the reversed vocabulary."""
+    folder = tmp_path_factory.mktemp("other")
+    model = copy.deepcopy(pair.draft)
+    order = torch.tensor([*range(SPECIAL), *reversed(range(SPECIAL, 256))])
+    for end in (model.get_input_embeddings(), model.get_output_embeddings()):
+        end.weight = torch.nn.Parameter(end.weight.detach()[order].clone())
+    model.save_pretrained(folder)
+    reversed_pieces(tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "draft_model:other_tokenizer=true",
+        "draft_model:other_tokenizer=true,max_draft_tokens=3",
+        "auto:other_tokenizer=true",
+    ],
+)
+def test_greedy_answers_are_the_targets(
+    pair: Pair, tokenizer: Any, draft: Path, spec: str, batch: int
+) -> None:
+    llm = LLM(pair.target, without_budget(spec), draft, tokenizer, max_batch=batch)
+    outs = llm.generate(pair.prompts, SamplingParams(COUNT))
+    assert [out.token_ids for out in outs] == pair.answers
+    same = LLM(
+        pair.target,
+        without_budget(spec.replace("other_tokenizer=true", "other_tokenizer=false")),
+        pair.draft,
+        tokenizer,
+        max_batch=batch,
+    ).generate(pair.prompts, SamplingParams(COUNT))
+    found, expected = (sum(out.stats.accepted_tokens for out in each) for each in (outs, same))
+    assert found > 0.9 * expected > 20
+
+
+@pytest.mark.parametrize("verification", ["follow", "reject", "traverse"])
+def test_sampled_answers(pair: Pair, tokenizer: Any, draft: Path, verification: str) -> None:
+    """Under `follow`, a seed gives plain decoding's text; the others accept often."""
+    spec = f"draft_model:other_tokenizer=true,max_draft_tokens=3,verification={verification}"
+    params = [SamplingParams(12, 1.0, seed=seed) for seed in range(4)]
+    plain, outs = (
+        LLM(pair.target, each, model, tokenizer).generate(pair.prompts[:4], params)
+        for each, model in (("none", None), (spec, draft))
+    )
+    same = [out.token_ids for out in outs] == [out.token_ids for out in plain]
+    assert same or verification != "follow"
+    assert sum(out.stats.accepted_tokens for out in outs) > 10
+
+
+def test_the_map_of_two_tokenizers() -> None:
+    target = byte_tokenizer()
+    draft = pieces(["a", "\u2581", "<0x21>", "th", *map(chr, range(0x22, 0x61)), "bcd", *"bcdefgh"])
+    with pytest.raises(ConfigError, match=r"with 7. common tokens; expected at least 95"):
+        map_tokens(target, draft, 256, 128)
+    letters = [chr(code) for code in range(0x22, 0x7F)]
+    draft = pieces(["\u2581", "<0x21>", "<0xC3>", "th", *letters])
+    shared = map_tokens(target, draft, 300, 128)
+    vocabulary, others = target.get_vocab(), draft.get_vocab()
+    pairs = dict(zip(shared.target_ids.tolist(), shared.draft_ids.tolist(), strict=True))
+    assert pairs[vocabulary["\u0120"]] == others["\u2581"]
+    assert pairs[vocabulary["!"]] == others["<0x21>"]
+    assert pairs[vocabulary["Ã"]] == others["<0xC3>"]  # a byte, not the character
+    assert pairs[target.eos_token_id] == draft.eos_token_id
+    assert others["th"] not in pairs.values()
+    assert shared.readable(np.array([vocabulary["b"], 299])).tolist() == [
+        others["b"],
+        draft.eos_token_id,
+    ]
+
+
+def test_logits_are_by_the_targets_ids() -> None:
+    shared = TokenMap(np.array([1, 4]), np.array([2, 0]), 6, np.zeros(6, dtype=np.int64))
+    probs = shared.logits(torch.tensor([[1.0, 9.0, 3.0]])).softmax(-1)[0]
+    assert torch.equal(probs.nonzero()[:, 0], torch.tensor([1, 4]))
+    torch.testing.assert_close(probs[[1, 4]], torch.tensor([3.0, 1.0]).softmax(-1))
+    with pytest.raises(ConfigError, match="reduced vocabulary for a target with another tokenizer"):
+        shared.reduced(np.array([1]))
+
+
+def test_what_cannot_be_mapped_is_refused(pair: Pair, tokenizer: Any, draft: Path) -> None:
+    with pytest.raises(ConfigError, match=r"or set the drafter's option other_tokenizer=true\."):
+        LLM(pair.target, "draft_model", draft, tokenizer)
+    with pytest.raises(ConfigError, match="whose tokens have fixed texts for the draft"):
+        LLM(pair.target, "draft_model:other_tokenizer=true", pair.draft, tokenizer)
