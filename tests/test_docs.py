@@ -21,7 +21,9 @@ from tests.support import multimodal
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Snippets name a real model; the tests run them on the embedded one, offline.
-HUB_IDS = {"HuggingFaceTB/SmolLM2-135M-Instruct": str(demo.TARGET)}
+HUB_IDS = {
+    name: str(demo.TARGET) for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "LiquidAI/LFM2-350M")
+}
 MULTIMODAL = "llava-hf/llava-1.5-7b-hf"  # in the tests, a tiny model of the same class
 GGUF_FILE = '"model.gguf"'  # a tiny one takes its place
 SNIPPETS = [

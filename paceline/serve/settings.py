@@ -137,11 +137,10 @@ class Settings:
             the limit.
         allow_drafter: Drafter spec that uses files and that requests may select; repeatable.
             Default: none.
-        tool_call_parser: Format in which the model writes tool calls, such as hermes. Default: auto
-            finds it in the chat template.
+        tool_call_parser: Format in which the model writes tool calls, such as hermes; auto finds it
+            in the chat template.
         reasoning_parser: Markers of the model's reasoning: think, harmony, gemma4, mistral or
-            seed_oss. Default: auto finds them in the chat template; none leaves reasoning in the
-            text.
+            seed_oss; auto finds them in the chat template, and none leaves reasoning in the text.
         max_stored_responses: Maximum number of answers of /v1/responses that later requests may
             continue; at least 0. The oldest ones are forgotten.
         ignore_generation_config: Ignore the sampling defaults in the model's

@@ -7,7 +7,10 @@ from typing import ClassVar
 
 from paceline.util.config import require_range
 from papers.config import PaperConfig
-from papers.lookahead.paper_settings import NGRAMS, WINDOWS
+
+# Figure 4: N, and W = G.
+NGRAMS = (3, 5, 7, 9)
+WINDOWS = (1, 2, 4, 8, 15, 30)
 
 _MIN_NGRAM, _MIN_WINDOW = 2, 1  # smallest values that the drafter accepts
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from papers.lookahead.scaling_law import ScalingLaw
 from papers.part import PLAIN, TableLine
 
-# Figure 4: N, and W = G.
-NGRAMS = (3, 5, 7, 9)
-WINDOWS = (1, 2, 4, 8, 15, 30)
 PAPER_LAW = ScalingLaw(alpha=0.425, f=3.106)  # In the caption of the figure.
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.report.drawing import COLOURS, INK, MARKERS, compared, label, page, save
+from papers.lookahead.options import NGRAMS, WINDOWS
 from papers.lookahead.paper_settings import (
     CURVE_SEGMENTS,
-    NGRAMS,
     PAGE,
     PAPER_LAW,
     POINT_SIZES,
     TITLE_COLUMNS,
-    WINDOWS,
 )
 from papers.lookahead.result import LookaheadResult
 from papers.lookahead.scaling_law import CompressionPoint, ScalingLaw, fit

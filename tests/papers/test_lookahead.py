@@ -24,12 +24,10 @@ from papers import (
     run_paper,
     write_paper_json,
 )
-from papers.lookahead.options import LookaheadConfig
+from papers.lookahead.options import NGRAMS, WINDOWS, LookaheadConfig
 from papers.lookahead.paper_settings import (
     DRAFT,
-    NGRAMS,
     PAPER_LAW,
-    WINDOWS,
     spec_of,
 )
 from papers.lookahead.result import LookaheadResult

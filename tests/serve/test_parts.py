@@ -14,7 +14,7 @@ from paceline.errors import CapacityError, ConfigError, DrafterError
 from paceline.serve.errors import ApiError
 from paceline.serve.limits import AdmissionLimit
 from paceline.serve.requests import CompletionRequest
-from paceline.serve.sampling import Sampler
+from paceline.serve.sampling import Sampler, params_of_answers
 from paceline.serve.speculation import Speculations
 
 
@@ -48,20 +48,20 @@ def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         sampler = Sampler(tiny, Speculations("none"), ignore)
         return sampler.params(CompletionRequest(prompt="x", **fields), 10**30, None)
 
-    (found,) = made(False)
+    found = made(False)
     assert (found.temperature, found.top_k, found.top_p, found.max_new_tokens) == (
         0.6,
         20,
         0.9,
         tiny.max_length,
     )
-    (found,) = made(False, temperature=0.1, top_k=-1)
+    found = made(False, temperature=0.1, top_k=-1)
     assert (found.temperature, found.top_k, found.top_p) == (0.1, 0, 0.9)
-    (found,) = made(True)
+    found = made(True)
     assert (found.temperature, found.top_k, found.top_p) == (1.0, 0, 1.0)
-    assert len({made(True)[0].seed for _ in range(4)}) > 1
-    assert [one.seed for one in made(True, n=3, seed=5)] == [5, 6, 7]
-    assert {one.n for one in made(True, n=3)} == {1}
+    assert len({made(True).seed for _ in range(4)}) > 1
+    assert [one.seed for one in params_of_answers(made(True, n=3, seed=5))] == [5, 6, 7]
+    assert {one.n for one in params_of_answers(made(True, n=3))} == {1}
 
 
 @pytest.mark.parametrize(
