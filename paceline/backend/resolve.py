@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from transformers import PreTrainedModel
 
     from paceline.backend.interface import Backend
-    from paceline.backend.products import Products
 
 
 @cache
@@ -68,28 +66,3 @@ def topk_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def logit_entropies(logits: Tensor) -> Tensor:
     """Run `Backend.entropies` on the backend of the logits' device."""
     return backend_of(logits.device).entropies(logits)
-
-
-def fastest_products(model: PreTrainedModel) -> Products:
-    """Return the products with which forward passes of a model take the least time."""
-    if model.device.type != "cpu":
-        backend = backend_of(model.device)
-        kind: type[Products] = import_module("paceline.backend.products").Products
-        return kind(norms=backend.rms_norms(model), backend=backend)
-    products: Products = import_module("paceline.cpu.product_choice").fastest(model)
-    return products
-
-
-def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest products for a model on a CPU that only drafts.
-
-    They may change the numbers of the model: products with few rows get weights of 8 bits.
-    """
-    products: Products = import_module("paceline.cpu.backend").draft_products(model)
-    return products
-
-
-def has_bfloat16_kernels() -> bool:
-    """Return True if kernels use the CPU's instructions for bfloat16 products."""
-    available: bool = import_module("paceline.cpu.backend").has_bfloat16_kernels()
-    return available

@@ -23,10 +23,10 @@ from paceline.cli.show import INTERRUPTED, print_stream
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.text.messages import checked_messages, text_of
-from paceline.text.tokens import require_text
 from paceline.util.files import parse_json, require_writable
 from paceline.util.options import ModelOptions
 from paceline.util.text_files import read_text
+from paceline.util.unicode import require_text
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.settings import MAX_LOGIT_BIAS
 from paceline.errors import ConfigError
-from paceline.text.tokens import is_text
+from paceline.util.unicode import is_text
 
 _TEXTS = (str, bytes, bytearray, Mapping)
 

@@ -21,9 +21,9 @@ from paceline.errors import ConfigError
 from paceline.recorded_answers.reading import read_answers, read_settings
 from paceline.text.conversations import chat_text
 from paceline.text.messages import Message, checked_messages, text_of
-from paceline.text.tokens import require_text
 from paceline.util.files import parse_json
 from paceline.util.text_files import open_text
+from paceline.util.unicode import require_text
 
 DATASET = "datasets:"  # prefix of a data set's name
 _SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from paceline.backend.model_products import fastest_products
 from paceline.backend.products import Products
-from paceline.backend.resolve import fastest_products
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes

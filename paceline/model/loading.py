@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from paceline import demo
-from paceline.backend.resolve import draft_products, has_bfloat16_kernels
+from paceline.backend.model_products import draft_products, has_bfloat16_kernels
 from paceline.errors import ConfigError, did_you_mean
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle import checkpoint

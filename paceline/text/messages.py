@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.text.tokens import require_text
 from paceline.text.tool_messages import with_argument_objects
+from paceline.util.unicode import require_text
 
 Message = dict[str, Any]
 PartReader = Callable[[Mapping[str, Any], str], dict[str, Any]]

@@ -17,8 +17,8 @@ from paceline.datastore import verify
 from paceline.errors import ConfigError, DatastoreError
 from paceline.report.prompts import encode, load_prompts
 from paceline.text.conversations import chat_ids
-from paceline.text.tokens import is_text
 from paceline.util.options import ModelOptions
+from paceline.util.unicode import is_text
 from tests.support.cli import call
 
 HALF = (

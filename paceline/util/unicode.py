@@ -1,0 +1,36 @@
+"""Check that text is valid Unicode."""
+
+from __future__ import annotations
+
+from paceline.errors import ConfigError
+
+
+def is_text(text: object) -> bool:
+    """Return whether an object is a string that UTF-8 can encode.
+
+    Strings with lone surrogates, for example from invalid bytes, are not.
+    """
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def require_text(where: str, text: str) -> str:
+    """Return a text that UTF-8 can encode.
+
+    Args:
+        where: Name of the text in errors.
+        text: The text.
+    Raises:
+        ConfigError: The text has a lone surrogate.
+    """
+    if not is_text(text):
+        raise ConfigError(
+            f"{where}: got {text[:60]!a}, with half a surrogate pair or bytes that are not UTF-8;"
+            " expected text. Write it in UTF-8."
+        )
+    return text
