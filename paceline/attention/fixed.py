@@ -41,8 +41,8 @@ def _attend(
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
-        attention_mask: [batch, 1, heads per key head * columns, positions]; or a stand-in mask,
-            whose address is in the trees of the module's state.
+        attention_mask: [batch, 1, heads per key head * columns, positions]; or a placeholder
+            mask, whose address is a key of `AttentionState.trees`.
     Returns:
         [batch, columns, heads, dim], and no weights.
     Raises:

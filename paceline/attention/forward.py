@@ -1,4 +1,4 @@
-"""Define the values that our attention functions read in every forward pass.
+"""Define the values that attention functions read in every forward pass.
 
 A view of a model (`paceline.model.model_view`) owns one `AttentionState` and gives it to its
 modules. The attention functions find it in the module that calls them.
@@ -24,11 +24,12 @@ class AttentionState:
     """Attention inputs of one forward pass.
 
     Attributes:
-        num_causal: Number of leading columns that see exactly themselves and the columns before
-            them, while the cache is empty: a prompt. Default 0.
+        num_causal: Number of leading columns with causal attention, because they belong to a
+            prompt and the cache is empty. Default 0.
         metadata: Keys of each row by position; None for keys in the order of their cache
             positions.
-        trees: What columns see, by the address of a stand-in mask; empty if masks say it.
+        trees: Visibility of the columns, keyed by the address of a placeholder mask. Empty if
+            forward passes use real masks.
     """
 
     num_causal: int = 0
@@ -40,6 +41,6 @@ _NO_STATE = AttentionState()
 
 
 def attention_state(module: nn.Module) -> AttentionState:
-    """Return the state of a module's view; the default for a module in no view."""
+    """Return the state of a module's view, or a default state outside of views."""
     state: AttentionState = vars(module).get(STATE, _NO_STATE)
     return state

@@ -1,7 +1,7 @@
-"""Attend over slots and draft trees in Triton on CUDA.
+"""Compute attention over KV cache slots and draft trees with Triton on CUDA.
 
-The kernel reads the lengths from the device, so that a captured graph serves every length of a
-bucket. Each split of the keys goes to another program; programs after the last key end at once.
+The kernel reads the lengths from the device, so a captured graph works for every length in a
+bucket. Each split of the keys has its own program. Programs without keys return immediately.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from paceline.attention.tree_programs import attend_tree, combine_tree, store_st
 def attention_over_tree(
     query: Tensor, key: Tensor, value: Tensor, tree: TreeVisibility, scaling: float | None
 ) -> Tensor:
-    """Return attention of pending tokens and nodes over the text and their tree.
+    """Return the attention of pending tokens and nodes to the text and their tree.
 
     Args:
         query: [rows, heads, columns, dim], the last dim contiguous.
         key: [rows, key heads, positions, dim]; the positions of a head are contiguous.
         value: [rows, key heads, positions, value dim], in the same layout.
-        tree: What each column sees.
+        tree: Keys that each column sees.
         scaling: Factor of the scores; None = 1 / sqrt(dim).
     Returns:
         [rows, columns, heads, value dim], in the dtype of the query.
@@ -99,7 +99,7 @@ def store_columns(
     Args:
         states: Keys [rows, heads, columns, dim] and values [rows, heads, columns, value dim].
         stores: Keys and values of all slots, [slots, heads, positions, dim] each.
-        cache_positions: int64 [rows, columns]; columns with a negative one are not written.
+        cache_positions: int64 [rows, columns]; columns with a negative position are not written.
         slots: int64 [rows, columns].
     """
     keys, values = (state if state.stride(3) == 1 else state.contiguous() for state in states)
@@ -125,7 +125,10 @@ def store_columns(
 
 
 def _split(positions: int, programs: int) -> tuple[int, int]:
-    """Return the number of splits and their keys; the programs fill the device."""
+    """Return the number of splits, and the number of keys in each.
+
+    A split has the fewest keys with which at most `TREE_PROGRAMS` programs run.
+    """
     keys = TREE_MIN_SPLIT_KEYS
     while -(-positions // keys) * programs > TREE_PROGRAMS and keys < positions:
         keys *= 2

@@ -100,7 +100,7 @@ class PaddedLinearOverride(ForwardOverride):
 
 
 class RouterOverride(ForwardOverride):
-    """Uses the backend's product for calls of `functional.linear` in a module."""
+    """Compute a module's calls to `functional.linear` with the backend's product."""
 
     __slots__ = ()
 
@@ -111,7 +111,7 @@ class RouterOverride(ForwardOverride):
 
 
 class _LinearCalls(TorchFunctionMode):
-    """Passes calls of `functional.linear` to a backend."""
+    """Redirect calls to `functional.linear` to a backend."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _LinearCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one function of torch."""
+        """Run a torch function, or the backend's product instead of `functional.linear`."""
         if func is functional.linear and not kwargs and len(args) in (2, 3):
             return _multiply_padded(self._backend, args[0], args[1], (*args, None)[2])
         return func(*args, **(kwargs or {}))

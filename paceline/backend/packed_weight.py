@@ -1,7 +1,7 @@
-"""Hold the blocks of a weight as a tensor of the numbers they stand for.
+"""Represent a weight stored in blocks as a tensor of bfloat16 numbers.
 
-The matrix products of a backend read the blocks where they lie. Any other operation of torch gets
-the unpacked numbers: it takes memory and time, but its result is that of the unpacked weight.
+A backend's matrix products read the blocks directly. Any other torch operation gets the unpacked
+numbers. It takes memory and time, but its result equals that of the unpacked weight.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PackedWeight(Tensor):
     Args:
         blocks: uint8 [rows in the file, bytes of a row] on the CPU, rows without gaps.
         block_format: Format of the blocks.
-        inner: Numbers of a row.
-        order: int64 [rows]: the row of `blocks` that holds each row; None if they are in order.
+        inner: Numbers per row.
+        order: int64 [rows]: index in `blocks` of each row; None if the rows are in order.
     """
 
     blocks: Tensor
@@ -59,7 +59,7 @@ class PackedWeight(Tensor):
         arguments: Sequence[Any] = (),
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation on the blocks if it only selects rows, else on the numbers.
+        """Run an operation on the blocks if it only selects rows, or on unpacked numbers.
 
         Raises:
             RuntimeError: The operation would change the weight.
@@ -77,7 +77,7 @@ class PackedWeight(Tensor):
         return operation(*unpacked[0], **unpacked[1])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
-        """Return a weight of the same blocks, which never change."""
+        """Return a weight that shares the blocks, which never change."""
         return _with_flags(self.like(self.order), self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -85,7 +85,7 @@ class PackedWeight(Tensor):
         return f"PackedWeight({self.block_format.name}, {list(self.shape)})"
 
     def like(self, order: Tensor | None, blocks: Tensor | None = None) -> PackedWeight:
-        """Return a weight with other rows of the same file."""
+        """Return a weight with other rows, in the same block format."""
         own = self.blocks if blocks is None else blocks
         return PackedWeight(own, self.block_format, self.shape[1], order)
 

@@ -120,7 +120,10 @@ def _can_draw() -> bool:
 
 
 def _has_real_model() -> bool:
-    """Return whether SmolLM2 can be used, converting it if necessary; print why not."""
+    """Return whether SmolLM2 can be used, after converting it if necessary.
+
+    If SmolLM2 cannot be used, the reason is printed.
+    """
     path = embedded.find_smollm2()
     if path is None:
         print_note("SmolLM2 is not installed, so the demo uses the built-in toy models.")

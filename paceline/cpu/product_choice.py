@@ -1,4 +1,4 @@
-"""Time our products against torch's, and choose per number of rows.
+"""Time paceline's products against torch's, and choose per number of rows.
 
 Each product of the model is timed on its own weights, once per machine; the result is cached. A
 timing that other programs disturbed is used, and repeated at a later load once the machine is less
@@ -45,10 +45,10 @@ class Trial:
     """Seconds of all products of a model, per number of rows in `TIMED_ROWS`.
 
     Attributes:
-        ours: Seconds of our kernels; empty if they can compute no product of the model.
+        ours: Seconds of paceline's kernels; empty if they can compute no product of the model.
         torchs: Seconds of torch's products; empty if `ours` is.
         conditions: Conditions of the timing; None if nothing was timed.
-        our_experts: Seconds of all experts, one after the other with our kernels; empty if the
+        our_experts: Seconds of all experts, one after the other with these kernels; empty if the
             model has none.
         torch_experts: Seconds of all experts as transformers computes them.
     """
@@ -68,9 +68,9 @@ class Trial:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the minimum and maximum rows with which our products are no slower.
+        """Return the minimum and maximum rows at which paceline's products are no slower.
 
-        Of several ranges it is the one with the fewest rows; (0, 0) if there is none.
+        If there are several ranges, the first counts; if there are none, the result is (0, 0).
         """
         wins = [
             own_seconds < TIE_RATIO * torch_seconds
@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def experts_are_faster(self) -> bool:
-        """Return True if experts with our products take no longer with any number of rows."""
+        """Return True if paceline's experts are no slower at any number of rows."""
         return all(
             own_seconds < TIE_RATIO * torch_seconds
             for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)
@@ -92,10 +92,11 @@ class Trial:
 
     @property
     def cost_everywhere(self) -> float:
-        """Return the time of an answer with our products alone, over the best possible.
+        """Return the cost of using paceline's products for every number of rows.
 
-        The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. A step feeds 1, 4 or 16
-        rows, whichever is worst for ours.
+        The cost is the time of an answer, divided by its time with the faster product at each
+        number of rows. The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. Each
+        step feeds 1, 4 or 16 rows; the largest of the three costs counts.
         """
         ours, best = list(self.ours), [*map(min, self.ours, self.torchs)]
         if self.our_experts:
@@ -169,7 +170,7 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return True if a model is so large that timing our products is worthwhile."""
+    """Return True if a model is so large that timing the products is worthwhile."""
     size = sum(module.weight.numel() for module in replaceable(model, CPU))
     return size + sum(experts.num_weights for experts in experts_of(model)) >= MIN_TIMED_WEIGHTS
 

@@ -1,6 +1,6 @@
-"""Find the top-k tokens of rows of logits, their probabilities, and entropies.
+"""Find each row's top-k tokens, their probabilities, and the row's entropy.
 
-Torch's own functions take longer than all other work of a small step on CPUs. Among equal logits
+On CPUs, torch's own functions take longer than everything else in a small step. Among equal logits,
 the lowest token id comes first, as in torch's `argmax`.
 """
 
@@ -104,7 +104,8 @@ def _find(
 ) -> None:
     """Write the top-k tokens and their probabilities or logits.
 
-    A row with NaN or only infinities gets NO_TOKEN, or with probabilities the first tokens, 0 each.
+    A row with NaN or only infinities gets NO_TOKEN. With `with_probs`, it gets the first tokens
+    instead, each with probability 0.
 
     Args:
         logits: Address of the logits, [len(token_ids), vocab].

@@ -33,8 +33,8 @@ class NodeSelector(ABC):
     Attributes:
         rows_per_unit: Number of rows per unit.
         num_units: Number of units.
-        num_free_units: Number of units that cost nothing, because whole trees need their rows
-            anyway.
+        num_free_units: Number of units that cost nothing, because trees that may not be cut need
+            their rows anyway.
     """
 
     rows_per_unit: int
@@ -48,7 +48,7 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of units that the current `trees` of drafts take, cut or not."""
+        """Return the number of units in the current `trees` of drafts, cut or uncut."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
@@ -56,7 +56,7 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees that may be cut, and return the number of units in the step.
+        """Cut the trees that may be cut; return the number of units left in the step.
 
         Args:
             seconds: Time of the step by its number of units, [1 + num_units].

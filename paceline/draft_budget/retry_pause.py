@@ -36,5 +36,5 @@ class RetryPause:
         self._left = num_steps
 
     def reset(self) -> None:
-        """Make the next pause the shortest possible."""
+        """Set the next pause to its minimum length."""
         self._next = self._min_steps

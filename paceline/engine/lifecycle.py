@@ -1,4 +1,7 @@
-"""Admit requests, deliver their tokens and end them, keeping errors separate."""
+"""Admit requests, deliver their tokens and end them.
+
+An error in one request does not affect the others.
+"""
 
 from __future__ import annotations
 

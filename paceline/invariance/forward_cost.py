@@ -1,7 +1,8 @@
-"""Measure the cost of batch invariance in forward passes and products.
+"""Measure the cost of batch invariance in forward passes and matrix products.
 
-Both are timed alternately with and without. Other programs only ever slow a call down, so the
-shortest repeat counts. The spread of the repeats shows how far the result can be trusted.
+Calls with and without batch invariance are timed alternately. Load from other programs only makes
+a call slower, so the shortest repeat counts. The spread of the repeats shows how reliable the
+result is.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _Compared = tuple[int, Callable[[], object], Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time relative to the usual one, with the conditions of the measurement.
+    """Time with batch invariance, relative to the time without it.
 
     Attributes:
-        ratio: Time over the usual time.
+        ratio: Time with batch invariance, divided by the time without it.
         conditions: Conditions of both measurements.
     """
 
@@ -47,14 +48,16 @@ class Cost:
 
 
 def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enough: float) -> Cost:
-    """Return the cost of a batch-invariant forward pass of one row after a text.
+    """Return the cost of a batch-invariant forward pass, relative to a usual one.
+
+    Both forward passes process one row, with up to `CONTEXT_TOKENS` cached tokens before it.
 
     Args:
         model: Loaded model.
         min_rows: Minimum number of rows of batch-invariant forward passes.
         products: Matrix products of batch-invariant forward passes.
-        enough: Cost at which the measurement stops early. More rounds could only confirm it, as
-            other programs never make a forward pass faster.
+        enough: Cost at which the measurement stops early. Load from other programs only makes
+            forward passes slower, so more rounds are unlikely to change the decision.
     """
     invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
     usual = CachedLM(model)
@@ -72,7 +75,7 @@ def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enou
 
 
 def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
-    """Return the cost of all products of a forward pass padded to `min_rows` rows.
+    """Return the cost of padding all products of a forward pass to `min_rows` rows.
 
     Args:
         modules: Modules of the model.
@@ -87,7 +90,7 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 
 
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
-    """Return the cost of products with a fixed number of rows, over a whole answer.
+    """Return the cost of products with a fixed number of rows, for a whole answer.
 
     Args:
         modules: Modules of a view whose products have a fixed number of rows.
@@ -114,7 +117,7 @@ def _product_cost(compared: list[_Compared], device: torch.device) -> Cost:
 
 
 def run_forward(lm: CachedLM, request: Request, tree: DraftTree) -> None:
-    """Run one forward pass without committing its tokens; wait for the device.
+    """Run one forward pass without a commit, and wait for the device.
 
     Args:
         lm: Model to run.
@@ -125,7 +128,7 @@ def run_forward(lm: CachedLM, request: Request, tree: DraftTree) -> None:
 
 
 def _opened(lm: CachedLM, context: int) -> Request:
-    """Return a request that counts as cached except for its newest token.
+    """Return a request whose tokens, except the newest, count as cached.
 
     The cache holds zeros, which take as long to read as other numbers.
     """

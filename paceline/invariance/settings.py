@@ -1,8 +1,8 @@
-"""Numbers of the invariance room, each with its unit and what it was chosen for."""
+"""Set the constants of the batch-invariance checks, with their units and reasons."""
 
 from __future__ import annotations
 
-# Highest cost with which "auto" switches batch invariance on, relative to a usual forward pass.
+# Maximum cost at which "auto" enables batch invariance, relative to a usual forward pass.
 MAX_COST = 1.05
 
 # Rows: the largest row count that is probed. No batch-invariant forward pass is larger.
@@ -22,10 +22,10 @@ MAX_MEDIUM_WEIGHTS = 1 << 24
 # Rows: the largest count of repeated probes, on other random rows.
 MAX_REPEATED_ROWS = 33
 
-# Repeated probes of each module that is no matrix product, which cost next to nothing.
+# Repeated probes of each module that is not a matrix product. They take almost no time.
 NUM_REPEATS = 24
 
-# Rows: a narrower class has no space for drafts or a batch.
+# Rows: minimum size of a class. A smaller class has no space for drafts or a batch.
 MIN_CLASS_ROWS = 32
 
 # Rows of every product if no class is wide enough. Up to this number, reading the weights takes
@@ -54,7 +54,7 @@ PROBE_TOKENS = 13
 # tokens take several chunks.
 CHECK_PREFILL_CHUNK = 8
 
-# Tokens of the text after which forward passes are timed, if the model takes as many.
+# Cached tokens in timed forward passes; fewer if the model's context is shorter.
 CONTEXT_TOKENS = 512
 
 # Minimum and maximum number of rounds in which forward passes are timed.

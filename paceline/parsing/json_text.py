@@ -1,4 +1,4 @@
-"""Read JSON values from an answer while they are written."""
+"""Read JSON values from an answer while it is being generated."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
 def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[None, None, bool]:
-    """Write the text of one JSON value as it arrives.
+    """Copy the text of one JSON value as it arrives.
 
     Args:
         source: Unread text, at the first character of the value.
         write: Function that receives the text in parts.
     Returns:
-        Whether the value is complete. A number or word is complete at the next separator.
+        Whether the value is complete. A number or word is complete at the separator after it.
     """
     first = yield from source.peek()
     if first == '"':
@@ -50,7 +50,7 @@ def read_value(source: TextSource) -> Generator[None, None, tuple[str, bool]]:
 
 
 def decoded_string(text: str) -> str | None:
-    """Return the string that JSON text stands for; None if it is no string."""
+    """Return the string that JSON text encodes; None if it encodes anything else."""
     try:
         value = json.loads(text, strict=False)
     except ValueError:
@@ -59,7 +59,7 @@ def decoded_string(text: str) -> str | None:
 
 
 def encoded_part(text: str) -> str:
-    """Return characters as they are written inside a JSON string."""
+    """Return characters as JSON escapes them inside a string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

@@ -46,12 +46,12 @@ class ModelCard:
 
     @property
     def parameters(self) -> int:
-        """Return the numbers in matrices and embedding, without norms and biases."""
+        """Return the number of matrix and embedding weights, without norms and biases."""
         return self.embedding + sum(matmul.weights for matmul in self.shapes.matmuls)
 
     @property
     def weight_bytes(self) -> float:
-        """Return the bytes of matrices and embedding."""
+        """Return the size of the weight matrices and the embedding, in bytes."""
         return self.embedding * self.shapes.width + self.shapes.weight_bytes
 
 

@@ -1,6 +1,6 @@
-"""Find the tree size with the most tokens per forward pass for its cost.
+"""Find the tree size with the best ratio of tokens per forward pass to cost.
 
-The method is that of Marzollo et al. 2024, figures 2 and 3.
+The method follows Marzollo et al. 2024, figures 2 and 3.
 """
 
 from __future__ import annotations

@@ -69,10 +69,10 @@ def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | N
 
 
 def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
-    """Return the tokenizer fingerprint that `paceline record` files share.
+    """Return the tokenizer fingerprint that all `paceline record` files share.
 
     Returns:
-        None if another kind of file is among them.
+        None if `paceline record` did not write all of the files.
     Raises:
         ConfigError: Two of the files have different tokenizers.
     """

@@ -84,7 +84,7 @@ class AdmissionLimit:
         self.open += count
 
     def busy_error(self, reason: str, count: int = 1) -> ApiError:
-        """Return the error for a request that may succeed after `count` answers."""
+        """Return the error for a request that may succeed once `count` answers finish."""
         seconds = self.seconds_until(count)
         return ApiError(
             429, f"{reason} Try again in {seconds} seconds.", headers={"Retry-After": str(seconds)}

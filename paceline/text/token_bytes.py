@@ -1,4 +1,4 @@
-"""Find the bytes that every token of a tokenizer adds to a text."""
+"""Find the bytes that each token of a tokenizer adds to a text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Spelling(NamedTuple):
 
 
 class TokenBytes(dict[int, Spelling]):
-    """Spellings by token id, filled on demand; an unknown id adds nothing.
+    """Map token ids to spellings, computed on demand; unknown ids are spelled empty.
 
     Args:
         backend: Tokenizer of the tokenizers library.

@@ -52,11 +52,11 @@ class TrainingReport:
         self.bar.update(self._task, completed=share)
 
     def validation(self, progress: TrainingProgress, losses: dict[str, float], scores: str) -> None:
-        """Write the line of one validation.
+        """Write the progress line for one validation run.
 
         Args:
             progress: Progress of the training run.
-            losses: Mean loss over the last steps, by kind of batch.
+            losses: Mean loss over the last steps, by type of batch.
             scores: Description of the results on held-out data.
         """
         if self._write is not None:
@@ -105,13 +105,13 @@ class Trainer(ABC):
 
     @abstractmethod
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the kind of the next batch and the loss on that batch."""
+        """Return the type of the next batch, and the loss on that batch."""
 
     def validate(self, losses: dict[str, float]) -> str:
         """Evaluate the model on held-out data and return a description of the scores.
 
         Args:
-            losses: Mean loss over the last steps, by kind of batch.
+            losses: Mean loss over the last steps, by type of batch.
         """
         return ""
 

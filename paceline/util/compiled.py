@@ -85,11 +85,11 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 
 
 def kernel(function: F) -> F:
-    """Compile a function that allocates no array, without reference counts.
+    """Compile a function that allocates no arrays, without reference counting.
 
     Reference counting for arrays is atomic and happens at every call and every view. In short
-    functions, it takes longer than the actual work. The caller must keep the arrays alive; a
-    `compiled` caller does so.
+    functions, it takes longer than the actual work. The caller must keep the arrays alive, as a
+    function compiled with `compiled` does.
     """
     return _without_counting(function)
 

@@ -110,7 +110,7 @@ def prepare_shares(
 
 
 def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
-    """Return the key of the noise after the root and every node."""
+    """Return the noise keys for the tokens after the root and after each node."""
     start = len(request) - request.prompt_length
     return [
         sampler.noise_key(request.params.seed, start + depth, sampler.RESIDUAL)

@@ -21,7 +21,8 @@ def draft_may_cause_nan(tree: DraftTree, argmax: Sequence[int], node: int) -> bo
 
     Args:
         tree: Verified draft tree.
-        argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
+        argmax: Most likely token after the root and after each node; NO_TOKEN if the logits are not
+            numbers.
         node: Node after which a token is chosen; -1 means the root.
     """
     return argmax[node + 1] == NO_TOKEN and len(tree) > 0
@@ -41,7 +42,8 @@ def make_outcome(
         tree: Verified draft tree.
         accepted: Accepted nodes.
         run: Emitted tokens.
-        argmax: Most likely token after the root and every node; NO_TOKEN = not numbers.
+        argmax: Most likely token after the root and after each node; NO_TOKEN if the logits are not
+            numbers.
     """
     unclean = NO_TOKEN in argmax
     if unclean:

@@ -117,9 +117,9 @@ def section_4_2(result: SssdResult) -> Table:
                 ]
             rows.append([*row, PAPER_TEMPERATURES.get(temperature)])
     notes = (
-        f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper; verification follows the"
-        " target's sample. change: accepted tokens per step relative to the greedy answers to the"
-        " same prompts.",
+        f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper. A draft token is"
+        " accepted if it equals the token sampled from the target. change: accepted tokens per"
+        " step, relative to greedy decoding of the same prompts.",
         "Changing the temperature also changes the generated text, and with it how much of the"
         " request and the datastore the text repeats.",
     )

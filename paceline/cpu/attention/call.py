@@ -57,7 +57,7 @@ class AttentionCall:
     tail: int  # Address of [rows, tail_width] cache positions.
     run_count: int
     tail_width: int
-    taken: int  # Tiles that threads have taken; 0 at first.
+    taken: int  # Number of tiles that threads have taken; initially 0.
 
 
 CALL = record_dtype(AttentionCall)
@@ -65,7 +65,7 @@ _TAKEN = CALL.fields["taken"][1]
 
 
 class VisibleKeys(NamedTuple):
-    """Arrays of a call that say which keys its queries see, in order of position."""
+    """List the keys that each query of a call sees, in order of position."""
 
     runs: Records[KeyRun]
     begin: IntArray
@@ -75,7 +75,7 @@ class VisibleKeys(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Describe some queries of a row and a key head, and a thread's memory for them.
+    """Describe queries of one row and key head, and a thread's memory for them.
 
     Query i belongs to column i // groups and is member i % groups of its group.
 
@@ -128,7 +128,7 @@ def read_call(address: int) -> Any:
 
 @compiled
 def visible_keys(call: AttentionCall) -> VisibleKeys:
-    """Return the arrays whose addresses a call holds."""
+    """Return the visible keys of a call, as arrays at the addresses in the call."""
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
     return VisibleKeys(
         numba.carray(as_pointer(call.runs), call.run_count, RUN),
@@ -174,7 +174,10 @@ def output_index(call: AttentionCall, column: int, head: int, member: int) -> in
 
 @inlined
 def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> bool:
-    """Return whether the first and last key of query i enclose a part of a block."""
+    """Return whether the key range of query i overlaps a block.
+
+    The range extends from the first visible key to the last, including hidden keys in between.
+    """
     column = (tile.first + i) // call.groups
     begin, end = tile.begin[column], tile.begin[column + 1]
     return begin < end and tile.runs[begin].start < stop and tile.runs[end - 1].stop > start

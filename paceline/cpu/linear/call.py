@@ -33,7 +33,7 @@ class ProductCall:
     count: int  # Number of rows.
     inner: int  # Number of inputs, a multiple of 8 or of the kernel's `INNER`.
     outer: int  # Number of outputs, a multiple of 8 or of the kernel's `OUTER`.
-    taken: int  # Tasks that threads have taken; 0 at first.
+    taken: int  # Number of tasks that threads have taken; initially 0.
     # Of a packed weight, whose blocks are at `weight`; otherwise 0.
     unpack: int  # Address of the function that unpacks blocks.
     blocks_row_bytes: int  # Bytes of a row.

@@ -1,1 +1,1 @@
-"""Unpack the blocks of packed weights, and multiply with them."""
+"""Multiply with packed weights, and unpack their blocks."""

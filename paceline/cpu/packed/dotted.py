@@ -1,7 +1,8 @@
-"""Multiply rows with a packed weight by AVX512_BF16 dot products.
+"""Multiply rows with a packed weight, using AVX512_BF16 dot products.
 
-The sums have the bits of `linear.dotted` with the unpacked weight. The kernel unpacks a section of
-some outputs into the L1 cache, and multiplies it with all rows before it unpacks the next.
+The sums are bit-identical to those of `linear.dotted` with the unpacked weight. The kernel unpacks
+a section of some outputs into the L1 cache. It multiplies the section with all rows before it
+unpacks the next section.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _multiply_half = multiply_quads(tuple(range(1, _MANY + 1)), _QUADS // 2)
 
 
 def _multiply(call_address: int) -> int:
-    """Do tasks of the `ProductCall` of a packed weight at an address; return how many."""
+    """Run tasks of a packed weight's `ProductCall` at an address; return their number."""
     call = read_call(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)
@@ -105,7 +106,7 @@ def _multiply_group(
 def _multiply_rows(
     rows: int, row_bytes: int, weight: int, chunks: int, sums: int, count: int, quads: int
 ) -> None:
-    """Multiply a section of all rows, in groups of similar size."""
+    """Multiply one section of every row, in groups of rows of similar size."""
     if count <= _FEW:
         _multiply_all(count, rows, row_bytes, weight, chunks, sums, _STRIDE)
         return

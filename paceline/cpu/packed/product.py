@@ -17,7 +17,7 @@ from paceline.cpu.settings import PARTS_PER_SECTION
 
 
 def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias, with the bits of the unpacked weight.
+    """Return rows @ weight.T + bias, bit-identical to the unpacked weight's product.
 
     Args:
         rows: bfloat16 [..., inner] on the CPU.
@@ -58,7 +58,7 @@ def unpack_rows(weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
         weight: Packed weight [outer, inner]; inner is a multiple of 32.
         row_ids: int64 [n]; None for all rows.
     Raises:
-        IndexError: There is no such row.
+        IndexError: A row id is out of range.
     """
     order, count = weight.order, len(weight) if row_ids is None else len(row_ids)
     if row_ids is not None and count:

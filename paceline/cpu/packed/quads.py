@@ -1,8 +1,9 @@
 """Emit dot products of rows with quads of outputs, in the order of `avx512_dot`.
 
-A vector holds a chunk of four outputs, and is multiplied with the same chunk of one row four times.
-`avx512_dot` multiplies four rows with one output instead, and wastes most of it if there is only
-one row. The sums have the same bits: a product of two numbers does not depend on their order.
+A vector holds one chunk from each of four outputs. It is multiplied with four copies of the same
+chunk of one row. `avx512_dot` multiplies four rows with one output instead, which wastes most of
+the vector if there is only one row. The sums are bit-identical, because the product of two numbers
+does not depend on their order.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that adds the products of some rows and some quads to sums.
+    """Return an operation that adds products of rows and quads to sums.
 
-    The operation ends the process if the processor lacks the instructions.
+    If the processor lacks the instructions, the operation ends the process.
 
     Arguments of the operation, addresses and sizes in bytes:
         num_rows: Number of rows, one of `counts`.

@@ -1,8 +1,8 @@
-"""Emit the numbers of blocks of 32 numbers, and what all block formats share.
+"""Emit code that decodes blocks of 32 numbers; define the base class of readers.
 
-A part is 32 numbers that follow one another in a row. A reader turns a part of a block into
-integers, and integers into numbers. It uses the same operations on float32 as the `gguf` package.
-Each operation rounds once, so the numbers have the same bits.
+A part is 32 consecutive numbers of a row. A reader decodes a part of a block to integers, and
+integers to numbers. It uses the same float32 operations as the `gguf` package. Each operation
+rounds once, so the numbers are bit-identical.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ INDEX, BYTE, HALF, WORD = (ir.IntType(bits) for bits in (64, 8, 16, 32))
 BYTES, HALVES = ir.VectorType(BYTE, PART), ir.VectorType(HALF, PART)
 WORDS, NUMBERS = ir.VectorType(WORD, LANES), ir.VectorType(ir.FloatType(), LANES)
 _NIBBLES = ir.VectorType(BYTE, LANES)
-# ggml's `kvalues_iq4nl`: the numbers that the integers of IQ4_NL and IQ4_XS stand for.
+# ggml's `kvalues_iq4nl`: decoded values of the integers in IQ4_NL and IQ4_XS.
 IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def plus(builder: Any, address: Any, distance: int) -> Any:
-    """Emit an address `distance` bytes further on."""
+    """Emit the address `distance` bytes after another."""
     return builder.add(address, ir.Constant(INDEX, distance)) if distance else address
 
 
@@ -58,9 +58,9 @@ def scale_lanes(builder: Any, block: Any, offset: int) -> Any:
 
 
 def nibble_halves(builder: Any, block: Any, offset: int) -> Any:
-    """Emit the low four bits of 16 bytes, then the high four.
+    """Emit the low four bits of 16 bytes, then the high four bits.
 
-    Other bits may be set above them.
+    The bits above them are undefined.
     """
     low = builder.zext(load(builder, block, offset, _NIBBLES), ir.VectorType(HALF, LANES))
     high = builder.lshr(low, constant(4, low.type))
@@ -68,30 +68,30 @@ def nibble_halves(builder: Any, block: Any, offset: int) -> Any:
 
 
 class Reader:
-    """Reader of one block format.
+    """Emit the code that decodes one block format.
 
     Attributes:
-        num_levels: Number of integers that a part may hold, if a table of their numbers is worth
-            it: 16 or 32. 0: each integer is converted.
-        codes: The integers' values in the order of a table's entries.
+        num_levels: Number of different integers in a part, 16 or 32, if a table of their numbers
+            saves time. 0 means each integer is converted.
+        codes: Decoded value of each stored integer, in ascending order of the integers.
     """
 
     num_levels = 0
     codes: tuple[int, ...] = ()
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit what the parts of a block share."""
+        """Emit the scales of a block, in the form that `numbers` takes."""
         raise NotImplementedError
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the 32 integers of a part as 16-bit lanes.
+        """Emit the 32 stored integers of a part as 16-bit lanes.
 
-        Other bits may be set above them.
+        The bits above an integer are undefined.
         """
         raise NotImplementedError
 
     def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the values of a part's integers as two vectors of 32-bit lanes."""
+        """Emit the decoded integers of a part as two vectors of 32-bit lanes."""
         masked = builder.and_(
             self.indices(builder, block, part), constant(self.num_levels - 1, HALVES)
         )
@@ -102,12 +102,20 @@ class Reader:
         return [_looked_up(builder, half, self.codes) for half in halves_of(builder, masked)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers that 16 float32 values stand for."""
+        """Emit the numbers of half a part.
+
+        Args:
+            builder: LLVM builder.
+            scales: Result of `scales`.
+            values: Decoded integers of the half, as 16 float32 lanes.
+            part: Index of the part in the block.
+            half: 0 or 1.
+        """
         raise NotImplementedError
 
 
 def _looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit the codes of 16 indices below 16, as 32-bit lanes."""
+    """Emit the look-up of 16 codes, as 32-bit lanes; indices are below 16."""
     table = ir.Constant(_NIBBLES, [code % 256 for code in codes])
     narrow = builder.trunc(indices, _NIBBLES)
     if on_x86() and "ssse3" in instruction_flags():
@@ -123,26 +131,26 @@ def _looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
 
 
 class _Scaled(Reader):
-    """Blocks with one scale: number = scale * value."""
+    """Decode blocks with one scale: number = scale * value."""
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit what the parts of a block share."""
+        """Emit 16 copies of the block's scale."""
         return scale_lanes(builder, block, 0)
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers that 16 values stand for."""
+        """Emit the scaled values."""
         return builder.fmul(scales, values)
 
 
 class _Shifted(Reader):
-    """Blocks with a scale and a minimum: number = scale * value + minimum."""
+    """Decode blocks with a scale and a minimum: number = scale * value + minimum."""
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit what the parts of a block share."""
+        """Emit 16 copies each of the block's scale and minimum."""
         return [scale_lanes(builder, block, offset) for offset in (0, HALF_BYTES)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers that 16 values stand for."""
+        """Emit the scaled values, with the minimum added."""
         return builder.fadd(builder.fmul(scales[0], values), scales[1])
 
 
@@ -155,86 +163,86 @@ def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
 
 
 class Q4_0(_Scaled):
-    """Scale, 32 integers of 4 bits, less 8."""
+    """Decode a scale and 32 integers of 4 bits, minus 8."""
 
     num_levels, codes = 16, tuple(range(-8, 8))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         return nibble_halves(builder, block, 2)
 
 
 class Q4_1(_Shifted):
-    """Scale, minimum, 32 integers of 4 bits."""
+    """Decode a scale, a minimum and 32 integers of 4 bits."""
 
     num_levels, codes = 16, tuple(range(16))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         return nibble_halves(builder, block, 4)
 
 
 class Q5_0(_Scaled):
-    """Scale, fifth bits, 32 integers of 4 bits; less 16."""
+    """Decode a scale, fifth bits and 32 integers of 4 bits, minus 16."""
 
     num_levels, codes = 32, tuple(range(-16, 16))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         return _with_fifth_bits(builder, block, 2, 6)
 
 
 class Q5_1(_Shifted):
-    """Scale, minimum, fifth bits, 32 integers of 4 bits."""
+    """Decode a scale, a minimum, fifth bits and 32 integers of 4 bits."""
 
     num_levels, codes = 32, tuple(range(32))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         return _with_fifth_bits(builder, block, 4, 8)
 
 
 class Q8_0(_Scaled):
-    """Scale, 32 integers of 8 bits."""
+    """Decode a scale and 32 integers of 8 bits."""
 
     def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the values of a part's integers."""
+        """Emit the decoded integers of a part."""
         return [
             builder.sext(load(builder, block, 2 + first, _NIBBLES), WORDS) for first in (0, LANES)
         ]
 
 
 class IQ4_NL(_Scaled):
-    """Scale, 32 indices of codes."""
+    """Decode a scale and 32 indices into `IQ4_CODES`."""
 
     num_levels, codes = 16, IQ4_CODES
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         return nibble_halves(builder, block, 2)
 
 
 class _PlainReader(Reader):
-    """Numbers without blocks, 32 at a time.
+    """Read numbers that are not stored in blocks, 32 at a time.
 
     Args:
         kind: LLVM type of a number.
-        size: Bytes of a number.
+        size: Size of a number in bytes.
     """
 
     def __init__(self, kind: Any, size: int) -> None:
         self._kind, self._size = ir.VectorType(kind, LANES), size
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit what the parts of a block share."""
+        """Return None, because plain numbers have no scale."""
         return None
 
     def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the values of a part's integers."""
+        """Emit the load of a part's numbers, as two vectors."""
         return [load(builder, block, first * self._size, self._kind) for first in (0, LANES)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers that 16 values stand for."""
+        """Return the values, which are already the stored numbers."""
         return values
 
 

@@ -1,4 +1,4 @@
-"""Emit the numbers of blocks of 256, whose parts have small scales."""
+"""Emit code that decodes blocks of 256 numbers, whose parts have their own scales."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _lane(builder: Any, vector: Any, lane: int) -> Any:
 
 
 class _K4(Reader):
-    """Blocks with a scale and a minimum, and eight of each in six bits for the parts.
+    """Decode blocks with a scale, a minimum and six-bit factors of both per part.
 
     number = (scale * part's scale) * value - (minimum * part's minimum)
     """
@@ -68,34 +68,37 @@ class _K4(Reader):
         return builder.fmul(pick(builder, scale, minimum, lanes), small)
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers that 16 values stand for."""
+        """Emit the scaled values, with the part's minimum subtracted."""
         scaled = builder.fmul(_lane(builder, scales, part), values)
         return builder.fsub(scaled, _lane(builder, scales, _PARTS + part))
 
 
 def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
-    """Emit the nibbles of a part; two parts share 32 bytes. Above them lie other bits."""
+    """Emit the nibbles of a part, which shares 32 bytes with another part.
+
+    The bits above a nibble are undefined.
+    """
     both = builder.zext(load(builder, block, offset + part // 2 * PART, BYTES), HALVES)
     return builder.lshr(both, constant(4, HALVES)) if part % 2 else both
 
 
 class Q4_K(_K4):
-    """Integers of 4 bits."""
+    """Decode integers of 4 bits."""
 
     num_levels, codes = 16, tuple(range(16))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         return _pair_nibbles(builder, block, 16, part)
 
 
 class Q5_K(_K4):
-    """Integers of 4 bits, and their fifth bits apart."""
+    """Decode integers of 5 bits, whose fifth bits are stored separately."""
 
     num_levels, codes = 32, tuple(range(32))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         low = builder.and_(_pair_nibbles(builder, block, 48, part), constant(15, HALVES))
         fifth = builder.zext(load(builder, block, 16, BYTES), HALVES)
         shift = 4 - part  # bit `part` becomes bit 4
@@ -108,18 +111,18 @@ class Q5_K(_K4):
 
 
 class Q6_K(Reader):
-    """Integers of 6 bits, less 32, and a scale for 16 of them.
+    """Decode integers of 6 bits, minus 32, with one scale per 16 integers.
 
     number = (scale * small scale) * value
     """
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit what the parts of a block share."""
+        """Emit the scales of the 16 half parts, in lanes 0 to 15."""
         small = builder.sitofp(builder.sext(load(builder, block, 192, _SIXTEEN), WORDS), NUMBERS)
         return builder.fmul(spread(builder, scale_at(builder, block, 208), LANES), small)
 
     def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the values of a part's integers."""
+        """Emit the decoded integers of a part."""
         section, number = divmod(part, 4)
         low = load(builder, block, 64 * section + number % 2 * PART, BYTES)
         high = load(builder, block, 128 + section * PART, BYTES)
@@ -138,12 +141,12 @@ class Q6_K(Reader):
         return [builder.sext(half, WORDS) for half in halves_of(builder, signed)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers that 16 values stand for."""
+        """Emit the values, scaled by the scale of their half part."""
         return builder.fmul(_lane(builder, scales, 2 * part + half), values)
 
 
 class IQ4_XS(Reader):
-    """Indices of codes, and a scale of 6 bits, less 32, for each part.
+    """Decode indices into `IQ4_CODES`, with a scale of 6 bits, minus 32, per part.
 
     number = (scale * part's scale) * code
     """
@@ -151,7 +154,7 @@ class IQ4_XS(Reader):
     num_levels, codes = 16, IQ4_CODES
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit what the parts of a block share."""
+        """Emit the scales of the eight parts, in lanes 0 to 7."""
         eight = ir.VectorType(WORD, _PARTS)
         low = spread(builder, load(builder, block, 4, WORD), _PARTS)
         top = spread(builder, builder.zext(load(builder, block, 2, HALF), WORD), _PARTS)
@@ -165,9 +168,9 @@ class IQ4_XS(Reader):
         return builder.fmul(spread(builder, scale_at(builder, block, 0), _PARTS), small)
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the integers of a part; other bits may be set above them."""
+        """Emit the stored integers of a part; the bits above them are undefined."""
         return nibble_halves(builder, block, 8 + part * LANES)
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers that 16 values stand for."""
+        """Emit the values, scaled by the scale of their part."""
         return builder.fmul(_lane(builder, scales, part), values)

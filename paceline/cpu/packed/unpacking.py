@@ -1,6 +1,6 @@
 """Unpack blocks to bfloat16 numbers, row by row or in quads for `quads`.
 
-A quad is four rows. Its numbers lie chunk by chunk: 16 bytes of each row in turn.
+A quad is four rows whose numbers are interleaved: a chunk of 16 bytes from each row in turn.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
 
     Args:
         low, high: The numbers.
-        exact: Whether subnormal numbers count. The dot products take them as zeros.
+        exact: Whether to keep subnormal numbers. The dot products treat them as zeros.
     """
     if avx512_dot.available() and not exact:
         return round_pair(builder, low, high)
@@ -95,7 +95,7 @@ def _part(builder: Any, reader: Reader, block: Any, scales: Any, part: int, exac
 
 
 def _table(builder: Any, reader: Reader, scales: Any, part: int) -> Any:
-    """Emit the numbers of all integers of a part; 16 of them twice."""
+    """Emit a table of the numbers of all integers; 16 numbers are stored twice."""
     float32 = ir.FloatType()
     first, second = (
         reader.numbers(
@@ -121,8 +121,8 @@ class _Blocks(NamedTuple):
 
     Attributes:
         reader: Reader of the format.
-        parts: Parts of a block.
-        bytes: Bytes of a block.
+        parts: Number of parts in a block.
+        bytes: Size of a block in bytes.
     """
 
     reader: Reader
@@ -131,7 +131,7 @@ class _Blocks(NamedTuple):
 
     @staticmethod
     def of(block_format: BlockFormat) -> _Blocks:
-        """Return the blocks of a format; 32 numbers without blocks count as one."""
+        """Return the blocks of a format; without blocks, 32 numbers count as one block."""
         numbers = max(block_format.numbers, PART)
         return _Blocks(
             _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
@@ -171,7 +171,7 @@ def _emit_quad(builder: Any, blocks: _Blocks, *operands: Any) -> None:
 
 
 def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
-    """Return the typed emitter for a format whose number is a constant of the caller."""
+    """Return the typed emitter for the format that the caller names by a constant."""
     blocks = _Blocks.of(BLOCK_FORMATS[type_id.literal_value])
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -191,12 +191,12 @@ def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target:
 def _unpack_quad(
     context: Any, type_id: Any, a: Any, b: Any, c: Any, d: Any, num_parts: Any, target: Any
 ) -> Any:
-    """Unpack four rows, whose blocks are at `a` to `d`, chunk by chunk."""
+    """Unpack four rows, with blocks at `a` to `d`, into interleaved chunks."""
     return _of_format(where_available(_emit_quad), type_id, a, b, c, d, num_parts, target)
 
 
 def _interleaved(builder: Any, rows: list[Any]) -> list[Any]:
-    """Emit four lines, each with one chunk of all four rows."""
+    """Emit four lines, each with one chunk from every row."""
     rows = [builder.bitcast(row, _LANES_OF_LINE) for row in rows]
     halves = [
         [
@@ -216,16 +216,19 @@ def _interleaved(builder: Any, rows: list[Any]) -> list[Any]:
 
 @inlined
 def _row_at(call: UnpackCall, row: int) -> int:
-    """Return the address of the blocks of a row."""
+    """Return the address of a row's first block."""
     number = row if call.order == 0 else load_int64(call.order + _NUMBER_BYTES * row)
     return call.source + number * call.row_bytes
 
 
 @cache
 def row_job(type_id: int) -> TeamJob:
-    """Return the function of an `UnpackCall` that unpacks rows of a format exactly."""
+    """Return the job that unpacks rows of a format for an `UnpackCall`.
 
-    # The closure holds a plain number, by which the stored code of a format is found.
+    The numbers are exact, including subnormal ones.
+    """
+
+    # The closure holds a plain number, which identifies the stored code of a format.
     def work(address: int) -> int:
         call = read_unpack_call(address)
         target = call.target
@@ -239,7 +242,7 @@ def row_job(type_id: int) -> TeamJob:
 
 @cache
 def quad_job(type_id: int) -> TeamJob:
-    """Return the function of an `UnpackCall` that unpacks quads of a format."""
+    """Return the job that unpacks quads of a format for an `UnpackCall`."""
 
     def work(address: int) -> int:
         call = read_unpack_call(address)

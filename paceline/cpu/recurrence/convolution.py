@@ -60,7 +60,7 @@ class ConvolutionCall:
     out_kind: int
     size: int
     channels: int  # A multiple of 8.
-    taken: int  # Tasks that threads have taken; 0 at first.
+    taken: int  # Number of tasks that threads have taken; initially 0.
 
 
 CONVOLUTION_CALL = record_dtype(ConvolutionCall)
@@ -73,7 +73,7 @@ def _read_call(call_address: int) -> Any:
 
 
 def _convolve(call_address: int) -> int:
-    """Do tasks of the `ConvolutionCall` at an address; return how many."""
+    """Run tasks of the `ConvolutionCall` at an address; return their number."""
     call = _read_call(call_address)
     tree = read_tree(call)
     inputs = np.empty(call.size, dtype=np.int64)

@@ -70,7 +70,7 @@ class GatedCall:
     is_delta: int
     decays_rows: int  # Whether each row has a decay.
     num_states: int  # States of a block that a thread needs at the same time.
-    taken: int  # Tasks that threads have taken; 0 at first.
+    taken: int  # Number of tasks that threads have taken; initially 0.
 
 
 GATED_CALL = record_dtype(GatedCall)
@@ -113,7 +113,7 @@ def _read_fold(call_address: int) -> Any:
 
 
 def _walk(call_address: int) -> int:
-    """Do tasks of the `GatedCall` at an address; return how many."""
+    """Run tasks of the `GatedCall` at an address; return their number."""
     call = _read_call(call_address)
     tree = read_tree(call)
     blocks = call.lanes // (LANES * call.vectors)
@@ -244,7 +244,7 @@ def _copy_rows(
 
 
 def _fold(call_address: int) -> int:
-    """Do tasks of the `FoldCall` at an address; return how many."""
+    """Run tasks of the `FoldCall` at an address; return their number."""
     call = _read_fold(call_address)
     blocks = call.lanes // (LANES * call.vectors)
     count = call.requests * call.heads * blocks

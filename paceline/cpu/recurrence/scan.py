@@ -43,7 +43,7 @@ class ScanCall:
     rows: int
     channels: int  # A multiple of 16.
     num_states: int  # States of a block that a thread needs at the same time.
-    taken: int  # Tasks that threads have taken; 0 at first.
+    taken: int  # Number of tasks that threads have taken; initially 0.
 
 
 SCAN_CALL = record_dtype(ScanCall)
@@ -83,7 +83,7 @@ def _read_fold(call_address: int) -> Any:
 
 
 def _scan(call_address: int) -> int:
-    """Do tasks of the `ScanCall` at an address; return how many."""
+    """Run tasks of the `ScanCall` at an address; return their number."""
     call = _read_call(call_address)
     tree = read_tree(call)
     blocks = call.channels // LANES
@@ -143,7 +143,7 @@ def _scan_block(
 
 
 def _fold(call_address: int) -> int:
-    """Do tasks of the `ScanFold` at an address; return how many."""
+    """Run tasks of the `ScanFold` at an address; return their number."""
     call = _read_fold(call_address)
     blocks = call.channels // LANES
     state = np.empty((call.rows + 1) * LANES, dtype=np.float32)

@@ -11,7 +11,7 @@ from paceline.core.request import Request
 
 
 class DrawnToken(NamedTuple):
-    """Hold the figures of a token at the time it was drawn.
+    """Hold the statistics of a draft token from the time at which it was drawn.
 
     A rule may judge the token one forward pass later.
 
@@ -38,13 +38,13 @@ class Chain:
         request: The draft model's copy of the request; it ends with `tokens`.
         limit: Maximum number of tokens.
         open: Whether drafting continues.
-        draws: Whether the tokens are sampled and verified by their distributions.
+        draws: Whether the tokens are sampled and verified with their distributions.
         end_ids: Token ids that end the draft.
         tokens: Draft tokens.
         probs: Distribution [vocab] per token, for sampled drafts.
         confidences: Values that a `ThresholdRule` gave to the tokens.
         draft_confidence: Value of a `ThresholdRule` for the whole draft.
-        drawn: Figures per token, if the rule keeps them.
+        drawn: Statistics of each token, if the rule keeps them.
     """
 
     request: Request
@@ -60,18 +60,18 @@ class Chain:
 
     @property
     def room(self) -> int:
-        """Number of tokens that the limit still allows."""
+        """Number of tokens that can still be added before the limit."""
         return self.limit - len(self.tokens)
 
     def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
-        """Add new tokens; close the chain at the rule's stop, an end id, or the limit.
+        """Add new tokens; close the chain at the rule's stop, an end token, or the limit.
 
         Args:
             run: New tokens, one or more.
             stop_after: Number of new tokens after which the rule stops; None if it continues.
             probs: [len(run), vocab] distributions of the tokens, needed for sampled drafts only.
         Returns:
-            The part of `run` that stays in the draft model's copy, at least one token.
+            Tokens of `run` to append to the draft model's copy of the request; at least one.
         """
         length = len(run) if stop_after is None else stop_after
         self.open = stop_after is None

@@ -1,4 +1,4 @@
-"""Share one cache of the target's distributions among drafters of Token Recycling."""
+"""Draft from a cache of the target's distributions (Token Recycling)."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Recycler:
     Args:
         max_context: Maximum number of tokens in a context.
         rows: Number of cached distributions.
-        pool_path: File that cache and calibration are loaded from, if it exists, and saved to:
-            while no request is open, and at exit.
+        pool_path: File for the cache and the calibration. If the file exists, it is loaded at the
+            start. It is saved when no request is open, and at exit.
     Attributes:
         table: Cached distributions.
         calibration: Acceptance rates by source.
-        pool_file: File of both; None without one.
+        pool_file: The file at `pool_path`; None if no path was given.
     Raises:
-        ConfigError: The file exists and cannot be used.
+        ConfigError: The file exists but cannot be used.
     """
 
     def __init__(self, max_context: int, rows: int = ROWS, pool_path: str | None = None) -> None:
@@ -113,7 +113,7 @@ class Recycler:
         return ArrayTrees(grown[: bounds[-1]], bounds[:-1], bounds[1:]).draft_trees()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Cache the target's distributions, and calibrate with the outcomes."""
+        """Cache the target's distributions, and update the calibration with the outcomes."""
         if self.pool_file is not None:
             self.pool_file.changed = True
         pending: list[Outcome] = []
@@ -161,7 +161,7 @@ class Recycler:
 
 
 class RecyclingDrafter(Drafter):
-    """Provide the cache and its file to drafters."""
+    """Provide the cache and its pool file to drafters, and keep both up to date."""
 
     top_k = TOP
     _recycler: Recycler
@@ -177,7 +177,7 @@ class RecyclingDrafter(Drafter):
             self._recycler.pool_file.check_tokenizer(tokenizer)
 
     def save_pool(self) -> None:
-        """Write the pool file now.
+        """Write the pool file immediately.
 
         Raises:
             ConfigError: No file was given, it cannot be written, or no engine has used the drafter.

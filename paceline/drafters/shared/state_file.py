@@ -51,14 +51,14 @@ class StateFile:
             )
 
     def content(self) -> bytes | None:
-        """Return the content to write; None if it is not known yet."""
+        """Return the content to write, or None if the content is not known yet."""
         raise NotImplementedError
 
     def load(self, read: Callable[[Path], _Read]) -> _Read | None:
-        """Return the result of `read`; None without a file or for a refused one.
+        """Return the result of `read`, or None if the file is missing or was rejected.
 
         Raises:
-            ConfigError: The file exists and cannot be used.
+            ConfigError: The file cannot be used, and `cold` is false.
         """
         if not self.path.exists():
             return None
@@ -72,10 +72,10 @@ class StateFile:
             return None
 
     def save(self) -> None:
-        """Write the file now.
+        """Write the file immediately, even if nothing has changed.
 
         Raises:
-            ConfigError: It cannot be written.
+            ConfigError: The file cannot be written.
         """
         start = time.monotonic()
         content = self.content()
@@ -93,7 +93,7 @@ class StateFile:
         """Write the file if the state may have changed; failures only warn.
 
         Args:
-            wait: Whether to skip the save soon after the last one.
+            wait: Whether to skip the save if the last one was only a moment ago.
         """
         if not self.changed or (wait and time.monotonic() < self._due):
             return
@@ -142,16 +142,16 @@ class FileKind:
         return head, arrays
 
     def check_vocabulary(self, path: Path, got: str, vocab_size: int) -> None:
-        """Refuse a file whose vocabulary differs from the model's.
+        """Reject a file whose vocabulary differs from the model's.
 
         Raises:
-            ConfigError: They differ; both sizes are named.
+            ConfigError: The vocabularies differ. The message names both sizes.
         """
         if got != str(vocab_size):
             self.refuse(path, f"a vocabulary of {got} tokens", f"{vocab_size}, as the models have")
 
     def refuse(self, path: Path, got: str, expected: str) -> None:
-        """Raise an error that names the file, the fault and the fix.
+        """Raise an error that names the file, the problem and the solution.
 
         Raises:
             ConfigError: Always.

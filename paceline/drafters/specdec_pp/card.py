@@ -63,7 +63,7 @@ class HeadCard:
 
     Attributes:
         target: Human-readable name of the target that the head was trained on.
-        draft: Name of the draft model, for people.
+        draft: Human-readable name of the draft model.
         draft_fingerprint: Fingerprint of the draft model (`model_identity`); recordings must match
             this fingerprint.
         draft_sketch: Sketch of the draft model (`Sketch.encode`), which identifies copies of the
@@ -105,7 +105,7 @@ class HeadCard:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All numbers used in computations."""
+        """All numbers of the card that enter computations, which must be finite."""
         points = (number for point in self.curve for number in dataclasses.astuple(point))
         return (self.scale, self.shift, *self.prior, *points)
 
@@ -210,7 +210,7 @@ def new_card(
 
     Args:
         target: Name of the target, for people.
-        draft: Name of the draft model, for people.
+        draft: Human-readable name of the draft model.
         model: The draft model.
         depth: D, number of residual blocks.
         inputs: Inputs of the last layer, one of `INPUTS`.

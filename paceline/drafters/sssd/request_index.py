@@ -175,7 +175,7 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 @kernel
 def match_length(text: RequestText, position: int, query: Query) -> int:
-    """Count the tokens up to `position` that equal the last ones of the query."""
+    """Return the number of tokens up to `position` that match the end of the query."""
     longest = min(query.end - query.begin, position + 1, LONGEST)
     length = 0
     while length < longest and text.ids[position - length] == query.ids[query.end - 1 - length]:
@@ -199,7 +199,7 @@ def occurrences(
         text: The request.
         size_index: Index of the n-gram size in NGRAM_SIZES.
         query: Text to match.
-        below: Match length from which on positions are left out.
+        below: Positions with at least this match length are left out.
         out: [room] filled from `count` on with the position after the match and its length.
         count: Number of filled entries so far.
         max_links: Maximum number of links to follow.

@@ -114,7 +114,7 @@ def grow(
     weights: NDArray[np.float32],
     request: RequestState,
 ) -> int:
-    """Grow one tree.
+    """Grow one draft tree from the request and the datastore.
 
     Args:
         sources: Request and datastore.
@@ -124,7 +124,7 @@ def grow(
         weights: [WEIGHTS] of the network.
         request: State of the request, updated.
     Returns:
-        The size of the tree, or -1 - the index of a damaged shard.
+        The size of the tree, or `-1 - i` if shard i is damaged.
     """
     tree, frontier = workspace.tree, workspace.frontier
     context = copy_newest(sources.text, workspace.pool)

@@ -58,7 +58,7 @@ class Share:
 
 @lru_cache(maxsize=CACHED_TREE_SHAPES)
 def share(parents: tuple[int, ...], ranks: int, rank: int) -> Share:
-    """Return one rank's share.
+    """Return one rank's share of the nodes in a draft tree.
 
     Args:
         parents: Parents of the nodes in the whole tree.

@@ -194,7 +194,7 @@ def _is_capturable(module: nn.Module) -> bool:
 
 
 def _groups(model: PreTrainedModel) -> int | None:
-    """Return the query heads per key head; None if layers differ or do not say."""
+    """Return the number of query heads per key head; None if it differs or is unknown."""
     config = model.config.get_text_config(decoder=True)
     queries, keys = (
         layer_values(config, name) for name in ("num_attention_heads", "num_key_value_heads")

@@ -12,9 +12,7 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class ChainPass:
-    """Forward pass whose states advance only if all its tokens are accepted.
-
-    It has one request.
+    """Forward pass of one request that advances states if all tokens are accepted.
 
     The whole model runs once over the pending tokens and the chain. If a draft token is rejected,
     the states stay as they were, and the next forward pass feeds the tokens again.
@@ -24,7 +22,7 @@ class ChainPass:
         layers: Held states by layer index; their working states are set for the forward pass.
         device: Device of the states.
     Attributes:
-        num_requests: 1.
+        num_requests: Always 1.
     """
 
     num_requests = 1
@@ -39,16 +37,16 @@ class ChainPass:
             layer.load(layer.rows(self._slot))
 
     def finish(self) -> None:
-        """Take the states after the forward pass."""
+        """Record the states after the forward pass, for the commit."""
         self._states = {index: layer.working() for index, layer in self._layers.items()}
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:
-        """Hold the states if no draft token was rejected.
+        """Keep the new states if no draft token was rejected.
 
         Args:
             accepted: Accepted nodes of the request.
         Returns:
-            Number of tokens that entered the held states.
+            Number of tokens added to the held states, in a list of one.
         """
         if len(accepted[0]) < self._nodes:
             return [0]

@@ -1,4 +1,4 @@
-"""Run the recurrences of one call of a mixer, and collect what the commit needs."""
+"""Run the recurrences of one mixer call, and record how to commit its tokens."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Fold = Callable[[Sequence[Sequence[int]]], None]
 
 
 class RecurrenceCall:
-    """A call of a mixer, whose recurrences follow the tree.
+    """Compute the recurrences of one mixer call along a draft tree.
 
-    The methods take the arguments of the functions of transformers that they replace, and return
-    their results. They use the mixer's held states in the order of the calls.
+    Each method takes the arguments of the transformers function that it replaces, and returns its
+    result. The order of the calls says which held state of the mixer each call uses.
 
     Args:
         tree: Tokens of the forward pass.
         layer: Held states of the mixer's layer.
     Attributes:
-        tree: As above.
+        tree: Tokens of the forward pass.
         folds: Functions that advance the held states at commit.
     """
 
@@ -54,7 +54,7 @@ class RecurrenceCall:
         activation: str | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return a causal convolution, [rows, channels, columns]."""
+        """Return the causal convolution of the inputs, [rows, channels, columns]."""
         rows = _flat(hidden_states.transpose(1, 2))
         recurrences, slots = recurrences_for(rows), self._slots(rows)
         name = f"convolution.{len(self.folds)}"
@@ -84,7 +84,10 @@ class RecurrenceCall:
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """Return a gated delta rule, [rows, columns, heads, lanes], and no final state."""
+        """Return the output of a gated delta rule and None for the final state.
+
+        The shape of the output is [rows, columns, heads, lanes].
+        """
         states = _flat(query), _flat(key), _flat(value)
         tokens = recurrences_for(states[2]).delta_tokens(
             states, _flat(g), _flat(beta), use_qk_l2norm_in_kernel
@@ -104,7 +107,10 @@ class RecurrenceCall:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **_: Any,
     ) -> Tensor:
-        """Return a state space with one rate per head, [rows, columns, heads, lanes]."""
+        """Return the output of a state space with one decay rate per head.
+
+        Its shape is [rows, columns, heads, lanes].
+        """
         states = _flat(C), _flat(B), _flat(hidden_states)
         limited = self._prompt_columns(len(states[0]), dt.device)
         time = StepSizes(_flat(dt), dt_bias, dt_limit, limited)
@@ -124,7 +130,10 @@ class RecurrenceCall:
         delta_softplus: bool = False,
         **_: Any,
     ) -> Tensor:
-        """Return a state space with rates per channel, [rows, channels, columns]."""
+        """Return the output of a state space with decay rates per channel.
+
+        Its shape is [rows, channels, columns].
+        """
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         step = dt.to(dtype)
         if delta_bias is not None:
@@ -186,7 +195,7 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows of the tokens that a commit may need."""
+        """Return the rows that a commit may need; in a wide batch, only those of nodes."""
         if not self._is_wide:
             return tensors
         columns = self._node_columns(tensors[0])

@@ -1,4 +1,4 @@
-"""Describe to mixers which columns of a forward pass follow which."""
+"""Describe the order of a forward pass's tokens to mixers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class RecurrentBatch:
         pending: Number of pending tokens of each request; at least 1, [requests].
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         nodes: Number of tree nodes of each request, [requests].
-        columns: Column of each token if all rows of the forward pass are joined, [requests, width].
+        columns: Column of each token in the joined rows of the forward pass, [requests, width].
         parents: Index within the row of the token before each token, always a smaller one; -1 means
             the token follows the held state, [requests, width].
         trees: Draft tree of each request.
-        on_device: Results of `tensor`.
+        on_device: Tensors that `tensor` has copied, by name and device.
         derived: Values that mixers compute once per forward pass, by name.
     """
 
@@ -63,7 +63,7 @@ class RecurrentBatch:
 def recurrent_batch(
     requests: Sequence[Request], trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch
 ) -> RecurrentBatch:
-    """Return the columns and parents of a batch.
+    """Return the token order of a batch, as recurrent layers need it.
 
     Args:
         requests: Requests of the batch.

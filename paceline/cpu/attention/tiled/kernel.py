@@ -1,4 +1,4 @@
-"""Take tiles of queries, one row and key head each, and compute their attention."""
+"""Compute attention for tiles of queries, each from one row and one key head."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _COLUMN_TILES = COLUMN_SUMS, COLUMN_WEIGHTS
 
 
 def suits(kind: int, dim: int, value_dim: int) -> bool:
-    """Return whether this kernel computes attention of a number format and these dims."""
+    """Return whether this kernel supports a number format and head dimensions."""
     return kind == BFLOAT16 and dim % INNER == 0 and value_dim % SIDE == 0 and amx.available()
 
 
 def _attend(call_address: int) -> int:
-    """Do tiles of the `AttentionCall` at an address; return how many."""
+    """Run tiles of the `AttentionCall` at an address; return their number."""
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)
