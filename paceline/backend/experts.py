@@ -147,18 +147,25 @@ def routing_overrides(
 ) -> dict[nn.Module, type[ForwardOverride]]:
     """Return overrides for experts, their routers and products of few outputs.
 
-    The result is empty for a model without experts that the backend can compute.
+    The result is empty for a model with neither experts that the backend can compute nor recurrent
+    layers.
     """
     overrides: dict[nn.Module, type[ForwardOverride]] = {}
-    has_experts = False
+    applies = False
     for module in model.modules():
         if _has_experts(module, backend):
-            overrides[module], has_experts = ExpertsOverride, True
+            overrides[module], applies = ExpertsOverride, True
         elif _is_narrow(module, backend):
             overrides[module] = PaddedLinearOverride
         elif _is_router(module):
             overrides[module] = RouterOverride
-    return overrides if has_experts else {}
+        applies |= is_depthwise(module)
+    return overrides if applies else {}
+
+
+def is_depthwise(module: nn.Module) -> bool:
+    """Return True for a convolution of each channel alone, as recurrent layers have."""
+    return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
 
 
 def _has_experts(module: nn.Module, backend: Backend) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.backend.experts import ExpertsOverride, routing_overrides
+from paceline.backend.experts import ExpertsOverride, is_depthwise, routing_overrides
 from paceline.backend.products import Products, replaceable
 from paceline.backend.settings import (
     ANSWER_STEPS,
@@ -136,6 +136,8 @@ def everywhere(model: PreTrainedModel) -> Products | None:
     computed |= {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
+    # Recurrences compute the convolution of each channel; see `paceline.recurrence`.
+    computed |= {id(module.weight) for module in model.modules() if is_depthwise(module)}
     complete = all(
         id(parameter) in computed for parameter in model.parameters() if parameter.dim() > 1
     )

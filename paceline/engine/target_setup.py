@@ -23,6 +23,7 @@ from paceline.draft_budget.prefill_chunking import PrefillChunkController
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.draft_head.find import DraftHeads
 from paceline.engine.parallel.model import ParallelLM
+from paceline.errors import UnsupportedModelError
 from paceline.invariance.invariance import Invariance, resolve_batch_invariance
 from paceline.model.cached_lm import CachedLM
 from paceline.model.self_check import checked_model
@@ -118,11 +119,16 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
     if ranks is not None and batch_invariant == "auto":
         batch_invariant = False  # measured times differ between ranks, but all ranks must agree
     invariance = resolve_batch_invariance(model, batch_invariant, options.max_batch or 1)
-    on_cuda = model.device.type == "cuda"
-    default_chunk = PREFILL_CHUNK_ON_CUDA if on_cuda else PREFILL_CHUNK
-    model_options = invariance.model_options(options.prefill_chunk or default_chunk)
-    model_options["fixed_shapes"] = options.fixed_shapes
-    checked = checked_model(model, model_options)
+    model_options = _model_options(model, options, invariance)
+    try:
+        checked = checked_model(model, model_options)
+    except UnsupportedModelError as error:
+        if not invariance.on or batch_invariant != "auto":
+            raise
+        reason = f"the model's logits differ too much with it: {error}"
+        invariance = Invariance(False, reason, invariance.report, invariance.threads)
+        model_options = _model_options(model, options, invariance)
+        checked = checked_model(model, model_options)
     if ranks is not None:
         model_options["chains"] = checked.chains
         parallel = ParallelLM(model, ranks, drafter, options.max_nodes, **model_options)
@@ -137,3 +143,13 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
         PrefillChunkController(checked.prefill_chunk, settings),
         DraftHeads(checked),
     )
+
+
+def _model_options(
+    model: PreTrainedModel, options: TargetOptions, invariance: Invariance
+) -> dict[str, Any]:
+    """Return the options of `CachedLM`."""
+    on_cuda = model.device.type == "cuda"
+    default_chunk = PREFILL_CHUNK_ON_CUDA if on_cuda else PREFILL_CHUNK
+    model_options = invariance.model_options(options.prefill_chunk or default_chunk)
+    return model_options | {"fixed_shapes": options.fixed_shapes}

@@ -22,6 +22,8 @@ from paceline.invariance.probing import load_report, worst_conditions
 from paceline.invariance.settings import FIXED_ROWS, FIXED_ROWS_ON_CUDA, MAX_COST
 from paceline.model.architecture import Architecture
 from paceline.model.layer_kinds import states_of
+from paceline.model.mixers.recurrence import recurrence_mixer
+from paceline.model.mixers.seam import mixers_of
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
 from paceline.util.stopwatch import Conditions
@@ -195,12 +197,13 @@ def _cheapest(
         with_kernels: Whether to try paceline's kernels on a small model, too.
         fixed_rows: Number of rows of products with a fixed number.
     """
-    kernels, mixture = _kernel_products(model, with_kernels), _mixture(model)
-    if mixture and kernels is None:
-        reason = _why_no_kernels(model, mixture)
+    kernels = _kernel_products(model, with_kernels)
+    description = _mixture(model) or _recurrent(model)
+    if description and kernels is None:
+        reason = _why_no_kernels(model, description)
         return ProbeReport(0, 0, 1.0, reason, (), seconds=0.0), Products()
     if kernels is not None and (
-        mixture or kernels[1].cost_everywhere <= allowed(kernels[1].conditions)
+        description or kernels[1].cost_everywhere <= allowed(kernels[1].conditions)
     ):
         return _with_trial(load_report(model, kernels[0]), kernels[1]), kernels[0]
     report = load_report(model)
@@ -252,13 +255,18 @@ def _with_trial(report: ProbeReport, timing: Trial) -> ProbeReport:
 
 
 def recurrent_layers_of(model: PreTrainedModel) -> str | None:
-    """Return why a model with recurrent layers cannot be batch-invariant; else None."""
-    count = len(states_of(model))
+    """Return why recurrent layers keep a model from batch invariance; else None."""
+    states = states_of(model)
+    mixers = mixers_of(model, states)
+    if not states or (
+        model.device.type == "cpu"
+        and len(mixers) == len(states)
+        and all(recurrence_mixer(mixer) is not None for mixer in mixers.values())
+    ):
+        return None
     return (
-        f"{count} of its layers are recurrent, and the test of row counts does not cover their"
-        " gates; expected a model without recurrent layers"
-        if count
-        else None
+        f"{len(states)} of its layers are recurrent, and paceline does not compute them token by"
+        f" token on {model.device.type}; expected recurrences that it knows, on a CPU"
     )
 
 
@@ -274,15 +282,22 @@ def _mixture(model: PreTrainedModel) -> str:
     return ""
 
 
-def _why_no_kernels(model: PreTrainedModel, mixture: str) -> str:
-    """Return why paceline's products are not tried for a mixture of experts."""
+def _recurrent(model: PreTrainedModel) -> str:
+    """Return a clause that describes recurrent layers; "" for other models."""
+    count = len(states_of(model))
+    return f"{model.__class__.__name__} has {count} recurrent layers" if count else ""
+
+
+def _why_no_kernels(model: PreTrainedModel, description: str) -> str:
+    """Return why paceline's products are not tried for a model that needs them."""
     if model.device.type != "cpu":
-        return f"{mixture}, which only the products for CPUs compute one expert at a time"
+        return f"{description}, and only the products for CPUs compute such a model"
     from paceline.cpu.product_choice import everywhere  # imports the kernels
 
     if everywhere(model) is not None:
-        return f"{mixture}, and 'auto' tries paceline's products for large models only"
+        return f"{description}, and 'auto' tries paceline's products for large models only"
     return (
-        f"{mixture}, whose products paceline cannot compute one expert at a time; expected weights"
-        " of shape [experts, outputs, inputs] with sizes that are multiples of 8"
+        f"{description}, whose products paceline cannot compute one expert or token at a time;"
+        " expected weights of shape [outputs, inputs] or [experts, outputs, inputs] with sizes that"
+        " are multiples of 8"
     )

@@ -5,6 +5,7 @@ One short forward pass shows how the model calls them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.backend.experts import ExpertsOverride, RouterOverride
+from paceline.backend.experts import ExpertsOverride, RouterOverride, is_depthwise
 from paceline.backend.overrides import ForwardOverride
-from paceline.invariance.row_modules import RowExperts, RowModule, RowRouter
+from paceline.invariance.row_modules import RowExperts, RowMixer, RowModule, RowRouter
 from paceline.invariance.settings import PROBE_TOKENS
 from paceline.model.eagle.layers import decoder_of
 from paceline.model.media_prefill import takes_media
+from paceline.model.mixers.seam import MixerForward
 
 
 def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
@@ -63,6 +65,10 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     finally:
         for hook in hooks:
             hook.remove()
+    for mixer in _row_mixers(model):
+        kind = kinds.setdefault(_kind_of(mixer), mixer)
+        kind.times += kind is not mixer
+        observed.update((mixer.module, *filter(is_depthwise, mixer.module.children())))
     fault = _unprobed(model, observed, called)
     return ([], fault) if fault else (list(kinds.values()), "")
 
@@ -131,6 +137,16 @@ def _row_module(
         return None
     axis = shape.index(PROBE_TOKENS)
     return RowModule(name, module, shape[:axis], shape[axis + 1 :], inputs[0].new_zeros(()))
+
+
+def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
+    """Yield the mixers of a view that compute recurrences token by token."""
+    size = model.config.get_text_config(decoder=True).hidden_size
+    for name, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, MixerForward) and forward.mixer.folds:
+            like = next(module.parameters()).new_zeros(())
+            yield RowMixer(name, module, (), (size,), like)
 
 
 def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowModule | None:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.overrides import ForwardOverride
+from paceline.core.tree import EMPTY_TREE
 from paceline.invariance.row_classes import RowFunction
 from paceline.invariance.settings import (
     MAX_MEDIUM_WEIGHTS,
@@ -20,6 +22,8 @@ from paceline.invariance.settings import (
     NARROW_COUNTS,
     WIDE_COUNTS,
 )
+from paceline.kv_cache.state_layer import StateLayer
+from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 
 @dataclass(slots=True)
@@ -206,3 +210,55 @@ class RowExperts(RowModule):
         weights = top.values.softmax(-1).to(self.weights_like.dtype)
         outputs: Tensor = self.module(inputs.contiguous(), top.indices, weights)
         return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Number of slots that a `StateLayer` reads."""
+
+    slots: int
+
+
+class RowMixer(RowModule):
+    """Mixer of a recurrent layer, as a function of one token per request.
+
+    Each row stands for two tokens of one request, so that the second has a state before it.
+    """
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the row counts that can be probed in a fraction of a second."""
+        return _counts_for(sum(weight.numel() for weight in self.module.parameters()))
+
+    def function(self, weight: Tensor | None = None) -> RowFunction:
+        """Return the mixer as a function of rows [count, size]."""
+        return self._run
+
+    @torch.inference_mode()
+    def _run(self, rows: Tensor) -> Tensor:
+        mixer = vars(self.module)["forward"].mixer
+        layer = StateLayer(_Slots(len(rows)), 1)
+        for is_prompt in (True, False):
+            batch = _single_tokens(len(rows), is_prompt)
+            output, update = mixer(rows[None].contiguous(), batch, layer, _call_nothing)
+            update.commit(layer, batch, [[]] * len(rows))
+        result: Tensor = output[0]
+        return result
+
+
+def _call_nothing(hidden: Tensor) -> Tensor:
+    """Stand in for the module's own forward, which recurrences never call."""
+    raise NotImplementedError
+
+
+def _single_tokens(count: int, is_prompt: bool) -> RecurrentBatch:
+    """Return a batch of requests with one pending token each."""
+    ones, rows = np.ones(count, dtype=np.int64), np.arange(count, dtype=np.int64)
+    return RecurrentBatch(
+        slots=rows,
+        pending=ones,
+        prompt=ones * is_prompt,
+        nodes=ones * 0,
+        columns=rows[:, None],
+        parents=-ones[:, None],
+        trees=[EMPTY_TREE] * count,
+    )

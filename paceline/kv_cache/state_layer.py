@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,14 @@ class StateKind:
     has_keys: bool
 
 
+class SlotOwner(Protocol):
+    """Cache that a layer with states belongs to."""
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+
+
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     """Recurrent states of one layer.
 
@@ -50,7 +58,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         held: States by name, [slots, ...]; empty before the first commit.
     """
 
-    def __init__(self, owner: SlotMemory, num_states: int) -> None:
+    def __init__(self, owner: SlotOwner, num_states: int) -> None:
         self._slot_memory = owner
         self.held: dict[str, Tensor] = {}
         LinearAttentionLayer.__init__(self, number_of_states=num_states)

@@ -200,7 +200,7 @@ class Architecture:
 
     def _argument(self, masks: dict[str, Tensor]) -> Masks:
         """Return the model's `attention_mask` from the masks of all kinds of attention."""
-        if not self.mask_per_kind:
+        if not self.mask_per_kind or not masks:
             return next(iter(masks.values()), None)
         return {
             kind: None if attention is None else masks[attention]

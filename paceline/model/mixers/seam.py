@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.backend.experts import is_depthwise
 from paceline.kv_cache.state_layer import StateKind, StateLayer
 from paceline.model.mixers.mixer import Mixer, StateUpdate
 from paceline.model.mixers.recurrence import recurrence_mixer
@@ -72,12 +73,14 @@ class MixerForward:
         twin: The view's copy of the mixer.
         mixer: Runs the mixer over a batch of trees.
         state: Forward state of the view.
+    Attributes:
+        mixer: As above.
     """
 
     def __init__(self, twin: nn.Module, mixer: Mixer, state: RecurrentState) -> None:
         self._forward = vars(twin).get("forward") or MethodType(type(twin).forward, twin)
         self._index: int = twin.layer_idx  # type: ignore[assignment]
-        self._mixer, self._state = mixer, state
+        self.mixer, self._state = mixer, state
         state.folds = state.folds and mixer.folds
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +99,7 @@ class MixerForward:
             return output
 
         layer = current.layers[self._index]
-        output, update = self._mixer(hidden_states, current.batch, layer, call)
+        output, update = self.mixer(hidden_states, current.batch, layer, call)
         current.updates[self._index] = update
         return (output, *rest[0]) if rest else output
 
@@ -115,16 +118,12 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
     found: dict[int, list[nn.Module]] = {index: [] for index in states}
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
-        if index in found and any(map(_is_depthwise, module.children())):
+        if index in found and any(map(is_depthwise, module.children())):
             parameters = inspect.signature(module.forward).parameters
             found[index] += [module] if "attention_mask" in parameters else []
     if any(len(modules) != 1 for modules in found.values()):
         return {}
     return {index: modules[0] for index, modules in found.items()}
-
-
-def _is_depthwise(module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
 
 
 def mixer_for(twin: nn.Module) -> Mixer:

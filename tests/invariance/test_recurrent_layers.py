@@ -1,0 +1,90 @@
+"""Recurrent models whose tokens get the same bits with any drafts, chunks and batches."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline import LLM, SamplingParams
+from paceline.engine import target_setup
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.invariance.invariance import Invariance, resolve_batch_invariance
+from paceline.model.self_check import checked_model
+from tests.engine.test_recurrent import make, prompts, random_trees
+
+PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+
+def in_bfloat16(name: str) -> Any:
+    return copy.deepcopy(make(name)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lfm2",
+        "qwen3_5",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                *("lfm3", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "bailing_hybrid"),
+                *("mamba2", "bamba", "falcon_h1", "nemotron_h"),
+            )
+        ),
+    ],
+)
+def test_drafts_chunks_and_batches_change_no_bit(name: str) -> None:
+    model, texts = in_bfloat16(name), prompts(5)
+    plain = LLM(model, "none", batch_invariant=True)
+    expected = [plain.generate([text], PARAMS)[0].token_ids for text in texts]
+    for spec, chunk in ((random_trees(), 7), ("auto", 64)):
+        llm = LLM(model, spec, batch_invariant=True, max_batch=4)
+        llm.model.prefill_chunk = chunk
+        assert [out.token_ids for out in llm.generate(texts, PARAMS)] == expected
+
+
+def test_a_mixer_whose_rows_depend_on_one_another_is_refused() -> None:
+    class Uneven(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.inner(rows) * (1 + 0.01 * (rows.shape[-2] % 3))  # type: ignore[no-any-return]
+
+    model = copy.deepcopy(make("lfm2"))
+    mixer = next(layer.conv for layer in model.model.layers if hasattr(layer, "conv"))
+    mixer.out_proj = Uneven(mixer.out_proj)
+    with pytest.raises(ConfigError, match=r"agree bit for bit|recurrent"):
+        resolve_batch_invariance(model, True)
+
+
+def test_selective_scans_with_products_of_their_own_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has 2 recurrent layers, whose products"):
+        resolve_batch_invariance(make("mamba"), True)
+
+
+def test_auto_is_off_where_the_self_check_fails_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding in other places may move the logits of a model further than the check allows."""
+    monkeypatch.setattr(
+        target_setup,
+        "resolve_batch_invariance",
+        lambda model, setting, max_batch: Invariance(True, "", None, torch.get_num_threads()),
+    )
+    check = checked_model
+
+    def refuse_invariant(model: Any, options: dict[str, Any]) -> Any:
+        if options["batch_invariant"]:
+            raise UnsupportedModelError("too far off.")
+        return check(model, options)
+
+    monkeypatch.setattr(target_setup, "checked_model", refuse_invariant)
+    llm = LLM(make("lfm2"), "none")
+    assert not llm.invariance.on
+    assert llm.invariance.reason == "the model's logits differ too much with it: too far off."
+    with pytest.raises(UnsupportedModelError, match="too far off"):
+        LLM(make("lfm2"), "none", batch_invariant=True)
