@@ -173,9 +173,9 @@ def test_a_closed_stream_leaves_nothing_behind_in_its_slot(name: str) -> None:
 def test_batch_invariance_says_why_it_is_off() -> None:
     llm = LLM(make("lfm2"), "none", batch_invariant="auto")
     assert not llm.invariance.on
-    assert "1 of its layers are recurrent" in llm.invariance.reason
+    assert "has 1 recurrent layers, and 'auto' tries" in llm.invariance.reason
     with pytest.raises(ConfigError, match="recurrent"):
-        LLM(make("lfm2"), "none", batch_invariant=True)
+        LLM(make("mamba"), "none", batch_invariant=True)
 
 
 def test_states_count_towards_the_memory_of_the_cache() -> None:
