@@ -1,4 +1,4 @@
-"""Define recurrences through draft trees, for any device.
+"""Define the interface of recurrences through draft trees, for any device.
 
 Every function takes flat tokens: `TokenTree.columns` says which of them belong to the tree. Other
 tokens get zeros. States are float32, or float64 for models in float64. A forward pass never writes
@@ -62,7 +62,7 @@ class ScanTokens(NamedTuple):
     Attributes:
         value: Any float dtype, [tokens, channels].
         step: Step sizes, >= 0, [tokens, channels].
-        rate: Rates of decay, <= 0, [rows, channels].
+        rate: Decay rates, <= 0, [rows, channels].
         key: [tokens, rows].
         query: [tokens, rows].
     """
@@ -75,13 +75,13 @@ class ScanTokens(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Results of a walk through a tree.
+    """Results of running a recurrence through a tree.
 
     Attributes:
         output: [tokens, heads, lanes] in the dtype of the value; float32 [tokens, channels] of a
             scan.
         updates: What each token adds to its state, float32 in the shape of `output`.
-        after: States after the pending tokens, [requests, ...]; None if not wanted.
+        after: States after the pending tokens, [requests, ...]; None if they were not requested.
     """
 
     output: Tensor
@@ -92,12 +92,12 @@ class Steps(NamedTuple):
 class StepSizes(NamedTuple):
     """Step sizes of a state space, softplus(numbers + bias).
 
-    Limits apply to some tokens: transformers applies them when it reads a prompt, and not when it
-    decodes a token.
+    The limits apply only to some tokens: transformers applies them when it processes a prompt, but
+    not when it decodes a token.
 
     Attributes:
         numbers: [tokens, heads].
-        bias: [heads]; None for none.
+        bias: [heads]; None for no bias.
         limits: Smallest and largest step size.
         limited: Whether the limits apply to each token, bool [tokens].
     """
@@ -109,12 +109,12 @@ class StepSizes(NamedTuple):
 
 
 class Recurrences(Protocol):
-    """Recurrences on one device."""
+    """Define the recurrences that each device's implementation computes."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor
     ) -> Tensor:
-        """Return the convolution over each token and its ancestors.
+        """Compute the causal convolution over each token and its ancestors.
 
         Args:
             rows: Inputs, [tokens, channels].
@@ -128,14 +128,14 @@ class Recurrences(Protocol):
     def fold_convolution(
         self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
     ) -> None:
-        """Append the inputs of a path to the held ones.
+        """Append the inputs of a path to the held inputs.
 
         Args:
             rows: Inputs, [tokens, channels].
             path: Tokens to append.
             held: See `convolve`.
             slots: Slot of each request, int64 [requests].
-            start: Inputs before the path, [requests, size - 1, channels]; None means the held ones.
+            start: Inputs before the path, [requests, size - 1, channels]; None means `held`.
         """
 
     def delta_tokens(
@@ -145,13 +145,13 @@ class Recurrences(Protocol):
         gain: Tensor,
         normalised: bool,
     ) -> GatedTokens:
-        """Return the tokens of a gated delta rule.
+        """Prepare the tokens of a gated delta rule for `walk`.
 
         Args:
             states: Queries and keys [tokens, groups, rows], values [tokens, heads, lanes].
             log_decay: Logarithm of the decay, <= 0, [tokens, heads] or [tokens, heads, rows].
             gain: [tokens, heads].
-            normalised: Whether queries and keys are divided by their norm.
+            normalised: Whether to divide queries and keys by their norm.
         """
 
     def space_tokens(
@@ -161,12 +161,12 @@ class Recurrences(Protocol):
         rate: Tensor,
         skip: Tensor | None,
     ) -> GatedTokens:
-        """Return the tokens of a state space with one rate of decay per head (SSD).
+        """Prepare the tokens of a state space with one decay rate per head for `walk`.
 
         Args:
             states: Queries and keys [tokens, groups, rows], values [tokens, heads, lanes].
             time: Step sizes of the heads.
-            rate: Rates of decay, <= 0, [heads].
+            rate: Decay rates, <= 0, [heads].
             skip: See `GatedTokens`.
         """
 
@@ -175,7 +175,7 @@ class Recurrences(Protocol):
 
         Args:
             tokens: Tokens of the recurrence.
-            tree: Which tokens follow which.
+            tree: Order of the tokens in the forward pass.
             held: [slots, heads, rows, lanes].
             wants_after: Whether to return the states after the pending tokens.
         """
@@ -197,7 +197,7 @@ class Recurrences(Protocol):
             path: Tokens to add.
             held: See `walk`.
             slots: Slot of each request, int64 [requests].
-            start: States before the path, [requests, ...]; None means the held ones.
+            start: States before the path, [requests, ...]; None means the held states.
         """
 
     def scan(self, tokens: ScanTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
@@ -205,7 +205,7 @@ class Recurrences(Protocol):
 
         Args:
             tokens: Tokens of the scan.
-            tree: Which tokens follow which.
+            tree: Order of the tokens in the forward pass.
             held: [slots, rows, channels].
             wants_after: Whether to return the states after the pending tokens.
         """

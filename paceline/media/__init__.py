@@ -1,1 +1,1 @@
-"""Prompts with images, videos and audio."""
+"""Encode prompts with images, videos and audio."""

@@ -34,8 +34,8 @@ def conversation_prompt(
         tokenizer: Tokenizer with a chat template, for text alone.
         messages: The caller's messages.
         options: Variables of the chat template.
-        endings: `add_generation_prompt` and `continue_final_message`; None means default.
-        files: Whether image parts may name files or hold objects, instead of data URLs only.
+        endings: `add_generation_prompt` and `continue_final_message`; None means the default.
+        files: Whether image parts may name files or contain objects, not only data URLs.
         tools: Checked definitions of tools.
     Raises:
         ConfigError: The messages cannot be used, or the chat template rejects them.
@@ -83,7 +83,7 @@ def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
 
 
 def _without_content(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose image, video and audio parts name their type only."""
+    """Return messages whose image, video and audio parts contain only their type."""
     return [
         {
             **message,

@@ -20,14 +20,14 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def load_image(source: Any, where: str, files: bool = True) -> Image:
-    """Return an image in RGB, turned upright as its metadata say.
+    """Return an image in RGB, rotated according to its metadata.
 
     Args:
         source: A Pillow image, a path, the bytes of an image file, or a data URL.
         where: Name of the image in errors.
-        files: Whether paths are read. Default True.
+        files: Whether paths are allowed. Default True.
     Raises:
-        ConfigError: The source is no image that can be read, it is too large, or Pillow is missing.
+        ConfigError: The source is not a readable image, is too large, or Pillow is missing.
     """
     image_module, operations = _pillow(where)
     if isinstance(source, image_module.Image):
@@ -69,7 +69,7 @@ def _pillow(where: str) -> tuple[Any, Any]:
 
 
 def _known_formats(image_module: Any) -> list[str]:
-    """Return the formats that this build of Pillow reads."""
+    """Return the image formats that this build of Pillow can read."""
     image_module.init()
     return [name for name in IMAGE_FORMATS if name in image_module.OPEN]
 
@@ -95,7 +95,7 @@ def _path(source: Any, where: str, files: bool) -> Path:
 
 
 def _bytes_of(url: str, where: str) -> bytes:
-    """Return the data in a data URL."""
+    """Return the decoded bytes of a data URL."""
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise ConfigError(

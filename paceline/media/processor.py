@@ -26,14 +26,14 @@ _PARTS = {
 
 
 class MediaProcessor:
-    """Encodes prompts for one model with the checkpoint's processor.
+    """Encode prompts for one model with the checkpoint's processor.
 
-    The processor is loaded with the first prompt that needs it.
+    The first prompt that needs the processor loads it.
 
     Args:
         model: Loaded model.
-        source: Directory, hub id or processor object; the caller's model argument if it is not
-            given.
+        source: Directory, hub id or processor object; the caller's model argument if no processor
+            was given.
     """
 
     def __init__(self, model: PreTrainedModel, source: Any) -> None:
@@ -41,12 +41,12 @@ class MediaProcessor:
         self._loaded: Any = None if isinstance(source, str | Path | PreTrainedModel) else source
 
     def check_model(self, where: str) -> None:
-        """Check that the model reads more than text.
+        """Check that the model accepts images, videos or audio.
 
         Args:
             where: Name of the prompt, or of its part, in errors.
         Raises:
-            ConfigError: The model reads text only.
+            ConfigError: The model accepts only text.
         """
         if not takes_media(self._model):
             raise ConfigError(
@@ -55,12 +55,12 @@ class MediaProcessor:
             )
 
     def processor(self, where: str) -> Any:
-        """Return the processor; load it first if needed.
+        """Return the checkpoint's processor, loading it on first use.
 
         Args:
             where: Name of the prompt in errors.
         Raises:
-            ConfigError: The model reads text only, or it has no processor that can be loaded.
+            ConfigError: The model accepts only text, or its processor cannot be loaded.
         """
         self.check_model(where)
         if self._loaded is None:
@@ -73,14 +73,14 @@ class MediaProcessor:
         return self._loaded
 
     def encode_prompt(self, prompt: MultimodalPrompt, where: str) -> EncodedPrompt | str:
-        """Return a prompt's token ids and tensors; its text if it has nothing but text.
+        """Return a prompt's token ids and tensors, or its text if it has no media.
 
         Args:
             prompt: The prompt.
             where: Name of the prompt in errors.
         Raises:
             ConfigError: An image, video or audio clip cannot be used, or the placeholders do not
-                fit them.
+                match the media.
         """
         if not isinstance(prompt.text, str):
             raise ConfigError(

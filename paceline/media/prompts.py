@@ -16,7 +16,7 @@ PART_TYPES = ("image", "image_url", "video", "audio")  # of messages, besides te
 class MultimodalPrompt:
     """A prompt with one placeholder for each image, video or audio clip.
 
-    The placeholder is the one of the model's processor, such as `<image>`. `LLM.chat` writes the
+    Use the placeholders of the model's processor, such as `<image>`. `LLM.chat` writes the
     placeholders itself.
 
     Attributes:
@@ -34,14 +34,14 @@ class MultimodalPrompt:
 
 
 def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any]:
-    """Return an image, video or audio part of a message with its content loaded.
+    """Return an image, video or audio part of a message, with its content loaded.
 
     Args:
         part: The part. An image is in `image`, `url` or `path`, or in OpenAI's `image_url`.
         where: Name of the part in errors.
         files: Whether parts may name files, and hold objects other than data URLs.
     Returns:
-        A part with `type` and the content under that name.
+        A part with `type`, and the content under the name of the type.
     Raises:
         ConfigError: The part has another type, or its content cannot be used.
     """
@@ -76,7 +76,7 @@ def load_video(frames: Any, where: str) -> Any:
     """Return the frames of a video as images, or an array unchanged.
 
     Raises:
-        ConfigError: The frames are no images.
+        ConfigError: A frame is not an image.
     """
     if isinstance(frames, list | tuple):
         return [load_image(frame, f"{where}.{index}") for index, frame in enumerate(frames)]
@@ -87,7 +87,7 @@ def checked_array(content: Any, where: str) -> Any:
     """Return a video or audio clip if it is an array, a tensor or a list.
 
     Raises:
-        ConfigError: It is something else, or it is empty.
+        ConfigError: The clip has another type, or is empty.
     """
     if isinstance(content, str | bytes) or not hasattr(content, "__len__") or not len(content):
         raise ConfigError(

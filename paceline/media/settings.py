@@ -1,10 +1,10 @@
-"""Define which image files are read."""
+"""Set the formats and the maximum size of accepted images."""
 
 from __future__ import annotations
 
-# Largest image that is decoded, in pixels. A small file can hold a huge image; this one takes 192
-# MB. Cameras of phones make up to 50 million.
+# Maximum size of a decoded image, in pixels. A small file can contain a huge image. An image of
+# this size takes 192 MB; phone cameras produce up to 50 million pixels.
 MAX_IMAGE_PIXELS = 64_000_000
 
-# Image formats that are read. Pillow knows more, but some of them run other programs.
+# Accepted image formats. Pillow supports more, but some of them run other programs.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF")

@@ -1,1 +1,1 @@
-"""Parse reasoning and tool calls in answers, while they are written."""
+"""Parse reasoning and tool calls in answers while they are being generated."""

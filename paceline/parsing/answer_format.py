@@ -30,7 +30,7 @@ Processor = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """Plan for constraining and parsing the answers to one prompt.
+    """Say how to constrain and parse the answers to one prompt.
 
     Attributes:
         processors: Logits processors of every answer.
@@ -42,7 +42,7 @@ class AnswerPlan:
 
 
 class AnswerFormat:
-    """Format of a model's reasoning and tool calls.
+    """Define the format of a model's reasoning and tool calls.
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -81,14 +81,14 @@ class AnswerFormat:
         eos_token_ids: Sequence[int],
         max_reasoning_tokens: int | None = None,
     ) -> AnswerPlan:
-        """Return how to constrain and parse the answers to a prompt.
+        """Choose how to constrain and parse the answers to a prompt.
 
         Args:
             prompt_ids: Token ids of the prompt.
             use: Tools of the request.
-            shape: JSON that the answer must be, if any.
+            shape: JSON that the answer must contain, if any.
             eos_token_ids: Tokens that may end an answer.
-            max_reasoning_tokens: Maximum number of reasoning tokens; None = no limit.
+            max_reasoning_tokens: Maximum number of reasoning tokens; None means no limit.
         Raises:
             ConfigError: A schema cannot be compiled, or the model does not reason.
         """
@@ -110,7 +110,7 @@ class AnswerFormat:
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Return what reasoning may follow a prompt; its template may have closed it."""
+        """Return the reasoning that may follow a prompt; the template may have closed it."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))

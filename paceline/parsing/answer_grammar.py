@@ -20,7 +20,7 @@ _NO_CALL = "/([^{\\[ \\n\\r\\t<](.|\\n)*)?/"  # text that no format without open
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """JSON that an answer must be.
+    """Describe the JSON that an answer must contain.
 
     Attributes:
         schema: JSON schema; None allows any text.
@@ -31,10 +31,10 @@ class AnswerShape:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningState:
-    """Reasoning that may come before an answer.
+    """Describe the reasoning that may precede an answer.
 
     Attributes:
-        markers: Texts around the reasoning; None = the answer has no reasoning.
+        markers: Texts around the reasoning; None means the answer has no reasoning.
         is_open: Whether the prompt has opened the reasoning.
     """
 
@@ -61,7 +61,7 @@ class AnswerGrammars:
         reasoning: ReasoningState,
         eos_token_ids: Sequence[int],
     ) -> grammars.Grammar | None:
-        """Return the grammar of the answers to a request; None if they are free.
+        """Return the grammar of the answers to a request; None if any text is allowed.
 
         Raises:
             ConfigError: A schema cannot be compiled.
@@ -95,7 +95,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return llguidance's options for a schema, with white space as in `grammars`."""
+    """Return a schema with llguidance's options for white space, as in `grammars`."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,

@@ -1,4 +1,4 @@
-"""Read a tool call that is one JSON object, with a name and arguments."""
+"""Read tool calls that are JSON objects with a name and arguments."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None,
         source: Unread text, at the start of the object.
         writer: Receives the call.
     Returns:
-        The text that was read if it is no call; None if a call was reported.
+        The text that was read, if it is not a call; None if a call was reported.
     """
     return (yield from _CallObject(source, writer).read())
 
 
 class _CallObject:
-    """Reads one object; `_raw` is the text so far, until the name is known."""
+    """Read one object; `_raw` is the text so far, until the name is known."""
 
     def __init__(self, source: TextSource, writer: EventWriter) -> None:
         self._source, self._writer = source, writer
@@ -36,7 +36,7 @@ class _CallObject:
         self._named = self._has_arguments = False
 
     def read(self) -> Generator[None, None, str | None]:
-        """Read the object; return its text if it is no call."""
+        """Read the object; return its text if it is not a call."""
         if not (yield from self._take("{")):
             return self._raw
         while (yield from self._read_entry()):

@@ -1,4 +1,4 @@
-"""Define the events of an answer, and the message that they add up to."""
+"""Define the events of an answer, and the message that results from them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 
 class ReasoningText(NamedTuple):
-    """Next part of the reasoning before the answer."""
+    """Report the next part of the reasoning before the answer."""
 
     text: str
 
 
 class ContentText(NamedTuple):
-    """Next part of the answer's text."""
+    """Report the next part of the answer's text."""
 
     text: str
 
 
 class CallStart(NamedTuple):
-    """Start of a tool call.
+    """Report the start of a tool call.
 
     Attributes:
         call: Index of the call in the answer, from 0.
@@ -32,7 +32,7 @@ class CallStart(NamedTuple):
 
 
 class ArgumentsText(NamedTuple):
-    """Next part of the arguments of a tool call, as JSON text.
+    """Report the next part of a tool call's arguments, as JSON text.
 
     Attributes:
         call: Index of the call in the answer, from 0.
@@ -48,7 +48,7 @@ AnswerEvent = ReasoningText | ContentText | CallStart | ArgumentsText
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call.
+    """Hold the name and arguments of a complete tool call.
 
     Attributes:
         name: Name of the tool.
@@ -61,7 +61,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class AssistantMessage:
-    """An answer, split into its parts.
+    """Hold an answer, split into text, reasoning and tool calls.
 
     Attributes:
         content: Text of the answer, without reasoning and tool calls.
@@ -74,7 +74,7 @@ class AssistantMessage:
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, events: Iterable[AnswerEvent]) -> None:
-        """Add what a parser reported."""
+        """Add the events that a parser reported."""
         for event in events:
             match event:
                 case ReasoningText(text):
@@ -88,7 +88,7 @@ class AssistantMessage:
 
 
 class EventWriter:
-    """Collects events; drops white space that only separates the parts of an answer.
+    """Collect events; drop white space that only separates the parts of an answer.
 
     White space around reasoning, before a call, and after a call is dropped. White space at the end
     of an answer without calls is kept.
@@ -136,7 +136,7 @@ class EventWriter:
         self._spaces = ""
 
     def take(self) -> list[AnswerEvent]:
-        """Return the events since the last call; join neighbours of the same kind."""
+        """Return the events since the last call, with neighbours of the same kind joined."""
         joined: list[AnswerEvent] = []
         for event in self.events:
             last = joined[-1] if joined else None

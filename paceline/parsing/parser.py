@@ -13,22 +13,22 @@ ReadAnswer = Callable[[TextSource, EventWriter, Schemas], Waiting]
 
 
 class AnswerParser(Protocol):
-    """Splits the text of one answer into reasoning, content and tool calls.
+    """Split the text of one answer into reasoning, content and tool calls.
 
-    The events of all calls add up to the same message, however the text is split.
+    The events add up to the same message, no matter how the text is split.
     """
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text; return what became certain."""
+        """Add text, and return the events that are now certain."""
         ...
 
     def finish(self) -> list[AnswerEvent]:
-        """Return the rest at the end of the answer."""
+        """End the answer, and return its remaining events."""
         ...
 
 
 class FormatParser:
-    """Parser that runs a generator, which reads the text and writes events.
+    """Run a format's generator, which reads the text and writes events.
 
     Args:
         read: Generator function of a format.
@@ -40,13 +40,13 @@ class FormatParser:
         self._reading = read(self._source, self._writer, schemas)
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text; return what became certain."""
+        """Add text, and return the events that are now certain."""
         self._source.add(text)
         next(self._reading, None)
         return self._writer.take()
 
     def finish(self) -> list[AnswerEvent]:
-        """Return the rest at the end of the answer."""
+        """End the answer, and return its remaining events."""
         self._source.ended = True
         next(self._reading, None)
         self._writer.finish()

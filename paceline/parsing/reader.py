@@ -9,13 +9,13 @@ from paceline.parsing.parser import AnswerParser
 
 
 class AnswerReader:
-    """Passes the text of an answer to its parser, without hidden special tokens.
+    """Pass the text of an answer to its parser, without hidden special tokens.
 
     Args:
         parser: Parser of the answer.
-        hidden: Ids of special tokens whose text is left out.
+        hidden: Ids of special tokens whose text is omitted.
     Attributes:
-        message: The answer so far.
+        message: Message of the answer so far.
     """
 
     def __init__(self, parser: AnswerParser, hidden: Collection[int]) -> None:
@@ -23,7 +23,7 @@ class AnswerReader:
         self.message = AssistantMessage()
 
     def read(self, pieces: Iterable[tuple[str, int]], last: bool) -> list[AnswerEvent]:
-        """Add text; return what became certain.
+        """Add text, and return the events that are now certain.
 
         Args:
             pieces: Parts of the text, each with the id of its token.

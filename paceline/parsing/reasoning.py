@@ -11,11 +11,11 @@ from paceline.parsing.text_source import TextSource, Waiting
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """Texts around the reasoning of a model.
+    """Hold the texts that enclose a model's reasoning.
 
     Attributes:
         open: Text before the reasoning.
-        close: Text after it.
+        close: Text after the reasoning.
     """
 
     open: str
@@ -33,7 +33,7 @@ def read_text(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def after_reasoning(read: ReadAnswer, markers: ReasoningMarkers, is_open: bool) -> ReadAnswer:
-    """Return a generator function that reads reasoning, and then the answer.
+    """Return a generator function that reads the reasoning and then the answer.
 
     Args:
         read: Reads the answer after the reasoning.

@@ -14,9 +14,10 @@ from paceline.text.detokenizer import Detokenizer
 
 
 class ReasoningBudget:
-    """Logits processor that ends the reasoning of one answer after a number of tokens.
+    """End the reasoning of one answer after a maximum number of tokens.
 
-    It then forces the text that ends the reasoning. A shallow copy starts again.
+    At the maximum, this logits processor forces the text that ends the reasoning. A shallow copy
+    starts again.
 
     Args:
         tokenizer: Tokenizer of the model.

@@ -1,4 +1,4 @@
-"""Parse answers by the response template that a tokenizer brings along."""
+"""Parse answers with the response template of a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _CALLS = "tool_calls"
 
 
 class TemplateParser:
-    """Parser that follows a tokenizer's `response_template`.
+    """Parse an answer with a tokenizer's `response_template`.
 
     A call is reported when it is complete, because transformers parses its arguments at the end. If
     the text of a call cannot be parsed, it is reported as content.
 
     Args:
         template: The tokenizer's template.
-        prefix: Text of the prompt, which may have begun the answer.
-        tools: Definitions of the tools, for the types of arguments.
+        prefix: Text of the prompt, which may include the start of the answer.
+        tools: Definitions of the tools, which give the types of arguments.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TemplateParser:
         self._has_failed = False
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text; return what became certain."""
+        """Add text, and return the events that are now certain."""
         if self._has_failed:
             self._writer.content(text)
             return self._writer.take()
@@ -47,7 +47,7 @@ class TemplateParser:
         return self._writer.take()
 
     def finish(self) -> list[AnswerEvent]:
-        """Return the rest at the end of the answer."""
+        """End the answer, and return its remaining events."""
         try:
             if not self._has_failed:
                 self._report(self._parser.finalize()[1])

@@ -15,11 +15,11 @@ _NESTED = ("properties", "$defs", "definitions")
 
 
 class RuleWriter:
-    """Collects the rules of a grammar.
+    """Collect the rules of a grammar.
 
     Args:
         special: Ids of the tokenizer's special tokens, by text. A grammar names these tokens by
-            their ids, because they are no text.
+            their ids, because they are not text.
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
@@ -50,7 +50,7 @@ class RuleWriter:
     def json(self, schema: Mapping[str, Any]) -> str:
         """Add a rule for JSON under a schema, with fixed separators; return its name.
 
-        Objects hold only the properties that their schema lists, unless it says otherwise.
+        Objects allow only the properties that their schema lists, unless the schema says otherwise.
         """
         closed = {**_closed(schema), "x-guidance": _SEPARATORS}
         return self.rule("%json " + json.dumps(closed, ensure_ascii=False))
@@ -78,7 +78,7 @@ class RuleWriter:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema whose objects hold only the properties they list."""
+    """Return a schema whose objects allow only the properties they list."""
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = dict(schema)

@@ -1,4 +1,4 @@
-"""Settings for parsing answers and for the tools of a request."""
+"""Set the limits for parsing answers and for the tools of a request."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ WHITESPACE = " \t\r\n"  # of JSON, and between the parts of a call in every form
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_TOOLS = 128  # per request, as in OpenAI's API
 AUTO, OFF = "auto", "none"  # names for --tool-call-parser and --reasoning-parser
-PROMPT_END_TOKENS = 64  # of the prompt, searched for opened reasoning; templates end with fewer
+PROMPT_END_TOKENS = 64  # last tokens of a prompt, searched for the start of reasoning

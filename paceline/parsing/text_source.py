@@ -1,7 +1,7 @@
-"""Read an answer's text from generators that wait for more of it.
+"""Provide the text of an answer to generators that wait for more text.
 
-A parser is a generator that reads a `TextSource`. It yields whenever the decision depends on text
-that has not arrived, so its result does not depend on how the text was split.
+A parser is a generator that reads a `TextSource`. It yields whenever it needs text that has
+not arrived, so its result does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Waiting = Generator[None, None, None]
 
 
 class TextSource:
-    """Text of an answer that arrives in parts.
+    """Hold the text of an answer that arrives in parts.
 
     Attributes:
         ended: Whether no more text will arrive.
@@ -79,7 +79,7 @@ class TextSource:
         """Write text up to the first marker, and read the marker.
 
         Args:
-            markers: Literals that end the text; the longest counts where several match.
+            markers: Literals that end the text; if several match, the longest counts.
             write: Function that receives the text in parts.
         Returns:
             The marker; "" at the end of the answer.

@@ -26,20 +26,20 @@ WriteCall = Callable[[str, Mapping[str, Any], RuleWriter], str]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Format in which a family of models writes tool calls.
+    """Define the format in which a family of models writes tool calls.
 
     Attributes:
         name: Name for `--tool-call-parser`.
         read: Generator function that reads answers.
-        marks: Texts that a chat template of the family contains, all of them.
+        marks: Texts that identify the family; its chat template contains all of them.
         write_call: Returns the grammar expression of one call, given the tool's name, the schema of
             its arguments and the rules.
         first: Text before the first call.
         between: Text between two calls.
         last: Text after the last call.
-        max_calls: Maximum number of calls in an answer; None = no limit.
+        max_calls: Maximum number of calls in an answer; None means no limit.
         markers: Texts that may be special tokens of the tokenizer, and that `read` needs to see.
-        prefix: Text before an answer that is no call.
+        prefix: Text before an answer that is not a call.
         opening: Text with which the first call begins, after other text; "" if calls form the whole
             answer.
     """

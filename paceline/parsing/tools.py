@@ -1,4 +1,4 @@
-"""Check tool definitions and the choice among them."""
+"""Check tool definitions and the tool choice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Choice = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call.
+    """Describe a function that a model may call.
 
     Attributes:
         name: Name of the function.
@@ -33,13 +33,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one request, and how the model may use them.
+    """Hold the tools of one request, and how the model may use them.
 
     Attributes:
         tools: Tools that the model sees.
         must_call: Whether the answer must be a call.
         callable_tools: Tools that a required call may name.
-        parallel: Whether an answer may hold several calls.
+        parallel: Whether an answer may contain several calls.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -59,7 +59,7 @@ class ToolUse:
 
     @property
     def is_constrained(self) -> bool:
-        """Return whether a grammar must hold calls to the schemas."""
+        """Return whether a grammar must constrain calls to the schemas."""
         return bool(self.tools) and (
             self.must_call or not self.parallel or any(tool.strict for tool in self.tools)
         )
@@ -71,14 +71,14 @@ NO_TOOLS = ToolUse()
 def tool_use(
     tools: Any, tool_choice: Any = None, parallel: bool = True, where: str = "tools"
 ) -> ToolUse:
-    """Check the tools of a request.
+    """Check the tools and the tool choice of a request.
 
     Args:
         tools: Definitions in OpenAI's format, or Python functions with type hints and docstrings.
             None or an empty list: no tools.
         tool_choice: "auto" (default), "none", "required", or {"type": "function", "function":
             {"name": NAME}}. With "none", the model does not see the tools.
-        parallel: Whether an answer may hold several calls.
+        parallel: Whether an answer may contain several calls.
         where: Name of the tools in errors.
     Raises:
         ConfigError: A definition or the choice is invalid.

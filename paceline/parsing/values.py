@@ -1,4 +1,4 @@
-"""Convert values of formats without JSON to JSON text."""
+"""Convert values from formats that do not use JSON to JSON text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 def is_text_only(schema: Mapping[str, Any] | None) -> bool:
-    """Return whether a schema admits strings only, which formats write without quotes."""
+    """Return whether a schema allows only strings, which formats write without quotes."""
     return types_of(schema) == {"string"}
 
 
@@ -56,7 +56,7 @@ def untyped_json(text: str) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of Python code; also with JSON's words."""
+    """Return the value of a Python literal, which may also contain JSON's constants."""
     match node:
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]

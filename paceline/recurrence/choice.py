@@ -1,4 +1,4 @@
-"""Choose what computes the recurrences of a tensor."""
+"""Choose between compiled recurrences and torch's for a tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
 
 
 def recurrences_for(rows: Tensor) -> Recurrences:
-    """Return compiled recurrences for tensors on a CPU, or torch's.
+    """Return compiled recurrences for tensors on a CPU, or torch's otherwise.
 
     The dtype of `rows` decides, so all layers of a model use the same recurrences.
 

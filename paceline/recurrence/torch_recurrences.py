@@ -1,6 +1,6 @@
-"""Compute recurrences with torch, against which the compiled ones are tested.
+"""Compute recurrences with torch, as the reference for the compiled recurrences.
 
-All requests take a step together, so the number of operations grows with the longest row only. No
+All requests take a step together, so only the longest row determines the number of operations. No
 operation waits for the device.
 """
 
@@ -27,12 +27,12 @@ from paceline.recurrence.settings import NORM_EPS
 
 
 class TorchRecurrences:
-    """Recurrences on any device; see `Recurrences`."""
+    """Compute `Recurrences` with torch operations, on any device."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor
     ) -> Tensor:
-        """Return the convolution over each token and its ancestors."""
+        """Compute the causal convolution over each token and its ancestors."""
         device, size = rows.device, convolution.weight.shape[1]
         columns = tree.on("columns", tree.columns, device)
         slots = tree.on("slots", tree.slots, device)
@@ -55,7 +55,7 @@ class TorchRecurrences:
     def fold_convolution(
         self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
     ) -> None:
-        """Append the inputs of a path to the held ones."""
+        """Append the inputs of a path to the held inputs."""
         size, counts = held.shape[1], np.diff(path.starts)
         before = held[slots] if start is None else start
         columns, _ = _path_rows(path)
@@ -71,7 +71,7 @@ class TorchRecurrences:
         gain: Tensor,
         normalised: bool,
     ) -> GatedTokens:
-        """Return the tokens of a gated delta rule."""
+        """Prepare the tokens of a gated delta rule for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         if normalised:
@@ -89,7 +89,7 @@ class TorchRecurrences:
         rate: Tensor,
         skip: Tensor | None,
     ) -> GatedTokens:
-        """Return the tokens of a state space with one rate of decay per head."""
+        """Prepare the tokens of a state space with one decay rate per head for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)
@@ -190,12 +190,12 @@ TORCH_RECURRENCES = TorchRecurrences()
 
 
 class _Walk:
-    """Iterates over the tokens of all requests, and stores states for later ones.
+    """Iterate over the tokens of all requests, and keep states for later tokens.
 
     Args:
         tree: Tokens of the forward pass.
         held: States of all slots, [slots, ...].
-        wants_after: Whether the states after the pending tokens are needed.
+        wants_after: Whether to keep the states after the pending tokens.
     Attributes:
         after: States after the pending tokens, [requests, ...].
     """
@@ -230,7 +230,7 @@ class _Walk:
 
 
 class _PathRows(NamedTuple):
-    """Columns of a path by request, padded to the longest path."""
+    """Hold the columns of each request's path, padded to the longest path."""
 
     columns: IntArray
     is_token: BoolArray
@@ -246,7 +246,7 @@ def _path_rows(path: FoldPath) -> _PathRows:
 
 
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the columns of each step, [requests], and which of them are tokens."""
+    """Yield the columns of each step, [requests], and whether each is a token."""
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):
         yield columns[:, step], is_token[:, step]
@@ -255,7 +255,7 @@ def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, 
 def _taps(tree: TokenTree, size: int) -> IntArray:
     """Return the inputs of each token, oldest first, [requests, width, size].
 
-    The last size - 1 held inputs are number 0 to size - 2, token i is number size - 1 + i.
+    The held inputs have the indices 0 to size - 2; token i has the index size - 1 + i.
     """
     # The parent of token i is number parents[i] + size - 1; that of a held input is the one before.
     held = np.broadcast_to(np.arange(size - 1) - 1, (len(tree.slots), size - 1))
@@ -268,7 +268,7 @@ def _taps(tree: TokenTree, size: int) -> IntArray:
 
 
 def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
-    """Return numbers [requests, width, ...] by column; zeros without a token."""
+    """Return numbers [requests, width, ...] by column; other columns get zeros."""
     columns = np.where(tree.is_padding(), count, tree.columns)
     index = tree.on(f"targets of {count}", columns, numbers.device)
     flat = numbers.new_zeros(count + 1, *numbers.shape[2:])
@@ -277,7 +277,7 @@ def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
 
 
 def _filled(states: Tensor, held: Tensor) -> Tensor:
-    """Return states in the sizes and dtype of held ones, filled up with zeros."""
+    """Return states in the shape and dtype of held states, padded with zeros."""
     full = held.new_zeros(len(states), *held.shape[1:])
     full[tuple(slice(size) for size in states.shape)] = states.to(held.dtype)
     return full

@@ -1,4 +1,4 @@
-"""Run recurrences on tensors with compiled code, on torch's thread count."""
+"""Run compiled recurrences on tensors, with as many threads as torch uses."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from paceline.cpu.thread_team import TeamJob
 
 
 class CpuRecurrences:
-    """Recurrences on a CPU, whose bits depend on a token's text alone."""
+    """Compute `Recurrences` on a CPU, batch-invariantly, with compiled code."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor
     ) -> Tensor:
-        """Return the convolution over each token and its ancestors."""
+        """Compute the causal convolution over each token and its ancestors."""
         channels, dtype = rows.shape[1], rows.dtype
         weight = convolution.weight.detach().float().T
         bias = None if convolution.bias is None else convolution.bias.detach().float()
@@ -65,7 +65,7 @@ class CpuRecurrences:
     def fold_convolution(
         self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
     ) -> None:
-        """Append the inputs of a path to the held ones."""
+        """Append the inputs of a path to the held inputs."""
         if start is not None:
             held[slots] = start
         if held.shape[1] and len(path.columns):
@@ -80,7 +80,7 @@ class CpuRecurrences:
         gain: Tensor,
         normalised: bool,
     ) -> GatedTokens:
-        """Return the tokens of a gated delta rule."""
+        """Prepare the tokens of a gated delta rule for `walk`."""
         query, key, value = states
         decays_rows, size = log_decay.dim() == 3, key.shape[2]
         if decays_rows and key.shape[1] != value.shape[1]:
@@ -108,7 +108,7 @@ class CpuRecurrences:
         rate: Tensor,
         skip: Tensor | None,
     ) -> GatedTokens:
-        """Return the tokens of a state space with one rate of decay per head."""
+        """Prepare the tokens of a state space with one decay rate per head for `walk`."""
         query, key, value = states
         steps = step_sizes(*time)
         decay = exponentials(steps * rate.float())[..., None]
@@ -253,7 +253,7 @@ def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int,
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:
-    """Return contiguous float32 rows, filled up with zeros."""
+    """Return contiguous float32 rows, padded with zeros."""
     return pad(rows.float(), (0, width - rows.shape[-1])).contiguous()
 
 

@@ -1,7 +1,7 @@
 """Convolve tokens with their ancestors in a tree.
 
-Each number is a sum of fused multiply-adds in float32, from the oldest input to the newest, that
-begins with the bias. SiLU follows in float32. The result is rounded once.
+Each sum starts with the bias, and adds the inputs from the oldest to the newest by fused
+multiply-adds in float32. SiLU is also computed in float32. The result is rounded once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, 
 
 
 def _silu(builder: Any, x: Any) -> Any:
-    """Emit x / (1 + exp(-x)), by the exponential of a number <= 0."""
+    """Emit x / (1 + exp(-x)), using only exponentials of numbers <= 0."""
     integers = ir.VectorType(ir.IntType(32), WIDTH)
     bits = builder.or_(builder.bitcast(x, integers), words(0x80000000, WIDTH))
     power = exponential(builder, builder.bitcast(bits, x.type))  # exp(-|x|)
@@ -38,7 +38,7 @@ silu = operation(Float32x8, (Float32x8,), _silu)
 
 
 class ConvolutionCall:
-    """Describe one convolution; strides are in bytes, sizes in numbers."""
+    """Describe one convolution; strides are in bytes, and sizes in numbers."""
 
     slots: int  # The first seven fields are those of `TokenTree.addresses`.
     pending: int
@@ -132,7 +132,7 @@ def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first:
 def append_inputs(
     rows: Any, columns: IntArray, starts: IntArray, slots: IntArray, held: Any
 ) -> None:
-    """Append the inputs of each request's path to the held ones, as bytes.
+    """Append the inputs of each request's path to the held inputs, as bytes.
 
     Args:
         rows: Inputs, uint8 [tokens, row bytes].

@@ -1,9 +1,9 @@
 """Walk through a tree with a state matrix per head, and fold paths into states.
 
-Lanes of a state never meet, so a task is a few lanes of one head and request. Its states stay in
-the L1 cache. Each thread takes tasks until none is left. `state_rows` describes the order of
-all sums. A token's bits depend on its text alone: neither on other tokens, nor on the way the text
-was cut into forward passes.
+The lanes of a state are independent, so a task is a few lanes of one head and request. Its states
+stay in the L1 cache. Each thread takes tasks until none is left. `state_rows` describes the order
+of all sums. A token's bits depend only on its text: neither on other tokens nor on how the text was
+split into forward passes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _advance_one, _advance_two = advance_rows(1), advance_rows(2)
 
 
 class GatedCall:
-    """Describe one walk; tensors are contiguous, strides in bytes, sizes in numbers."""
+    """Describe one walk through a tree.
+
+    Tensors are contiguous. Strides are in bytes, and sizes in numbers.
+    """
 
     slots: int  # The first seven fields are those of `TokenTree.addresses`.
     pending: int
@@ -285,7 +288,7 @@ def _fold_block(
         decay_stride = FLOAT_BYTES if call.decays_rows else 0
         decay = call.decay + item * FLOAT_BYTES * (call.rows if call.decays_rows else 1)
         copy(call.updates + item * call.lanes * FLOAT_BYTES + offset, lanes, block_bytes)
-        # the key stands in for a query: nobody reads the output
+        # the key replaces the query, because the output is not used
         if call.vectors == 1:
             _advance_one(before, stride, state, key, key, decay, decay_stride, call.rows, lanes)
         else:

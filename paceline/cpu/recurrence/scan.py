@@ -1,7 +1,7 @@
 """Run selective scans through a tree, and fold a path into the held states.
 
-The state of a channel is a few numbers, so a task is sixteen channels of one request. Sums over the
-rows of a state are fused multiply-adds in order; see `state_rows.scan_rows`.
+The state of a channel is only a few numbers, so a task is sixteen channels of one request. Sums
+over the rows of a state are fused multiply-adds in order; see `state_rows.scan_rows`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _fold_block(call: ScanFold, request: int, offset: int, state: int, lanes: in
         shift_bytes = columns[index] * row_bytes + offset
         copy(call.step + shift_bytes, lanes, BLOCK_BYTES)
         copy(call.updates + shift_bytes, lanes + BLOCK_BYTES, BLOCK_BYTES)
-        # the key stands in for a query: nobody reads the output
+        # the key replaces the query, because the output is not used
         key, rates = call.key + columns[index] * call.rows * FLOAT_BYTES, call.rate + offset
         scan_rows(before, stride, state, rates, row_bytes, key, key, call.rows, lanes)
         before, stride = state, BLOCK_BYTES

@@ -1,9 +1,9 @@
 """Emit the inner loops of recurrences over a state matrix.
 
 A state has one row per key dimension. A block of its columns has `vectors` vectors of sixteen
-lanes; each lane is a value dimension and never meets another. Sums over the rows have four parts:
-part p sums the rows p, p + 4, ... in order by fused multiply-adds. Then parts 0 and 2 are added, 1
-and 3, and both results. The number of vectors does not change a lane's bits.
+lanes; each lane is an independent value dimension. Sums over the rows have four parts: part p sums
+the rows p, p + 4, ... in order by fused multiply-adds. Then parts 0 and 2 are added, 1
+and 3, and then both results. The number of vectors does not affect a lane's bits.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def sum_rows(vectors: int) -> Any:
 
 
 def advance_rows(vectors: int) -> Any:
-    """Return an operation that advances a block by one token, and reads it.
+    """Return an operation that advances a block by one token, and computes the output.
 
     Each row becomes row * decay + key * update, rounded after the product with the decay and after
     the fused multiply-add. The result is the sum of the new rows, weighted with the query.

@@ -1,7 +1,7 @@
 """Convert queries, keys and gates of recurrences to float32.
 
-Torch computes the last numbers of a tensor by other instructions than the first ones, so a number's
-bits depend on its position. These functions compute each number or row by itself.
+Torch uses different instructions for the last numbers of a tensor, so a number's bits depend on its
+position. These functions compute each number or row independently.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paceline.util.compiled import compiled
 
 
 def float_rows(rows: Tensor, scale: float = 1.0, normalised: bool = False) -> Tensor:
-    """Return rows times a factor in float32, filled up with zeros.
+    """Return rows times a factor in float32, padded with zeros.
 
     Args:
         rows: [tokens, groups, size], of any number format in `KINDS`.
         scale: Factor.
-        normalised: Whether rows are divided by the root of the sum of their squares.
+        normalised: Whether to divide each row by the root of the sum of its squares.
     Returns:
         [tokens, groups, size rounded up to a multiple of 8].
     """
@@ -66,7 +66,7 @@ def step_sizes(
 
     Args:
         numbers: [tokens, heads].
-        bias: [heads]; None for none.
+        bias: [heads]; None for no bias.
         limits: Smallest and largest result.
         limited: Bool [tokens].
     """

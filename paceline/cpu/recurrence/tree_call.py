@@ -1,4 +1,4 @@
-"""Describe the tokens of a tree to compiled recurrences, and read them there."""
+"""Pass the tokens of a tree to compiled recurrences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.util.compiled import as_pointer, compiled
 
 
 class TreeArrays(NamedTuple):
-    """Arrays of a `TokenTree` and its `StateOrder`."""
+    """Hold the arrays of a `TokenTree` and its `StateOrder`."""
 
     slots: IntArray
     pending: IntArray

@@ -1,1 +1,1 @@
-"""Components shared by several drafters."""
+"""Provide components that several drafters share."""

@@ -39,8 +39,8 @@ class ArrayTrees:
 
     Attributes:
         nodes: [n] nodes of all trees; their dtype has the fields of `DraftNode`.
-        begins: [batch] first node of each tree.
-        ends: [batch] end of the nodes of each tree.
+        begins: [batch] index of the first node of each tree.
+        ends: [batch] index after the last node of each tree.
     """
 
     nodes: NDArray[np.void]

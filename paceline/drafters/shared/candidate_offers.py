@@ -27,7 +27,7 @@ def offer(
     waiting: int,
     scratch: Any,
 ) -> int:
-    """Put the candidates after a node on the frontier; return their new number.
+    """Put the candidates after a node on the frontier; return the frontier's new size.
 
     Args:
         inputs: Sources, calibration and request.
@@ -69,10 +69,10 @@ def _offer_cached(
     waiting: int,
     scratch: Any,
 ) -> tuple[int, int]:
-    """Offer the tokens of the longest cached context.
+    """Offer the tokens that followed the longest cached context.
 
     Returns:
-        Number of waiting candidates, and tokens of the context; 0 if none is cached.
+        Number of waiting candidates, and length of the cached context; 0 if none is cached.
     """
     temperature = inputs.query.temperature
     index, size = look_up(inputs.table, node.tail, min(inputs.query.max_context, node.known))
@@ -97,13 +97,14 @@ def _pair(
     cached: tuple[int, int, int],
     scratch: Any,
 ) -> int:
-    """Pair the children of a node in the first source with the cached tokens.
+    """Pair the cached tokens after a node with its children in the first source.
 
     Args:
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
         frontier: Candidates.
-        cached: First and last candidate by the cached distributions, and tokens of their context.
+        cached: First candidate from the cached distributions, end of these candidates, and length
+            of their context.
         scratch: [TOP] cached probabilities.
     Returns:
         Number of waiting candidates.
@@ -140,9 +141,9 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Weigh the children of a node by a further source.
+    """Weigh the candidates after a node against the children in a further source.
 
-    The candidates keep their confidence if the source has no child of the node.
+    If the source has no children of the node, the candidates keep their confidence.
 
     Args:
         inputs: Sources, calibration and request.
@@ -184,7 +185,7 @@ def _weigh(
 def _calibrate(
     inputs: TreeInputs, source: int, frontier: Records[TreeCandidate], first: int, last: int
 ) -> None:
-    """Set the confidence of candidates by the calibration cells of a weighed source."""
+    """Set candidates' confidence from the calibration cells of a weighed source."""
     sources, sampled = inputs.sources, inputs.query.temperature > 0
     begin = sources.bounds[source, 0, inputs.row]
     for index in range(first, last):
@@ -198,7 +199,7 @@ def _calibrate(
 
 @kernel
 def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: int) -> int:
-    """Return the candidate with a token, or ABSENT."""
+    """Return the index of the candidate with a token, or ABSENT."""
     for index in range(first, last):
         if frontier[index].token == token:
             return index
@@ -207,7 +208,7 @@ def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: in
 
 @kernel
 def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
-    """Rescale probabilities of temperature 1 to another temperature.
+    """Rescale probabilities from temperature 1 to another temperature.
 
     Greedy requests keep the probabilities of temperature 1.
     """

@@ -45,8 +45,8 @@ class ChainSequence(DraftSequence):
     """Hold the draft model's copy of a request.
 
     Attributes:
-        index: Index of the n-grams of the target's tokens.
-        length: Maximum number of tokens of the next draft, by the length rule.
+        index: N-gram index of the target's tokens.
+        length: Maximum number of tokens in the next draft, set by the length rule.
     """
 
     index: NgramIndex
@@ -54,13 +54,13 @@ class ChainSequence(DraftSequence):
 
 
 class ChainDrafter(Drafter):
-    """Draft a chain per request with a `CachedLM` that holds a copy of each request.
+    """Draft one chain per request, with a draft model that keeps request copies.
 
     Args:
         draft: The draft model.
         rule: Length rule.
         verification: "reject", "traverse" or "follow".
-        looks_up: Whether prompt lookup speeds up the draft model.
+        looks_up: Whether to speed up the draft model with prompt lookup.
         spare: Cache positions of the draft model reserved for draft tokens.
     Attributes:
         other_tokenizer: Whether the draft model may have another tokenizer than the target.
@@ -113,7 +113,7 @@ class ChainDrafter(Drafter):
             self._draft.close(shadow.request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for every request, all requests together in each draft forward pass."""
+        """Draft for all requests together, one batch in each draft forward pass."""
         trees = [EMPTY_TREE] * len(requests)
         rows = [row for row, request in enumerate(requests) if request.id in self._shadows]
         limits = [self._limit(requests[row], max_nodes[row]) for row in rows]
@@ -151,19 +151,20 @@ class ChainDrafter(Drafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft for requests whose copies have the target's newest tokens.
+        """Draft for requests whose copies already contain the target's newest tokens.
 
         Args:
             requests: Requests to draft for.
-            limits: Maximum number of tokens in a row per request.
+            limits: Maximum length of each request's chain.
             max_nodes: Maximum number of nodes per request.
         """
         return self._draft_chains(requests, limits)
 
     def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
-        """Draft until every chain reaches its limit or the rule ends it.
+        """Draft until each chain reaches its limit or the length rule ends it.
 
-        Requests that have stopped stay in the batch as idle rows. A limit of 0 gives no chain.
+        Requests with finished chains stay in the batch as idle rows. With a limit of 0, a request
+        gets no chain.
         """
         shadows = [self._shadows[request.id] for request in requests]
         chains = [
@@ -214,7 +215,7 @@ class ChainDrafter(Drafter):
     def _extend(
         self, chains: list[Chain], steps: list[DraftStep], new: NewTokens, probs: Tensor | None
     ) -> list[list[int]]:
-        """Extend every chain and its copy up to the rule's stop.
+        """Extend each chain and its request copy up to the rule's stopping point.
 
         Args:
             chains: Chains of the batch.
@@ -222,7 +223,7 @@ class ChainDrafter(Drafter):
             new: New tokens of the open chains.
             probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
         Returns:
-            The nodes to commit; the newest token of a run stays pending.
+            The nodes to commit; the newest token of each run stays pending.
         """
         stops = iter(self._rule.stop_after(new))
         runs, first = [step.run for step in steps], 0
@@ -237,7 +238,7 @@ class ChainDrafter(Drafter):
         return [step.looked_up[: len(run) - 1] for step, run in zip(steps, runs, strict=True)]
 
     def _look_up(self, shadow: ChainSequence, chain: Chain) -> DraftTree:
-        """Look up text that the draft model may predict."""
+        """Look up text that the draft model is likely to predict."""
         return (
             DraftTree.chain(self._continuation(shadow, [], chain.room - 1))
             if chain.open

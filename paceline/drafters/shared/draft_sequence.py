@@ -1,4 +1,4 @@
-"""Hold the draft model's copy of a request of the target."""
+"""Keep the draft model's copy of a request in line with the target's text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.model.eagle.modules import layers_read
 
 @dataclass(slots=True)
 class DraftSequence:
-    """Hold a request in the draft's cache: the target's tokens, then draft tokens.
+    """Hold a request in the draft's KV cache: the target's tokens, then draft tokens.
 
     Attributes:
         request: The draft model's copy.
-        agreed: Number of leading tokens that are known to be the target's.
+        agreed: Number of leading tokens that are confirmed by the target.
     """
 
     request: Request

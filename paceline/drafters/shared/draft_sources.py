@@ -1,8 +1,8 @@
-"""List the sources whose draft trees the merged tree joins.
+"""List the sources whose draft trees form the merged tree.
 
-A further source needs one more `DraftSource` in `SOURCES`, with the next free
-`calibration_table`, and its trees in the call of `Recycler.draft`. The merged tree and its
-calibration handle all sources of the list alike. docs/development/architecture.md lists all steps.
+An additional source needs a `DraftSource` in `SOURCES`, with the next unused `calibration_table`.
+Its trees must be passed to `Recycler.draft`. The merged tree and its calibration handle all listed
+sources in the same way. docs/development/architecture.md lists all steps.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class DraftSource:
     """Describe a source of draft trees to the merged tree.
 
     Attributes:
-        name: Name for messages and for people.
-        calibration_table: Index of its table in the pool file; or PAIRED.
-        prior: Acceptance probability before anything was counted; None for the paired source.
+        name: Name in messages and reports.
+        calibration_table: Index of the source's table in the pool file, or PAIRED.
+        prior: Acceptance probability before any counts exist; None for the paired source.
     """
 
     name: str
@@ -65,7 +65,7 @@ class SourceTrees(NamedTuple):
     Attributes:
         paired: [n] nodes of the paired source.
         weighed: [n] nodes of all further sources.
-        bounds: [sources, 2, batch] first node of each tree, and the end of its nodes.
+        bounds: [sources, 2, batch] first node of each tree, and the index after its last node.
         tables: [sources] `DraftSource.calibration_table` of each source.
     """
 
@@ -80,10 +80,10 @@ _TABLES: IntArray = np.array([source.calibration_table for source in SOURCES], d
 
 
 def join_sources(trees: Mapping[DraftSource, ArrayTrees], num_requests: int) -> SourceTrees:
-    """Return the trees of all sources in the form of `merged_tree.grow_trees`.
+    """Join the trees of all sources in the form that `merged_tree.grow_trees` takes.
 
     Args:
-        trees: Trees of each source, with confidences; a source without trees is left out.
+        trees: Trees of each source, with confidences; sources without trees are omitted.
         num_requests: Number of requests in the batch.
     """
     paired, weighed = _NO_NODES, _NO_NODES

@@ -22,7 +22,7 @@ class DraftStep(NamedTuple):
 
     Attributes:
         looked_up: Nodes of the looked-up text that the draft model agrees with.
-        run: New tokens by the draft model, one or more.
+        run: New tokens from the draft model, one or more.
     """
 
     looked_up: list[int]
@@ -38,7 +38,7 @@ def chain_tree(
 
 
 def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
-    """Follow the draft model's tokens through the looked-up text.
+    """Accept looked-up tokens as long as the draft model agrees.
 
     Args:
         guess: Looked-up text.
@@ -51,7 +51,7 @@ def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
 
 
 class OpenRows:
-    """Measure the tokens that one draft forward pass draws for the open chains.
+    """Evaluate the tokens that one draft forward pass draws for the open chains.
 
     Args:
         chains: All chains of the batch.

@@ -17,10 +17,10 @@ from paceline.util.device_copies import Arrays
 
 @dataclass(slots=True)
 class DrawnRows:
-    """Hold the drawn tokens on the device, with what a length rule may compute from.
+    """Hold the drawn tokens on the device, with the inputs of length rules.
 
-    Each chain has a row after its newest token and one after each looked-up token. Which of the
-    looked-up tokens agree with the draft model, the host does not know yet.
+    Each chain has a row after its newest token and one after each looked-up token. The host
+    does not know yet which of the looked-up tokens the draft model agrees with.
 
     Attributes:
         chains: Open chains.

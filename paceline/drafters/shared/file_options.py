@@ -11,7 +11,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options of `none`, which has none."""
+    """Accept no options, because `none` has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ class _TokenRank:
     """Hold the rank of one token.
 
     Attributes:
-        times: Number of occurrences.
+        times: Number of occurrences of the token.
         rank: Index in the order.
         first: First position in the text.
     """
@@ -23,7 +23,7 @@ class _TokenRank:
 class Frequencies:
     """Count the tokens of one text and keep them in order of frequency.
 
-    Among equally frequent tokens, the token that reached the count first comes first.
+    Among equally frequent tokens, the first to reach the count comes first.
     """
 
     def __init__(self) -> None:

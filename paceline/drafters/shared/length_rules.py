@@ -1,10 +1,10 @@
 """Length rules: decide how many tokens a draft model drafts before verification.
 
-A longer draft has more tokens discarded after a rejection; a shorter one costs more forward passes
-of the target (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass
-of the draft model, once for all chains of the batch. It may use anything known about the tokens
-drafted so far. The newest token is verified in any case: whether a sampled token is verified must
-not depend on the token itself, or the output distribution would change.
+After a rejection, a longer draft discards more tokens. A shorter draft needs more target forward
+passes (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass of the
+draft model, once for all chains of the batch. It may use anything known about the tokens drafted so
+far. The newest token is always verified. If the verification of a sampled token depended
+on the token itself, the output distribution would change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LengthRule:
         return length
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return what `stop_after` needs of each drawn token, on the device.
+        """Return the figures of each drawn token that `stop_after` needs, on the device.
 
         Returns:
             Tensors [chains, 1 + width, ...]; they reach `NewTokens.figures` in one copy.
@@ -58,7 +58,7 @@ class LengthRule:
     def stop_after(self, new: NewTokens) -> list[int | None]:
         """Return, for each chain, the number of new tokens after which drafting stops.
 
-        None continues; sampled drafts keep at least 1 token.
+        None means drafting continues. Sampled drafts keep at least one token.
         """
         return [None] * len(new.chains)
 
@@ -73,7 +73,7 @@ class HeuristicRule(LengthRule):
     stops_at_end = True
 
     def next_length(self, length: int, drafted: int, accepted: int) -> int:
-        """Return the length plus 2 or minus 1, at least 1."""
+        """Return the length plus 2 after full acceptance, otherwise minus 1; at least 1."""
         return length + 2 if accepted == drafted else max(1, length - 1)
 
 
@@ -87,8 +87,8 @@ class ThresholdRule(LengthRule):
         stop_below: The threshold.
         min_tokens: Minimum number of tokens.
     Attributes:
-        multiplies: Whether the draft's confidence is the product over its tokens, else the newest
-            value.
+        multiplies: Whether the draft's confidence is the product of its tokens' values. Otherwise,
+            it is the newest value.
     """
 
     checks_tokens = True
@@ -101,7 +101,7 @@ class ThresholdRule(LengthRule):
         self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return one value per new token, by default the only figure."""
+        """Return one confidence per new token; the default is the rule's only figure."""
         confidences: list[float] = new.figures[0].tolist()
         return confidences
 
@@ -132,14 +132,14 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return the confidence in the newest token, for rules that judge one pass later."""
+        """Return the confidence in the newest token, for rules that need one more pass."""
         return 1.0
 
 
 class ProductRule(ThresholdRule):
     """Stop by the product of the draft model's highest probabilities.
 
-    It is the draft model's probability that every token of a greedy draft is right.
+    The product is the draft model's probability that every token of a greedy draft is correct.
     """
 
     stops_at_end = False

@@ -37,12 +37,12 @@ _FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64  # frontier size: per node, and cons
 
 
 class _MergeWorkspace(NamedTuple):
-    """Hold scratch arrays for one tree after the other.
+    """Hold scratch arrays that are reused from tree to tree.
 
     Attributes:
         root: [1] candidate of the root.
         frontier: [room] candidates.
-        paths: [room] their path probabilities, which are compared most often.
+        paths: [room] path probabilities of the candidates, which are compared most often.
         scratch: [TOP] cached probabilities.
     """
 
@@ -69,7 +69,7 @@ def grow_trees(
         sources: Draft trees of the sources.
         queries: The requests.
         trees: [sum of the maximum numbers of nodes] of CANDIDATE, filled with one tree after the
-            other; the path probabilities of a tree fall.
+            other; path probabilities decrease within a tree.
         ends: [batch], filled with the end of each tree.
     """
     room = 0
@@ -105,7 +105,7 @@ def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate
     Args:
         inputs: Sources, calibration and request.
         work: Scratch arrays, with the root.
-        tree: [max_nodes], filled with falling path probabilities.
+        tree: [max_nodes], filled in order of decreasing path probability.
     """
     max_nodes, query, frontier, paths = len(tree), inputs.query, work.frontier, work.paths
     waiting = _offer(inputs, work, work.root[0], -1, 0)
@@ -130,7 +130,7 @@ def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate
 def _offer(
     inputs: TreeInputs, work: _MergeWorkspace, node: TreeCandidate, parent: int, waiting: int
 ) -> int:
-    """Put the candidates after a node on the frontier; return their new number."""
+    """Put the candidates after a node on the frontier; return the frontier's new size."""
     first, frontier = waiting, work.frontier
     waiting = offer(inputs, node, parent, frontier, first, work.scratch)
     for index in range(first, waiting):
@@ -151,9 +151,9 @@ def _set_root(root: TreeCandidate, newest: IntArray, known: int) -> None:
 def count_tree(
     calibration: SourceCalibration, tree: Records[TreeCandidate], new_tokens: IntArray
 ) -> None:
-    """Count the candidates that the target has decided.
+    """Count accepted and rejected candidates after verification of a tree.
 
-    These are all children of the nodes it passed, whether the engine processed them or not.
+    All children of the root and of accepted nodes count, even if they were not processed.
 
     Args:
         calibration: Acceptance rates by source.

@@ -11,7 +11,7 @@ class Continuation(NamedTuple):
 
     Attributes:
         tokens: Tokens that followed.
-        matched: Tokens of the n-gram; 0 if none was found.
+        matched: Length of the n-gram in tokens; 0 if none was found.
         position: Text position of the first of `tokens`.
     """
 
@@ -24,8 +24,8 @@ class NgramIndex:
     """Index the positions of every n-gram of one text, the latest first.
 
     Args:
-        min_ngram: Tokens of the shortest n-gram.
-        max_ngram: Tokens of the longest n-gram, which is looked up first.
+        min_ngram: Length of the shortest n-gram, in tokens.
+        max_ngram: Length of the longest n-gram, in tokens, which is looked up first.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:

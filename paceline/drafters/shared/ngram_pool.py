@@ -16,8 +16,8 @@ class NgramPool:
 
     Args:
         size: Maximum number of continuations per key.
-        keys: Maximum number of keys, for a pool that outlives its requests; the least recently used
-            is evicted.
+        keys: Maximum number of keys, for a pool that is shared by several requests. The least
+            recently used key is evicted.
         longest_key: Maximum number of tokens in a key: 1 or 2.
     """
 
@@ -64,7 +64,7 @@ class NgramPool:
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
 
     def remove(self, context: Ngram, ngram: Ngram) -> None:
-        """Undo `add` for a continuation."""
+        """Remove a continuation of the last tokens of `context`, if it exists."""
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.discard(context[-size:], ngram)
 

@@ -34,7 +34,7 @@ class ContextSlot:
 
 
 class Successors:
-    """Hold the likeliest tokens after one context, ended by a probability of 0."""
+    """Hold the most likely tokens after one context; a probability of 0 ends the list."""
 
     tokens: Annotated[Any, np.int32, TOP]
     probs: Annotated[Any, np.float32, TOP]  # at temperature 1
@@ -46,13 +46,13 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 class SuccessorTable(NamedTuple):
     """Hold the cached distributions.
 
-    A bucket of slots and an entry each fill one cache line, because most time is spent on waiting
-    for memory.
+    A bucket of slots and an entry each fill one cache line, because waiting for memory takes most
+    of the time.
 
     Attributes:
         slots: [rows] contexts, in buckets of `_WAYS`.
-        entries: [rows] what follows them.
-        clock: [1] number of writes.
+        entries: [rows] most likely next tokens of each context.
+        clock: [1] number of writes so far.
     """
 
     slots: Records[ContextSlot]
@@ -67,7 +67,7 @@ def new_table(rows: int) -> SuccessorTable:
 
 
 def _zeros(rows: int, dtype: Any) -> Any:
-    """Return zeros that begin at a cache line."""
+    """Return an array of zeros that starts at a cache line."""
     size = rows * dtype.itemsize
     memory = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     first = -memory.ctypes.data % _CACHE_LINE
@@ -107,7 +107,7 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
         tail: [LONGEST_KEY] newest tokens.
         known: Maximum number of tokens in the context.
     Returns:
-        Index of the entry and tokens of its context; (ABSENT, 0) if there is none.
+        Index of the entry, and length of its context in tokens; (ABSENT, 0) if there is none.
     """
     for size in range(known, 0, -1):
         key = key_of(tail, size)
@@ -210,7 +210,7 @@ def restore(
     tokens: Any,
     probs: NDArray[np.float32],
 ) -> None:
-    """Write entries into a table, the oldest first.
+    """Write entries to a table, starting with the oldest.
 
     Args:
         table: Table to fill.

@@ -39,10 +39,10 @@ _TYPES = {
 
 
 class SuccessorTableFile(StateFile):
-    """Connect a table, its calibration and their file.
+    """Load and save a table of distributions and its calibration.
 
-    Vocabulary and tokenizer are known once an engine takes the drafter (`check_...`). Nothing is
-    written before that.
+    An engine sets the vocabulary and the tokenizer by the `check_...` methods. Nothing is written
+    before that.
 
     Args:
         path: File to load and save.
@@ -68,10 +68,10 @@ class SuccessorTableFile(StateFile):
 
         Args:
             vocab_size: Rows of the model's LM head.
-            tokenizer: Tokenizer of the model; with the file's tokenizer any padding of the rows
-                fits.
+            tokenizer: Tokenizer of the model. If it is the file's tokenizer, the number of padding
+                rows may differ.
         Raises:
-            ConfigError: The vocabularies differ; both sizes are named.
+            ConfigError: The vocabularies differ. The message names both sizes.
         """
         if (
             self._tokenizer
@@ -86,7 +86,7 @@ class SuccessorTableFile(StateFile):
         """Reject a file that was made with a different tokenizer, if both are known.
 
         Raises:
-            ConfigError: The tokenizers differ; both fingerprints are named.
+            ConfigError: The tokenizers differ. The message names both fingerprints.
         """
         given = fingerprint_of(tokenizer) or ""
         self._tokenizer = self._tokenizer or given
@@ -133,7 +133,7 @@ class SuccessorTableFile(StateFile):
 
 
 def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
-    """Return the keys and the used entries of a table, the oldest first."""
+    """Return the keys and the used entries of a table, starting with the oldest."""
     slots = cast(NDArray[np.void], table.slots)
     entries = cast(NDArray[np.void], table.entries)
     used = np.flatnonzero(slots["key"])

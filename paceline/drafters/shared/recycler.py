@@ -85,7 +85,7 @@ class Recycler:
             requests: Requests to draft for.
             max_nodes: Maximum number of nodes for each request.
             min_path_probability: Minimum path probability of a node; from 0 to 1.
-            trees: Trees of further sources for the same requests, with confidences.
+            trees: Trees of other sources for the same requests, with confidences.
         """
         if not requests:
             return []
@@ -130,7 +130,7 @@ class Recycler:
         return self._trees.get(outcome.request.id, _NO_TREE)
 
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from outcomes of requests whose newest trees share one array."""
+        """Update cache and calibration for requests whose newest trees share one array."""
         records: list[int] = []
         token_ids: list[IntArray] = []
         probs: list[NDArray[np.float32]] = []
@@ -154,7 +154,7 @@ class Recycler:
         )
 
     def stop(self, request: Request) -> None:
-        """Free the state of a request; save the file once no request is open."""
+        """Free the state of a request; save the file if no other request is open."""
         self._trees.pop(request.id, None)
         if self.pool_file is not None and not self._trees:
             self.pool_file.save_changes(wait=True)
@@ -180,7 +180,8 @@ class RecyclingDrafter(Drafter):
         """Write the pool file immediately.
 
         Raises:
-            ConfigError: No file was given, it cannot be written, or no engine has used the drafter.
+            ConfigError: No file was given, the file cannot be written, or no engine has used the
+                drafter.
         """
         if self._recycler.pool_file is None:
             raise ConfigError(

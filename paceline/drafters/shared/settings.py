@@ -14,14 +14,14 @@ class SourcePrior:
     """Describe the prior acceptance probability of a source.
 
     The source is weighed against the sources before it. The odds of a token are
-    a * before ** b * own ** c. `before` are the odds by the sources that come first, `own` the odds
-    by this source.
+    a * before ** b * own ** c. `before` are the odds from the earlier sources, and `own` the odds
+    from this source.
 
     Attributes:
-        both: (a, b, c) where the sources before and this source have the token.
-        before: (a, b) where only the sources before have it.
-        own: (a, c) where only this source has it.
-        trials: Number of trials that the prior of a cell counts for.
+        both: (a, b, c) if an earlier source and this source have the token.
+        before: (a, b) if only earlier sources have the token.
+        own: (a, c) if only this source has the token.
+        trials: Weight of a cell's prior, in trials.
     """
 
     both: tuple[float, float, float]
@@ -45,10 +45,10 @@ class SourceCalibrationSettings:
 
     Attributes:
         edges: Edges between the buckets of a probability.
-        pair_trials: Number of trials that the prior of a cell counts for, where the cached
-            distributions and retrieval are paired.
-        trust: Factor of a cached probability, by the number of tokens of its context.
-        memory: Number of trials of a cell after which older trials count half.
+        pair_trials: Weight of a cell's prior, in trials, if the cached distributions and retrieval
+            are paired.
+        trust: Factor for a cached probability, by the length of its context in tokens.
+        memory: Number of trials of a cell after which older trials are halved in weight.
     """
 
     edges: tuple[float, ...] = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)

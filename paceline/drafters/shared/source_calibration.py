@@ -2,16 +2,16 @@
 
 One table counts trials and hits for all requests of an engine. Two sources may offer a token: the
 cached distributions (a context length and a probability) and another drafter's tree (a confidence).
-Each pair of their values is a cell that starts from a prior. A token is tried when the target has
-predicted a token after its parent, whether the token was processed or not.
+Each pair of their values is a cell that starts from a prior. A token counts as tried when the
+target has predicted a token after its parent, even if the draft token was not processed.
 
                        | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
 
-Every further source (in the order of `SOURCES`) is weighed against that probability. It has further
-cells: the probability by the sources before it, and its own confidence.
+Every further source (in the order of `SOURCES`) is weighed against that probability. It has its own
+cells, indexed by the probability from the sources before it and by its own confidence.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 
 @kernel
 def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
-    """Return the cell of a token by the cached distributions and the paired source.
+    """Return a token's cell for the cached distributions and the paired source.
 
     Args:
         sampled: Whether the request samples.
@@ -103,7 +103,7 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 
 @kernel
 def weighed_cell(table: int, sampled: bool, before: float, confidence: float) -> int:
-    """Return the cell of a token that a weighed source has rated.
+    """Return a token's cell for a weighed source.
 
     Args:
         table: Index of the source's calibration table.
@@ -118,7 +118,7 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
 
 @kernel
 def acceptance(calibration: SourceCalibration, cell: int) -> float:
-    """Return the acceptance rate of a cell, prior included."""
+    """Return the acceptance rate of a cell, including its prior."""
     rate: float = calibration.hits[cell] / calibration.trials[cell]
     return rate
 

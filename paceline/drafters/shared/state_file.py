@@ -26,7 +26,7 @@ _Read = TypeVar("_Read")
 
 
 class StateFile:
-    """Tie a drafter's state to its file; subclasses provide `content`.
+    """Load and save a drafter's state; subclasses provide `content`.
 
     Several processes may share a file. Each save writes the saving process's whole state, so the
     last save wins.
@@ -121,7 +121,7 @@ class FileKind:
     help: str
 
     def to_bytes(self, arrays: Arrays, **head: str) -> bytes:
-        """Return arrays as file content; `head` adds entries to the head."""
+        """Return arrays as file content, with `head` added to the file's head."""
         full = {"kind": self.name, "version": self.version, **head}
         content: bytes = save(arrays, {**full, "sha256": _digest(full, arrays)})
         return content

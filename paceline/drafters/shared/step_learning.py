@@ -1,4 +1,4 @@
-"""Learn from verified trees: cache distributions, and count accepted tokens.
+"""Update caches from verified trees: distributions and acceptance counts.
 
 Each tree is described by one record of integers, so that one array describes the whole step:
 
@@ -49,7 +49,7 @@ def learn_step(
     token_ids: IntArray,
     probs: NDArray[np.float32],
 ) -> None:
-    """Cache the distributions after all nodes, and count the decided candidates.
+    """Cache the distributions after all nodes, and count accepted candidates.
 
     Args:
         table: Cached distributions.

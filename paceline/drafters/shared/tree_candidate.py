@@ -1,4 +1,4 @@
-"""Define the arrays and records that the merged tree is grown with."""
+"""Define the arrays and records for growing the merged tree."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TreeQueries(NamedTuple):
         limits: [batch, 3] number of newest tokens, maximum number of nodes, and maximum depth.
         temperatures: [batch] temperature of each request; 0 means greedy.
         max_context: Maximum number of tokens in a context of the cached distributions.
-        min_path_probability: Path probability below which no candidate is taken.
+        min_path_probability: Minimum path probability of a candidate.
     """
 
     newest: IntArray
@@ -75,7 +75,7 @@ class TreeQuery(NamedTuple):
         max_context: Maximum number of tokens in a context of the cached distributions.
         temperature: Temperature of the request; 0 means greedy.
         max_depth: Maximum depth of the tree.
-        min_path_probability: Path probability below which no candidate is taken.
+        min_path_probability: Minimum path probability of a candidate.
     """
 
     max_context: int
@@ -85,7 +85,7 @@ class TreeQuery(NamedTuple):
 
 
 class TreeInputs(NamedTuple):
-    """Hold all that a tree is grown from.
+    """Hold all inputs from which a tree is grown.
 
     Attributes:
         table: Cached distributions.

@@ -11,7 +11,7 @@ from paceline.verification.rules import follow
 
 
 def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
-    """Return a tree ordered by path probability, and the old index of each node.
+    """Return a tree sorted by path probability, and the old index of each node.
 
     Args:
         tree: Deterministic draft with confidences of at most 1, so that no node is likelier than
@@ -35,9 +35,10 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
 
 
 def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
-    """Return the outcome of a tree of which the target verified another part, or none.
+    """Return the outcome for a tree other than the one that the target verified.
 
-    The target's predictions stay those of the tree that was processed.
+    The new tokens decide which nodes of `tree` count as accepted. The target's predictions stay
+    those of the verified tree.
     """
     if tree is outcome.tree:
         return outcome
@@ -49,7 +50,7 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 
 
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
-    """Yield the nodes that the target has decided, each with whether it was right."""
+    """Yield each node whose parent has a target prediction, and whether it was right."""
     reached = {-1, *outcome.accepted}
     # The target's token after the last one is not known.
     predicted_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}

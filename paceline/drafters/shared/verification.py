@@ -8,10 +8,10 @@ _VERIFICATIONS = ("reject", "traverse", "follow")
 
 
 def require_verification(owner: str, verification: str) -> None:
-    """Refuse an unknown value of the option `verification`.
+    """Reject an unknown value of the option `verification`.
 
     Raises:
-        ConfigError: The value is unknown; a close match is named.
+        ConfigError: The value is unknown. The message suggests a close match.
     """
     if verification not in _VERIFICATIONS:
         hint = did_you_mean(verification, _VERIFICATIONS)

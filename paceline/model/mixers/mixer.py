@@ -15,7 +15,7 @@ MixerCall = Callable[[Tensor], Tensor]
 
 
 class StateUpdate(Protocol):
-    """Result of one call of a mixer, for the commit."""
+    """Advance the held states after verification; the result of one mixer call."""
 
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
@@ -33,11 +33,11 @@ class StateUpdate(Protocol):
 
 
 class Mixer(Protocol):
-    """Runs the mixer of one layer over a batch of trees.
+    """Run the mixer of one layer over a batch of draft trees.
 
     Attributes:
-        folds: Whether a commit adds accepted nodes to the held state. Otherwise, the next forward
-            pass feeds them again.
+        folds: Whether a commit adds accepted nodes to the held states. Otherwise, the next forward
+            pass processes the accepted nodes again.
     """
 
     folds: bool
@@ -47,9 +47,7 @@ class Mixer(Protocol):
     ) -> tuple[Tensor, StateUpdate]:
         """Return the mixer's output, and the update for the commit.
 
-        The output has the layout of the input.
-
-        The held states do not change before the commit.
+        The output has the layout of the input. The held states do not change before the commit.
 
         Args:
             hidden: Inputs of the module, [rows, columns, hidden].

@@ -1,8 +1,8 @@
 """Run a mixer's own forward method with recurrences that follow draft trees.
 
-transformers' mixers compute projections, gates and norms by their own modules, and call functions
-of their Python module for the recurrences. The names of these functions are the same in all models.
-A `RecurrenceMixer` runs the code of the same forward method with other functions under these names.
+transformers' mixers compute projections, gates and norms with their own submodules. For
+recurrences, they call functions of their Python module, with the same names in all models. A
+`RecurrenceMixer` runs the code of the forward method with other functions under these names.
 Neither the class nor its Python module changes.
 """
 
@@ -21,8 +21,8 @@ from paceline.model.mixers.recurrence_call import RecurrenceCall, token_tree
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 from paceline.model.mixers.settings import ACTIVATIONS
 
-# Functions by the name under which forward methods call them, and what replaces each. A forward
-# method without a cache calls these, and none of those for single tokens.
+# Replacements for the functions that forward methods call, by name. Without a cache, a forward
+# method calls these functions, and none of those for single tokens.
 _RECURRENCES: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": RecurrenceCall.convolve,
     "torch_chunk_gated_delta_rule": RecurrenceCall.delta_rule,
@@ -30,7 +30,7 @@ _RECURRENCES: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": RecurrenceCall.state_space,
     "mamba_selective_scan": RecurrenceCall.selective_scan,
 }
-# Functions of the same forward methods that are not called: they read one token, or train.
+# Functions that the same forward methods call only for single tokens or for training.
 _UNUSED = frozenset(
     {
         "causal_conv1d_update",
@@ -45,7 +45,7 @@ _UNUSED = frozenset(
 
 
 class RecurrenceMixer:
-    """Mixer that computes a token's state from its parent's, and folds nodes.
+    """Run a mixer so that each token continues from its parent's state in the tree.
 
     Args:
         module: The view's copy of the module.
@@ -69,7 +69,7 @@ class RecurrenceMixer:
         self._call: RecurrenceCall | None = None
 
     def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs a method of the current call."""
+        """Return a function that runs a `RecurrenceCall` method on the current call."""
 
         def recurrence(*args: Any, **kwargs: Any) -> Any:
             return function(self._call, *args, **kwargs)
@@ -79,7 +79,7 @@ class RecurrenceMixer:
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Tensor, StateUpdate]:
-        """Return the outputs, and what the commit adds to the held states; see `Mixer`."""
+        """Return the outputs, and the update for the held states; see `Mixer`."""
         current = self._call = RecurrenceCall(token_tree(batch), layer)
         try:
             output: Tensor = self._forward(hidden)
@@ -89,7 +89,7 @@ class RecurrenceMixer:
 
 
 class _Folds:
-    """Commits the recurrences of one call."""
+    """Commit the recurrences of one mixer call."""
 
     def __init__(self, call: RecurrenceCall) -> None:
         self._tree, self._folds = call.tree, call.folds
@@ -103,7 +103,7 @@ class _Folds:
 
 
 def recurrence_mixer(twin: nn.Module) -> RecurrenceMixer | None:
-    """Return a mixer for a module whose recurrences are known; otherwise None.
+    """Return a `RecurrenceMixer` for a module, or None if its recurrences are unknown.
 
     Args:
         twin: The view's copy of the module.
@@ -121,7 +121,7 @@ def recurrence_mixer(twin: nn.Module) -> RecurrenceMixer | None:
 def _function_names(forward: FunctionType) -> set[str]:
     """Return the names of the recurrences that a forward method may call.
 
-    transformers wraps each of them, so that a faster kernel can replace it.
+    These are the functions that transformers wraps so that a faster kernel can replace them.
     """
     values = forward.__globals__
     return {
@@ -132,7 +132,7 @@ def _function_names(forward: FunctionType) -> set[str]:
 
 
 def _takes_states_only(forward: FunctionType) -> bool:
-    """Return whether a forward method needs no argument but the hidden states."""
+    """Return whether a forward method requires only the hidden states."""
     _, hidden, *others = inspect.signature(forward).parameters.values()
     optional = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
     return hidden.default is hidden.empty and all(

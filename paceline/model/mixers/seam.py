@@ -21,7 +21,7 @@ from paceline.model.mixers.upstream import UpstreamMixer
 
 @dataclass(frozen=True, slots=True)
 class RecurrentPass:
-    """Forward pass through the recurrent layers.
+    """Collect the state updates of one forward pass through the recurrent layers.
 
     Attributes:
         batch: Tokens of the forward pass.
@@ -37,14 +37,14 @@ class RecurrentPass:
 
     @property
     def num_requests(self) -> int:
-        """Return the number of requests of the forward pass."""
+        """Return the number of requests in the forward pass."""
         return len(self.batch.slots)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:
         """Advance the held states of all layers; see `StateUpdate`.
 
         Returns:
-            Number of tokens that entered the held states, for each request.
+            Number of tokens added to the held states, for each request.
         """
         for index, update in self.updates.items():
             update.commit(self.layers[index], self.batch, accepted)
@@ -55,7 +55,7 @@ class RecurrentPass:
 
 
 class RecurrentState(Protocol):
-    """The forward state of a view, as its mixers read it.
+    """Define the part of a view's forward state that its mixers read.
 
     Attributes:
         folds: Whether every mixer of the view adds accepted nodes to the held states.
@@ -67,7 +67,7 @@ class RecurrentState(Protocol):
 
 
 class MixerForward:
-    """Forward method of a mixer in a view.
+    """Replace the forward method of a mixer in a view.
 
     Args:
         twin: The view's copy of the mixer.
@@ -84,7 +84,7 @@ class MixerForward:
         state.folds = state.folds and mixer.folds
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns, in the layout of `hidden_states`."""
+        """Run the mixer instead of the module, and return the same kind of result."""
         current = self._state.recurrent
         if current is None:
             return self._forward(hidden_states, *args, **kwargs)
@@ -107,9 +107,9 @@ class MixerForward:
 def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[int, nn.Module]:
     """Return the mixer of each layer with states, by layer index.
 
-    A mixer stands in for attention: it takes an attention mask, owns a depthwise convolution and
-    knows the index of its layer. The result is empty if a layer has no such module or several:
-    their states cannot be separated from attention.
+    A mixer replaces attention in its layer. It takes an attention mask, owns a depthwise
+    convolution and knows the index of its layer. The result is empty if a layer does not have
+    exactly one such module, because its states cannot be separated from attention.
 
     Args:
         model: Model to search.
@@ -127,7 +127,7 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
 
 
 def mixer_for(twin: nn.Module) -> Mixer:
-    """Return what runs a mixer over pending tokens and trees.
+    """Choose how to run a mixer over pending tokens and draft trees.
 
     Args:
         twin: The view's copy of the module.

@@ -1,4 +1,4 @@
-"""Constants of the mixers."""
+"""Set the constants of recurrent mixers."""
 
 from __future__ import annotations
 

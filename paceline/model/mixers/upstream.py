@@ -21,7 +21,7 @@ from paceline.model.mixers.settings import MAX_SHORT_COLUMNS, SHORT_CHUNK
 
 @dataclass(frozen=True, slots=True)
 class _Advanced:
-    """States after the pending tokens.
+    """Hold the states after the pending tokens until the commit.
 
     Attributes:
         states: States by name, [requests, ...] each.
@@ -32,17 +32,17 @@ class _Advanced:
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
     ) -> None:
-        """Hold the states; accepted nodes are fed again in the next forward pass."""
+        """Keep the states; the next forward pass processes accepted nodes again."""
         some = next(iter(self.states.values()))
         layer.hold(batch.tensor("slots", some.device), self.states)
 
 
 class UpstreamMixer:
-    """Mixer that calls the module of transformers.
+    """Run a mixer with transformers' own module, with one row per branch.
 
     The pending tokens of requests with equal counts share a call. Each branch of a tree is a row
-    that starts from the state after the pending tokens. Padding comes last in a row, where it
-    cannot change the state of a token.
+    that starts from the state after the pending tokens. Padding comes last in a row, so it cannot
+    change the state of a token.
 
     Args:
         module: The view's copy of the module.
@@ -75,7 +75,7 @@ class UpstreamMixer:
     def _advance(
         self, flat: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
-        """Run the pending tokens.
+        """Run the pending tokens, in groups of requests with equal counts.
 
         Returns:
             States after them by name, [requests, ...] each; and pairs of columns and their outputs.
@@ -104,7 +104,7 @@ class UpstreamMixer:
         }, results
 
     def _run(self, call: MixerCall, hidden: Tensor, in_prompt: bool) -> Tensor:
-        """Call the module with the chunk size and time step limits that fit.
+        """Call the module with a suitable chunk size and time step limits.
 
         Args:
             call: The module's forward method.
@@ -130,15 +130,15 @@ _NO_LIMITS = (0.0, math.inf)
 def clamps_prompts(module: nn.Module) -> bool:
     """Return whether a mixer limits the time steps of prompts only.
 
-    transformers limits them in forward passes with several tokens only. `generate` decodes one
-    token at a time, so only its prompts are affected.
+    transformers limits them only in forward passes with several tokens. `generate` decodes one
+    token at a time, so the limits apply only to prompts.
     """
     limits = vars(module).get("time_step_limit")
     return limits is not None and tuple(limits) != _NO_LIMITS
 
 
 def ignores_states(module: nn.Module) -> bool:
-    """Return whether a mixer forgets its state when it gets several tokens.
+    """Return whether a mixer ignores its state when it gets several tokens.
 
     transformers' selective scan (Mamba-1) has no argument for a state.
     """
@@ -150,7 +150,7 @@ def _branches(batch: RecurrentBatch) -> tuple[IntArray, IntArray, BoolArray]:
 
     Returns:
         Request of each path, [paths]; index of each token in the request's row, [paths, longest];
-        and which of them are tokens and not padding, in the same shape.
+        and whether each is a token rather than padding, in the same shape.
     """
     paths = [
         (row, batch.pending[row] + np.array(tree.path(leaf), dtype=np.int64))

@@ -1,1 +1,1 @@
-"""Formats in which models write tool calls."""
+"""Read the formats in which models write tool calls."""

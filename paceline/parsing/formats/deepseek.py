@@ -1,4 +1,4 @@
-"""Read calls of DeepSeek V3, R1 and V3.1, between special tokens."""
+"""Read tool calls of DeepSeek V3, R1 and V3.1, between special tokens."""
 
 from __future__ import annotations
 

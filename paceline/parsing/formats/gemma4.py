@@ -1,4 +1,4 @@
-"""Read calls of Gemma 4, whose strings are between special tokens."""
+"""Read tool calls of Gemma 4, whose strings are between special tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 
 
 def read_gemma4(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls."""
+    """Report the text and tool calls of an answer."""
     marker = yield from source.copy_until([OPEN], writer.content)
     while marker:
         called = "call:" if (yield from source.take("call:")) else ""
@@ -31,7 +31,7 @@ def read_gemma4(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wa
 
 
 def _copy_value(source: TextSource, write: Callable[[str], None]) -> Waiting:
-    """Write a value of Gemma's syntax as JSON text."""
+    """Convert a value in Gemma's syntax to JSON text as it arrives."""
     yield from source.skip_spaces()
     if (yield from source.take(QUOTE)):
         write('"')

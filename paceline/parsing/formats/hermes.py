@@ -1,4 +1,4 @@
-"""Read calls of Hermes and Qwen, JSON objects between <tool_call> tags."""
+"""Read tool calls of Hermes and Qwen: JSON objects between <tool_call> tags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def read_hermes(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls."""
+    """Report the text and tool calls of an answer."""
     marker = yield from source.copy_until([OPEN], writer.content)
     while marker:
         spaces = yield from source.skip_spaces()

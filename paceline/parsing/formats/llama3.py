@@ -1,4 +1,4 @@
-"""Read calls as Llama 3 writes them: JSON objects that form the whole answer."""
+"""Read tool calls of Llama 3: JSON objects that form the whole answer."""
 
 from __future__ import annotations
 

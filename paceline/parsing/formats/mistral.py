@@ -1,4 +1,4 @@
-"""Read calls as Mistral's models write them, after [TOOL_CALLS]."""
+"""Read tool calls of Mistral's models, which follow [TOOL_CALLS]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read calls in a Python list, such as [get_weather(city="Paris"), now()]."""
+"""Read tool calls in a Python list, such as [get_weather(city="Paris"), now()]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEPTHS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report a list of calls that begins the answer, as Llama 4 writes it."""
+    """Report a list of calls at the start of the answer, in Llama 4's format."""
     spaces = yield from source.skip_spaces()
     raw = yield from _read_list(source, writer)
     writer.content("" if raw is None else spaces + raw)
@@ -34,7 +34,7 @@ def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def _read_list(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the calls in a list; return its text if the first is no call."""
+    """Report the calls in a list; return its text if the first entry is not a call."""
     raw = "[" if (yield from source.take("[")) else ""
     if not raw:
         return raw

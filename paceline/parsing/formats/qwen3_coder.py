@@ -1,4 +1,4 @@
-"""Read calls of Qwen3-Coder, with tags for the function and each parameter."""
+"""Read tool calls of Qwen3-Coder, with tags for the function and each parameter."""
 
 from __future__ import annotations
 
