@@ -101,8 +101,8 @@ class TokenTree:
             order = self.order()
             arrays = self.slots, self.pending, self.nodes, self.columns, self.parents, *order[:2]
             # the dictionary keeps copies alive, if an array was not contiguous
-            kept = self.derived["arrays"] = [np.ascontiguousarray(array) for array in arrays]
-            self.derived["addresses"] = tuple(array.ctypes.data for array in kept)
+            contiguous = self.derived["arrays"] = [np.ascontiguousarray(array) for array in arrays]
+            self.derived["addresses"] = tuple(array.ctypes.data for array in contiguous)
         addresses: tuple[int, ...] = self.derived["addresses"]
         return addresses
 

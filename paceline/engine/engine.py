@@ -17,7 +17,8 @@ from paceline.core.settings import (
     OnDrafterError,
 )
 from paceline.engine.drafter_pool import DrafterPool, Maker, no_maker, refuse_others
-from paceline.engine.kv_cache_manager import KVCacheManager, max_cache_bytes
+from paceline.engine.engine_limits import max_cache_bytes
+from paceline.engine.kv_cache_manager import KVCacheManager
 from paceline.engine.lifecycle import Lifecycle
 from paceline.engine.request_handle import RequestHandle
 from paceline.engine.scheduler import Scheduler

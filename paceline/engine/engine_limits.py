@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from paceline.core.argument_checks import require
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.argument_checks import is_number, require
+from paceline.engine.settings import CACHE_MEMORY_SHARE
+from paceline.errors import ConfigError
 from paceline.util.config import require_count
+from paceline.util.machine import available_memory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def check_limits(
@@ -25,3 +35,28 @@ def check_limits(
     require(on_drafter_error in choices, "on_drafter_error", on_drafter_error, "'raise' or 'plain'")
     if max_length is not None:
         require_count("LLM", "max_length", max_length, 2)
+
+
+def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
+    """Return the maximum size of a loaded model's KV cache, in bytes.
+
+    Args:
+        model: The loaded model.
+        cache_gib: Limit in GiB; None means most of the available memory.
+    Returns:
+        Number of bytes, or None if the available memory is unknown.
+    Raises:
+        ConfigError: `cache_gib` is not a positive number.
+    """
+    if cache_gib is not None:
+        if not is_number(cache_gib) or cache_gib <= 0:
+            raise ConfigError(
+                f"cache_gib: got {cache_gib!r}; expected a positive number of GiB, or None."
+            )
+        return int(cache_gib * (1 << 30))
+    available = (
+        torch.cuda.mem_get_info(model.device)[0]
+        if model.device.type == "cuda"
+        else available_memory()
+    )
+    return int(CACHE_MEMORY_SHARE * available) or None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.core.argument_checks import is_number
 from paceline.core.media import shares_media
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
@@ -17,7 +16,6 @@ from paceline.core.tree import IntArray
 from paceline.engine.settings import (
     ADMISSION_HEADROOM,
     CACHE_GROWTH_POSITIONS,
-    CACHE_MEMORY_SHARE,
     CHECKPOINT_SHARE,
     INHERITED_SHARE,
     MIN_PREFIX_TOKENS,
@@ -25,12 +23,9 @@ from paceline.engine.settings import (
     UNKNOWN_MEMORY,
     UNLIMITED_POSITIONS,
 )
-from paceline.errors import CapacityError, ConfigError
-from paceline.util.machine import available_memory
+from paceline.errors import CapacityError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from paceline.core.target import Target
 
 
@@ -269,31 +264,6 @@ class KVCacheManager:
             return False
         self._forget(next(iter(self._kept)))
         return True
-
-
-def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
-    """Return the maximum size of a loaded model's KV cache, in bytes.
-
-    Args:
-        model: The loaded model.
-        cache_gib: Limit in GiB; None means most of the available memory.
-    Returns:
-        Number of bytes, or None if the available memory is unknown.
-    Raises:
-        ConfigError: `cache_gib` is not a positive number.
-    """
-    if cache_gib is not None:
-        if not is_number(cache_gib) or cache_gib <= 0:
-            raise ConfigError(
-                f"cache_gib: got {cache_gib!r}; expected a positive number of GiB, or None."
-            )
-        return int(cache_gib * (1 << 30))
-    available = (
-        torch.cuda.mem_get_info(model.device)[0]
-        if model.device.type == "cuda"
-        else available_memory()
-    )
-    return int(CACHE_MEMORY_SHARE * available) or None
 
 
 def _common_prefix(first: IntArray, second: IntArray) -> int:

@@ -77,16 +77,16 @@ class TensorTable:
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
         layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
         names = get_tensor_name_map(kinds[architecture], layers)
-        found = {
+        stored_tensors = {
             name: stored
             for name, _ in model.named_parameters()
             if (stored := _stored_name(names, name)) in self.tensors
         }
-        missing = [name for name, _ in model.named_parameters() if name not in found]
+        missing = [name for name, _ in model.named_parameters() if name not in stored_tensors]
         if missing:
             raise ValueError(f"no weights for {', '.join(sorted(missing)[:3])}")
-        processor = TensorReordering(architecture, model, found)
-        for name, stored in found.items():
+        processor = TensorReordering(architecture, model, stored_tensors)
+        for name, stored in stored_tensors.items():
             order = None
             if len(self.tensors[stored].shape) > 1:
                 order = self._index_of(processor.order(stored, self.tensors[stored].shape[0]))

@@ -64,10 +64,10 @@ class AnswerFormat:
         self._response_template = (
             getattr(tokenizer, "response_template", None) if tool_call_parser == AUTO else None
         )
-        found = (
+        known_format = (
             find_format(template) if tool_call_parser == AUTO else named_format(tool_call_parser)
         )
-        self.tool_format: ToolFormat = found or FORMATS["hermes"]
+        self.tool_format: ToolFormat = known_format or FORMATS["hermes"]
         self.markers = _find_markers(template, reasoning_parser)
         added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {token.content: id for id, token in added.items() if token.special}

@@ -49,9 +49,9 @@ class _CallObject:
 
     def _take(self, literal: str) -> Generator[None, None, bool]:
         self._raw += yield from self._source.skip_spaces()
-        found = yield from self._source.take(literal)
-        self._raw += literal if found else ""
-        return found
+        matches = yield from self._source.take(literal)
+        self._raw += literal if matches else ""
+        return matches
 
     def _read_entry(self) -> Generator[None, None, bool]:
         """Read a key and its value; return whether both belong to a call."""

@@ -42,10 +42,10 @@ class TextSource:
 
     def take(self, literal: str) -> Generator[None, None, bool]:
         """Read a literal if the unread text starts with it."""
-        found = yield from self.starts_with(literal)
-        if found:
+        matches = yield from self.starts_with(literal)
+        if matches:
             self._start += len(literal)
-        return found
+        return matches
 
     def skip_spaces(self) -> Generator[None, None, str]:
         """Read and return white space."""
@@ -87,8 +87,8 @@ class TextSource:
         ordered = sorted(markers, key=len, reverse=True)
         while True:
             text = self._text[self._start :]
-            found = [(at, marker) for marker in ordered if (at := text.find(marker)) >= 0]
-            first = min(found, key=lambda pair: pair[0], default=None)
+            marker_offsets = [(at, marker) for marker in ordered if (at := text.find(marker)) >= 0]
+            first = min(marker_offsets, key=lambda pair: pair[0], default=None)
             # A marker may begin in the last characters: a longer one, or an earlier one.
             open_at = len(text) if self.ended else _first_open(text, ordered)
             if first is not None and (self.ended or first[0] < open_at):

@@ -32,8 +32,8 @@ def is_text_only(schema: Mapping[str, Any] | None) -> bool:
 def property_schema(schema: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
     """Return the schema of an argument; None if the tool does not describe it."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    found = properties.get(name) if isinstance(properties, Mapping) else None
-    return found if isinstance(found, Mapping) else None
+    described = properties.get(name) if isinstance(properties, Mapping) else None
+    return described if isinstance(described, Mapping) else None
 
 
 def json_of(value: Any) -> str:

@@ -74,7 +74,7 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
         [builder.add(base, times(builder, stride, row)) for row in range(num_rows)]
         for base, stride in ((rows, row_bytes), (sums, sums_stride))
     )
-    places = [
+    sum_slots = [
         [
             pointer(builder, plus(builder, start, quad * LINE), BFLOAT16.sums)
             for quad in range(quads)
@@ -82,8 +82,8 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
         for start in sum_starts
     ]
     totals = [
-        [cgutils.alloca_once_value(builder, builder.load(place, align=LINE)) for place in own]
-        for own in places
+        [cgutils.alloca_once_value(builder, builder.load(slot, align=LINE)) for slot in own]
+        for own in sum_slots
     ]
     quad_bytes = times(builder, num_chunks, LINE)
     starts = [builder.add(weight, times(builder, quad_bytes, quad)) for quad in range(quads)]
@@ -98,9 +98,9 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
             for vector, total in zip(vectors, own, strict=True):
                 added = add_products(builder, BFLOAT16, builder.load(total), vector, numbers)
                 builder.store(added, total)
-    for own, own_places in zip(totals, places, strict=True):
-        for total, place in zip(own, own_places, strict=True):
-            builder.store(builder.load(total), place, align=LINE)
+    for own, own_slots in zip(totals, sum_slots, strict=True):
+        for total, slot in zip(own, own_slots, strict=True):
+            builder.store(builder.load(total), slot, align=LINE)
 
 
 def _store_totals(builder: Any, source: Any, target: Any) -> None:

@@ -122,12 +122,12 @@ def _looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
         kind = ir.FunctionType(_NIBBLES, [_NIBBLES] * 2)
         shuffle = builder.module.declare_intrinsic("llvm.x86.ssse3.pshuf.b.128", (), kind)
         return builder.sext(builder.call(shuffle, [table, narrow]), WORDS)
-    found = ir.Constant(_NIBBLES, ir.Undefined)
+    entries = ir.Constant(_NIBBLES, ir.Undefined)
     for lane in range(LANES):
         number = ir.Constant(WORD, lane)
         entry = builder.extract_element(table, builder.extract_element(narrow, number))
-        found = builder.insert_element(found, entry, number)
-    return builder.sext(found, WORDS)
+        entries = builder.insert_element(entries, entry, number)
+    return builder.sext(entries, WORDS)
 
 
 class _Scaled(Reader):

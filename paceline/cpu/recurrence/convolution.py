@@ -28,10 +28,10 @@ def _silu(builder: Any, x: Any) -> Any:
     integers = ir.VectorType(ir.IntType(32), WIDTH)
     bits = builder.or_(builder.bitcast(x, integers), words(0x80000000, WIDTH))
     power = exponential(builder, builder.bitcast(bits, x.type))  # exp(-|x|)
-    one = floats(1.0, WIDTH)
+    unit = floats(1.0, WIDTH)
     positive = builder.fcmp_unordered(">=", x, floats(0.0, WIDTH))
-    upper = builder.select(positive, one, power)
-    return builder.fmul(x, builder.fdiv(upper, builder.fadd(one, power)))
+    upper = builder.select(positive, unit, power)
+    return builder.fmul(x, builder.fdiv(upper, builder.fadd(unit, power)))
 
 
 silu = operation(Float32x8, (Float32x8,), _silu)

@@ -114,11 +114,11 @@ def _convert(
 
 @compiled
 def _exponentiate(source: int, target: int, count: int) -> None:
-    whole = count // WIDTH * WIDTH * FLOAT_BYTES
-    for offset in range(0, whole, WIDTH * FLOAT_BYTES):
+    vector_bytes = count // WIDTH * WIDTH * FLOAT_BYTES
+    for offset in range(0, vector_bytes, WIDTH * FLOAT_BYTES):
         simd_f32x8.store(target + offset, simd_f32x8.exp(simd_f32x8.load(source + offset)))
     rest = np.zeros(WIDTH, dtype=np.float32)
-    for offset in range(whole, count * FLOAT_BYTES, FLOAT_BYTES):
+    for offset in range(vector_bytes, count * FLOAT_BYTES, FLOAT_BYTES):
         lanes = simd_f32x8.exp(simd_f32x8.splat(simd_f32x8.load_float(source + offset)))
         simd_f32x8.store(address(rest), lanes)
         simd_f32x8.store_float(target + offset, rest[0])

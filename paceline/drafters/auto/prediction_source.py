@@ -87,6 +87,6 @@ class PredictedPosition:
         ends = self._ends.get(tail)
         if not ends:
             return None
-        found = next((end for end in ends if end >= self._last), ends[-1])
-        self._last = found
-        return found
+        nearest = next((end for end in ends if end >= self._last), ends[-1])
+        self._last = nearest
+        return nearest

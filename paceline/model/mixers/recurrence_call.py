@@ -61,15 +61,15 @@ class RecurrenceCall:
         held = self._held(name, (weight.shape[1] - 1, rows.shape[1]), rows)
         convolution = Convolution(weight, bias, ACTIVATIONS[activation])
         output = recurrences.convolve(rows, convolution, self.tree, held)
-        start, kept = None, rows
+        start, inputs = None, rows
         if self._is_wide:
-            start, kept = held[slots], rows[self._node_columns(rows)]
+            start, inputs = held[slots], rows[self._node_columns(rows)]
             none: list[list[int]] = [[] for _ in self.tree.slots]
             requests = torch.arange(len(slots), device=rows.device)
             recurrences.fold_convolution(rows, self.tree.accepted_path(none), start, requests, None)
         self.folds.append(
             lambda accepted: recurrences.fold_convolution(
-                kept, self._path(accepted), self._layer.held[name], slots, start
+                inputs, self._path(accepted), self._layer.held[name], slots, start
             )
         )
         return output.view(*hidden_states.transpose(1, 2).shape).transpose(1, 2)
@@ -164,10 +164,10 @@ class RecurrenceCall:
         held = self._held(name, (value.shape[1], rows, lanes), tokens.key)
         steps = recurrences.walk(tokens, self.tree, held, self._is_wide)
         key, decay, updates = self._kept(tokens.key, tokens.decay, steps.updates)
-        kept = tokens._replace(query=key, key=key, decay=decay, value=updates)
+        factors = tokens._replace(query=key, key=key, decay=decay, value=updates)
         self.folds.append(
             lambda accepted: recurrences.fold(
-                kept, updates, self._path(accepted), self._layer.held[name], slots, steps.after
+                factors, updates, self._path(accepted), self._layer.held[name], slots, steps.after
             )
         )
         return steps.output
@@ -180,10 +180,10 @@ class RecurrenceCall:
         held = self._held(name, (rows, width), tokens.step)
         steps = recurrences.scan(tokens, self.tree, held, self._is_wide)
         step, key, updates = self._kept(tokens.step, tokens.key, steps.updates)
-        kept = ScanTokens(updates, step, tokens.rate, key, key)
+        factors = ScanTokens(updates, step, tokens.rate, key, key)
         self.folds.append(
             lambda accepted: recurrences.fold_scan(
-                kept, updates, self._path(accepted), self._layer.held[name], slots, steps.after
+                factors, updates, self._path(accepted), self._layer.held[name], slots, steps.after
             )
         )
         return steps.output

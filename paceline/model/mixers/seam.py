@@ -115,15 +115,15 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
         model: Model to search.
         states: Layers with states, by index.
     """
-    found: dict[int, list[nn.Module]] = {index: [] for index in states}
+    candidates: dict[int, list[nn.Module]] = {index: [] for index in states}
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
-        if index in found and any(map(is_depthwise, module.children())):
+        if index in candidates and any(map(is_depthwise, module.children())):
             parameters = inspect.signature(module.forward).parameters
-            found[index] += [module] if "attention_mask" in parameters else []
-    if any(len(modules) != 1 for modules in found.values()):
+            candidates[index] += [module] if "attention_mask" in parameters else []
+    if any(len(modules) != 1 for modules in candidates.values()):
         return {}
-    return {index: modules[0] for index, modules in found.items()}
+    return {index: modules[0] for index, modules in candidates.items()}
 
 
 def mixer_for(twin: nn.Module) -> Mixer:

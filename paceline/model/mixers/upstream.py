@@ -33,8 +33,8 @@ class _Advanced:
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
     ) -> None:
         """Keep the states; the next forward pass processes accepted nodes again."""
-        some = next(iter(self.states.values()))
-        layer.hold(batch.tensor("slots", some.device), self.states)
+        first = next(iter(self.states.values()))
+        layer.hold(batch.tensor("slots", first.device), self.states)
 
 
 class UpstreamMixer:

@@ -20,8 +20,8 @@ def read_deepseek(source: TextSource, writer: EventWriter, schemas: Schemas) -> 
     ):
         if marker != CALL_BEGIN:
             continue
-        before, found = yield from source.read_until([SEPARATOR, CALL_END, CALLS_END])
-        if found != SEPARATOR:
+        before, end_marker = yield from source.read_until([SEPARATOR, CALL_END, CALLS_END])
+        if end_marker != SEPARATOR:
             writer.content(before)
             continue
         name = before.strip()
