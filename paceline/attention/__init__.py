@@ -1,6 +1,7 @@
 """Register attention functions with transformers.
 
-One attends over draft trees by SDPA; the other by position, batch-invariant.
+One computes attention over draft trees with SDPA. The other is batch-invariant attention by
+position.
 """
 
 from paceline.attention.forward import BY_POSITION, BY_SDPA, AttentionState

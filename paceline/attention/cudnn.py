@@ -1,6 +1,6 @@
-"""Keep SDPA from cuDNN on CUDA.
+"""Prevent SDPA from using cuDNN on CUDA.
 
-cuDNN builds a plan for every new number of keys, which is every step of decoding.
+cuDNN builds a plan for every new number of keys, which means in every decoding step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 class _Forwards:
-    """Count the running forward passes: torch has one switch per process."""
+    """Count the running forward passes; torch has one cuDNN switch per process."""
 
     count = 0
     allowed = True  # cuDNN, before the first of these forward passes

@@ -1,7 +1,7 @@
 """Register attention for forward passes of fixed shapes with transformers.
 
 On CUDA with Triton, a kernel reads lengths and trees from the device. Otherwise, SDPA gets a mask
-that is made once per forward pass.
+that is computed once per forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BY_FIXED_SHAPE = "paceline_fixed"  # name in transformers' table of attention fu
 
 
 def takes_trees(device: str) -> bool:
-    """Return whether attention on a device reads `TreeVisibility`, which needs Triton."""
+    """Return whether attention on a device reads `TreeVisibility` (Triton only)."""
     return device == "cuda" and has_triton()
 
 
@@ -37,7 +37,7 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with an additive mask, with the signature of transformers' functions.
+    """Compute masked attention, with the signature of transformers' functions.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
@@ -46,7 +46,7 @@ def _attend(
     Returns:
         [batch, columns, heads, dim], and no weights.
     Raises:
-        UnsupportedModelError: The model passes an option that this attention does not have.
+        UnsupportedModelError: The model passes an option that this attention does not support.
     """
     batch, heads, columns, dim = query.shape
     rows = heads // key.shape[1] * columns

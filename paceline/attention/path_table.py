@@ -1,4 +1,4 @@
-"""Keep paths of packed batches at one address, with room for other batches."""
+"""Keep the paths of packed batches at one address that all batches share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 
 
 class PathTable:
-    """Paths of one kind of layer.
+    """Store the paths for one kind of layer in a table of constant size.
 
     Args:
         queries: Maximum number of queries.
@@ -27,11 +27,11 @@ class PathTable:
 
     @property
     def size(self) -> int:
-        """Return the numbers of the table."""
+        """Return the number of integers in the table."""
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return the paths in a table on the device, by the columns of a tile.
+        """Return the paths in a table on the device, keyed by the columns per tile.
 
         Args:
             table: int32 [size]; `fill` writes its numbers on the host.
@@ -47,7 +47,7 @@ class PathTable:
         order: AttentionMetadata,
         first_slot: int,
     ) -> bool:
-        """Write the paths of a batch; return False if the table has no room for them.
+        """Write the paths of a batch; return False if they do not fit into the table.
 
         Args:
             table: int32 [size].

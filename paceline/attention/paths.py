@@ -1,4 +1,4 @@
-"""List the cache positions of each query's keys, for the Triton kernel."""
+"""List the cache positions of each query's visible keys, for the Triton kernel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Paths:
         """Return float32 memory on the device, which the layers of a forward pass share.
 
         Args:
-            size: Numbers, at least.
+            size: Minimum number of floats.
         """
         if self._scratch is None or self._scratch.numel() < size:
             self._scratch = torch.empty(size, dtype=torch.float32, device=self.table.device)
@@ -70,7 +70,7 @@ def paths_of(
     tile_columns: int,
     device: torch.device,
 ) -> Paths:
-    """Return the paths of a forward's queries; its layers share them per mask.
+    """Return the paths of a forward pass, which layers with the same mask share.
 
     Args:
         order: Keys of each row by position.
@@ -131,7 +131,7 @@ def fill_paths(
     room: tuple[int, int],
     first_slot: int,
 ) -> bool:
-    """Write a table with room for other batches; return False if it is too small.
+    """Write the paths of a batch to a shared table; return False if it is too small.
 
     Args:
         table: int32 [4 * tiles + queries * (3 + width)], zeros.

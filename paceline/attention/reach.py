@@ -1,7 +1,7 @@
 """Compute which keys the queries of a ragged batch see, without a mask.
 
 A pending token sees the text up to itself. A node sees the text and the nodes above it. A sliding
-window or a chunk hides the keys that are too far in front.
+window or a chunk hides the keys that are too far back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.util.compiled import Records, compiled
 
 
 class Reach(NamedTuple):
-    """Describe how far back one kind of layers looks, in text positions.
+    """Describe how far back one kind of layer looks, in text positions.
 
     Attributes:
         window: Positions that sliding attention looks back, its own included; None means no window.
@@ -37,9 +37,9 @@ UNLIMITED = Reach()  # full attention
 
 
 class PackedRows(NamedTuple):
-    """Pending tokens and tree nodes of a ragged batch.
+    """Describe the pending tokens and tree nodes of a ragged batch.
 
-    The queries of a row are its pending tokens, its nodes, then padding that sees nothing.
+    The queries of a row are its pending tokens, then its nodes, then padding that sees no keys.
 
     Attributes:
         starts: [rows + 1], index of the first query of each row.
@@ -83,7 +83,7 @@ def _runs(
     window: int,
     chunk: int,
 ) -> tuple[NDArray[np.void], IntArray]:
-    """Return runs and beginnings as in `VisibleRanges`."""
+    """Return the runs and the first run of each query, as in `VisibleRanges`."""
     rows = len(cached)
     begin = np.zeros(starts[rows] + 1, dtype=np.int64)
     max_runs = 0  # at most one run of text per query, and one run per node on its path

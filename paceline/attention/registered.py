@@ -1,8 +1,9 @@
 """Register attention by position with transformers, under the name "paceline".
 
-Our own forward passes use it with the order of their keys (`AttentionState`). It also works without
-us: a model from `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")` attends
-in `model.generate` with the same order of sums, for any batch, padding, cache and prompt chunks.
+paceline's forward passes use it with the order of their keys (`AttentionState`). It also works in
+`model.generate`, for a model from
+`AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")`. The order of sums is
+the same for any batch, padding, cache and prompt chunks.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend by position, with the signature of transformers' functions.
+    """Compute attention by position, with the signature of transformers' functions.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
@@ -91,7 +92,7 @@ def _attend(
 
 @cache
 def _attention_of(device: str) -> Callable[..., Tensor]:
-    """Return attention by position on a device; it imports the kernels."""
+    """Return a device's function for attention by position, importing its kernels."""
     if device == "cpu":
         return cpu_backend().attention
     from paceline.attention.triton_kernel import attention_by_position
@@ -100,7 +101,7 @@ def _attention_of(device: str) -> Callable[..., Tensor]:
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
-    """Return which tensors the kernel cannot read by their address; None for none."""
+    """Describe the tensors that the kernel cannot read; None if it can read all."""
     if not type(query) is type(key) is type(value) is Tensor or not (
         sinks is None or type(sinks) in PLAIN
     ):
@@ -124,7 +125,7 @@ def _obstacle(
     dropout: float,
     options: dict[str, Any],
 ) -> str | None:
-    """Return what the kernel cannot compute; None if it can compute all."""
+    """Describe the option or tensor that the kernel does not support, or return None."""
     if query.device.type not in _DEVICES or query.dtype not in _DTYPES:
         return (
             f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, _DTYPES))}"

@@ -1,9 +1,9 @@
 """Register attention over a draft tree by SDPA with transformers.
 
-With a mask and several queries, which is every verification, transformers' SDPA function copies
-each key and value once per query head of a group. Here the query heads of a group are rows of one
-product, so the cache is read once. The prompt's columns in front of a tree need no mask. Both are
-the same sums in another order.
+With a mask and several queries, as in every verification, transformers' SDPA function copies each
+key and value once per query head of a group. Here, the query heads of a group are rows of one
+product, so the cache is read once. The prompt's columns before a tree need no mask. Both changes
+only reorder the sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
-    """Return True if a model uses SDPA by transformers' table of attention functions."""
+    """Return True if a model looks up SDPA in transformers' attention functions."""
     return bool(
         model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
     )
@@ -39,7 +39,7 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend by SDPA, with the signature of transformers' functions.
+    """Compute attention by SDPA, with the signature of transformers' functions.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
@@ -75,7 +75,7 @@ def _attend(
 def _grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Attend with the query heads that share a key head as rows of one product.
+    """Compute attention with the query heads of a key head as rows of one product.
 
     Returns:
         [batch, heads, columns, dim].

@@ -1,4 +1,4 @@
-"""Constants of the Triton kernel; they fix the order of its sums."""
+"""Set the constants of the Triton kernels, which fix the order of their sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """Tile and threads of the programs for one size of heads.
+    """Set the tile and threads of the programs for one head size.
 
     Attributes:
         keys: Keys per block, a divisor of `KEYS_PER_SPLIT`.
@@ -53,7 +53,7 @@ ALIGNMENT = 16
 
 
 class TreeLaunch(NamedTuple):
-    """Tile and threads of the programs of tree attention for one size of heads.
+    """Set the tile and threads of tree attention programs for one head size.
 
     Attributes:
         queries: Maximum number of query rows of a program.

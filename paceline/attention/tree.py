@@ -11,12 +11,12 @@ from paceline.attention.reach import Reach
 
 @dataclass(frozen=True, slots=True)
 class TreeVisibility:
-    """Inputs of attention over pending tokens and nodes.
+    """Hold the inputs of attention over pending tokens and nodes.
 
     Attributes:
         cached: int64 [rows], tokens in the cache before the forward pass; all columns see them.
-        block: bool [rows, columns, columns], whether a column sees the cache position that many
-            after the cached ones.
+        block: bool [rows, columns, columns], whether a column sees the cache position at this
+            offset after the cached tokens.
         positions: int64 [rows, columns], text position of each column.
         key_positions: int64 [rows, columns], text position of each cache position after the cached
             ones; read only for a limited reach.

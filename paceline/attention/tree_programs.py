@@ -1,4 +1,4 @@
-"""Triton programs of attention over draft trees; `tree_kernel` launches them."""
+"""Define Triton programs for attention over draft trees; see `tree_kernel`."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def attend_tree(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Attend from one tile of queries to one split of the keys of a row.
+    """Compute attention of one tile of queries to one split of a row's keys.
 
     A tile holds the heads of a group, column by column. The keys before `cached` are the text; the
     key j positions later belongs to the tree, and column c sees it if block[row, c, j] is set.
-    With one split, the program stores the output, otherwise maximum, exponential sum and value
-    sum.
+    With one split, the program stores the output. Otherwise, it stores the maximum, the exponential
+    sum and the value sum.
     """
     row, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
     split = tl.program_id(2)

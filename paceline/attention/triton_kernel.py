@@ -1,7 +1,7 @@
-"""Attend by position in Triton on CUDA, batch-invariant.
+"""Compute batch-invariant attention by position, with Triton on CUDA.
 
-An output depends on its query and the keys that the query sees alone, bit for bit. It promises the
-same as `paceline.cpu.attention.kernel`, with another grouping of the sums.
+An output depends only on its query and on the keys that the query sees, bit for bit.
+`paceline.cpu.attention.kernel` gives the same guarantee, with another grouping of the sums.
 
 - The keys of a query are ranked by position; rank 0 is the first key it sees. Blocks of keys and
   splits of 256 keys begin at fixed ranks.
@@ -49,7 +49,7 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Return attention by position; a query that sees no key gets zeros.
+    """Compute attention by position; queries that see no keys get zeros.
 
     Args:
         query: [rows, heads, columns, dim]; of a packed batch [1, heads, columns of all rows, dim].
@@ -84,7 +84,7 @@ def attention_by_position(
 
 
 def launch_of(itemsize: int, dims: int) -> Launch:
-    """Return how heads are computed.
+    """Return the tile and threads for a head size and number format.
 
     Args:
         itemsize: Bytes per number.
@@ -98,9 +98,9 @@ def _power_of_two(size: int) -> int:
 
 
 def _readable(states: Tensor) -> Tensor:
-    """Return states as the kernel reads them: aligned, the last dim contiguous.
+    """Return states that the kernel can read: aligned, with a contiguous last dim.
 
-    Zeros fill up the last dim.
+    The last dim is padded with zeros.
     """
     if states.shape[3] % ALIGNMENT:
         return pad(states, (0, -states.shape[3] % ALIGNMENT))
@@ -124,7 +124,7 @@ def _launch(
     options: ScoreOptions,
     part: tuple[int, int, int],
 ) -> None:
-    """Run the programs of some tiles.
+    """Launch the programs for a range of tiles.
 
     Args:
         states: Query, key and value.

@@ -1,7 +1,7 @@
-"""Triton programs of attention by position; `triton_kernel` launches them.
+"""Define Triton programs for attention by position; see `triton_kernel`.
 
-All launches of one dtype and head size run the same machine code: they are specialised for sizes of
-heads only, and additions are not contracted.
+All launches of one dtype and head size run the same machine code: they are specialised only for
+head sizes, and additions are not contracted.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def attend_split(
     CAPPED: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
-    """Store maximum, exponential sum and value sum of a tile and a split.
+    """Store the maximum, exponential sum and value sum of a tile and a split.
 
-    A tile is all heads of a group, of as many columns as fit. Strides are in units of `ALIGNMENT`
-    numbers, so that the compiler knows that reads are aligned.
+    A tile holds all heads of a group, for as many columns as fit. Strides are in units of
+    `ALIGNMENT` numbers, so the compiler knows that reads are aligned.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
     row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -121,9 +121,9 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return how many blocks are the same for all queries, and how many there are.
+    """Return the number of blocks that all queries share, and the number of blocks.
 
-    The first ones are read once for all queries, the others once per column.
+    Shared blocks come first and are read once for all queries; others are read once per column.
     """
     alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
     together = tl.where(alike, tl.min(tl.where(active, unbroken, 2147483647)), 0)
@@ -133,7 +133,7 @@ def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constex
 
 @triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
-    """Return cache positions of keys, starting at a rank, and which of them exist."""
+    """Return the cache positions of keys from a rank on, and whether each key exists."""
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
     there = ranks < tl.load(count + query)
@@ -146,7 +146,7 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
 
 @triton.jit
 def _read(states, offsets, there, dims, dim: tl.constexpr):
-    """Return keys or values, zeros for those that do not exist."""
+    """Return keys or values, with zeros for those that do not exist."""
     mask = there[:, None] & (dims < dim)[None, :]
     return tl.load(states + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
 
@@ -161,7 +161,7 @@ def _capped(scores, softcap):
 
 @triton.jit
 def _weighted(weights, values):
-    """Return weights @ values; numbers of 16 bits hold a weight as the sum of two."""
+    """Return weights @ values; with 16-bit values, a weight is the sum of two numbers."""
     if values.dtype == tl.float32:
         return tl.dot(weights, values, input_precision="ieee")
     else:

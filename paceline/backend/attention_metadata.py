@@ -66,8 +66,8 @@ class AttentionMetadata:
         tail: Cache positions after them, in text order, [rows, columns], contiguous. If several
             keys share a text position, no query sees more than one of them.
         keys: Number of keys of the longest row.
-        ranges_by_mask: Visible ranges by the address of the stand-in mask (`stand_in_mask`). Empty
-            = read the ranges from the masks.
+        ranges_by_mask: Visible ranges by the address of the placeholder mask (`stand_in_mask`). If
+            it is empty, the ranges are read from the masks.
         derived: Values computed from `VisibleRanges`, by the id of the ranges.
         addresses: Memory addresses of `cached` and `tail`.
     """
@@ -118,7 +118,7 @@ class AttentionMetadata:
                 query per row sees all keys, and several are causal.
             columns: Queries per row.
         Raises:
-            UnsupportedModelError: stand-in masks were passed to the model, and `mask` is another.
+            UnsupportedModelError: `mask` is not one of the placeholder masks that the model got.
         """
         if self.ranges_by_mask:
             ranges = None if mask is None else self.ranges_by_mask.get(mask_address(mask))
@@ -153,7 +153,7 @@ def _even(rows: int, columns: int) -> tuple[IntArray, int]:
 
 
 def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
-    """Return a mask that models accept and attention by position never reads.
+    """Return a placeholder mask, which attention by position never reads.
 
     Its shape is [1, 1, queries, positions], and it takes a single bool in memory.
     """
@@ -161,7 +161,7 @@ def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
 
 
 def mask_address(mask: Tensor) -> int:
-    """Return the key of a stand-in mask, or of a part of it, in `ranges_by_mask`."""
+    """Return the key of a placeholder mask, or of a part of it, in `ranges_by_mask`."""
     return mask.untyped_storage().data_ptr()
 
 

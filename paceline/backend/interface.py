@@ -59,7 +59,7 @@ class Backend(Protocol):
             weight: Packed weight [outer, inner].
             row_ids: int64 [n]; None for all rows.
         Raises:
-            IndexError: There is no such row.
+            IndexError: A row id is out of range.
         """
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -83,7 +83,7 @@ class Backend(Protocol):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Return attention by position; a query that sees no key gets zeros.
+        """Compute attention by position; queries that see no keys get zeros.
 
         Args:
             query: [rows, heads, columns, dim]; of a packed batch [1, heads, columns of all rows,
@@ -99,7 +99,7 @@ class Backend(Protocol):
         """
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Return the most likely token of each row; NO_TOKEN if a row is not numbers.
+        """Return each row's most likely token; NO_TOKEN for logits that are not numbers.
 
         Args:
             logits: [..., vocab].
@@ -108,7 +108,7 @@ class Backend(Protocol):
     def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens of each row and their probabilities, in order.
 
-        If a row is not numbers, the tokens are any, and the probabilities are 0.
+        If a row's logits are not numbers, the tokens are arbitrary and the probabilities are 0.
 
         Args:
             logits: [..., vocab].

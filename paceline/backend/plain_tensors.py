@@ -20,7 +20,7 @@ MULTIPLIED = PLAIN | {PackedWeight}
 
 
 def has_numbers(tensor: Any) -> bool:
-    """Return whether a weight is plain, or packed in blocks that we unpack."""
+    """Return whether a weight is plain, or packed in blocks that paceline can unpack."""
     return type(tensor) is PackedWeight or is_plain(tensor)
 
 

@@ -43,10 +43,10 @@ NUM_ROUNDS, NUM_MANY_ROUNDS = 3, 8
 """Repeats of a timing, of which the shortest counts; with many rows a repeat is soon disturbed."""
 
 TIE_RATIO = 1.03
-"""Time of ours over torch's up to which both count as equally fast: clocks wander."""
+"""Maximum ratio of paceline's time to torch's at which both count as equally fast."""
 
 ANSWER_STEPS = 64
-"""Steps of the answer after a prompt of 256 tokens, for which the cost of ours is estimated."""
+"""Steps of the answer for which the cost is estimated, after a prompt of 256 tokens."""
 
 MAX_INT8_ROWS = 16
 """Rows up to which a draft model uses 8-bit weights on a processor with matrix instructions (AMX).

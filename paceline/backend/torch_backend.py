@@ -1,4 +1,4 @@
-"""Compute with torch's operations, against which all kernels are tested."""
+"""Compute with torch's operations, as the reference for all kernels."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TorchBackend:
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Return attention by position over a dense mask; slow, and uses much memory."""
+        """Compute attention by position with a dense mask, slowly and with much memory."""
         batch, heads, columns, dim = query.shape
         visible = metadata.visible(mask, columns)
         rows, sees = _dense(visible, metadata, key.shape[2])
@@ -83,7 +83,7 @@ class TorchBackend:
         return output.reshape(batch, columns, heads, -1).to(query.dtype)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Return the most likely token of each row; NO_TOKEN if a row is not numbers."""
+        """Return each row's most likely token; NO_TOKEN for logits that are not numbers."""
         return marked_argmax(logits)
 
     def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

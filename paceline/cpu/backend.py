@@ -31,7 +31,7 @@ from paceline.cpu.topk import argmax, entropies, topk
 
 
 class CpuBackend(TorchBackend):
-    """Operations of our compiled kernels; see `Backend`.
+    """Compute `Backend` operations with paceline's compiled kernels.
 
     The bits of each row of a product, a norm and an attention depend on that row alone.
 

@@ -1,4 +1,4 @@
-"""Time experts with our products against experts as transformers computes them."""
+"""Time experts with paceline's products against experts as in transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ExpertTimes:
     """Seconds of all experts of a model, per number of rows in `TIMED_ROWS`.
 
     Attributes:
-        ours: Seconds with our products; empty if there are no experts.
+        ours: Seconds with paceline's products; empty if there are no experts.
         torchs: Seconds as transformers computes them.
         spreads: Spread of the repeats of each timing.
     """
@@ -56,7 +56,7 @@ class ExpertTimes:
 
 
 def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
-    """Return the kinds of experts of a model that our products can compute."""
+    """Return the kinds of a model's experts that paceline's products can compute."""
     kinds: dict[tuple[Any, ...], list[nn.Module]] = {}
     for module, override in routing_overrides(model, CPU).items():
         if override is ExpertsOverride:
@@ -99,7 +99,7 @@ def time_experts(
 def _calls(
     kind: ExpertsKind, num_rows: int, products: Products, noise: torch.Generator
 ) -> list[Callable[[], Any]]:
-    """Return calls of the experts with our products, and as in transformers."""
+    """Return calls of the experts with paceline's products, and as in transformers."""
     module: Any = kind.module
     weight = module.down_proj
     scores = torch.rand(num_rows, module.num_experts, generator=noise)

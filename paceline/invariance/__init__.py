@@ -1,1 +1,1 @@
-"""Prove that logits do not depend on the rest of the batch."""
+"""Check that a token's logits do not depend on the rest of the batch."""

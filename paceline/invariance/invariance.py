@@ -1,8 +1,8 @@
-"""Decide at load whether a model is decoded batch-invariantly.
+"""Decide whether to decode a model batch-invariantly, when the model is loaded.
 
-In batch-invariant mode, a token's logits do not depend on the rest of the batch, to the last bit.
+In batch-invariant mode, the rest of the batch does not change a single bit of a token's logits.
 `probing` finds the row counts that give every row the same bits on this machine. Forward passes
-then stay within these counts: short ones are padded, long ones are split.
+then stay within these counts: paceline pads short passes and splits long ones.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """Result of the check that a token's logits depend on its own text alone.
+    """Hold the result of the check that a token's logits depend only on its text.
 
     Attributes:
         on: Whether the model is decoded batch-invariantly.
-        reason: Why or why not, in words.
+        reason: Explanation of the decision, for messages.
         report: Results of the probes on this machine; None means the model was not probed.
-        threads: Number of torch's CPU threads that the results hold for.
+        threads: Number of torch's CPU threads for which the results are valid.
         products: Matrix products of the forward passes; None means the fastest ones.
     """
 
@@ -53,9 +53,9 @@ class Invariance:
     products: Products | None = None
 
     def check_threads(self) -> None:
-        """Raise if torch has another number of threads than during the probes.
+        """Raise if torch's number of threads has changed since the probes.
 
-        Kernels divide rows among threads, so the results hold for one number only.
+        Kernels divide rows among threads, so the results are valid for one number only.
 
         Raises:
             ConfigError: The number of threads has changed.
@@ -67,7 +67,7 @@ class Invariance:
             )
 
     def model_options(self, prefill_chunk: int) -> dict[str, Any]:
-        """Return the options of `CachedLM` that follow from the result.
+        """Return the options of `CachedLM` that implement the decision.
 
         Args:
             prefill_chunk: Prefill chunk in tokens; the result may reduce it.
@@ -94,16 +94,16 @@ class Invariance:
 def resolve_batch_invariance(
     model: PreTrainedModel, setting: BatchInvariant, max_batch: int = 1
 ) -> Invariance:
-    """Decide whether a model is decoded batch-invariantly.
+    """Check whether a model can be decoded batch-invariantly, and at what cost.
 
     Args:
         model: Loaded model.
-        setting: True, False, or "auto", which switches it on if it costs less than 5 %.
+        setting: True, False, or "auto", which enables batch invariance if it costs less than 5 %.
         max_batch: Maximum number of requests in one forward pass.
     Raises:
         UnsupportedModelError: The model cannot be verified losslessly.
         ConfigError: The setting is True, but the model cannot be batch-invariant; or the setting
-            is none of the three.
+            has another value.
     """
     if setting not in (True, False, "auto"):
         raise ConfigError(f"batch_invariant: got {setting!r}; expected True, False or 'auto'.")
@@ -131,7 +131,7 @@ def resolve_batch_invariance(
 def _probe(
     model: PreTrainedModel, setting: BatchInvariant, max_batch: int
 ) -> tuple[ProbeReport | None, Products, str]:
-    """Return the cheapest way's report and products, and an obstacle; "" means none."""
+    """Return the cheapest method's report and products, and an obstacle or ""."""
     try:
         report, products = _cheapest(model, setting is True, _fixed_rows(model, max_batch))
     except Exception as error:
@@ -152,7 +152,7 @@ def _probe(
 
 
 def _findings(report: ProbeReport) -> str:
-    """Return row counts and costs of a report in words."""
+    """Describe the row counts and costs of a report."""
     findings = (
         f"rows {report.least} to {report.most} agree bit for"
         f" bit{report.products and f', {report.products}'}; products take {report.cost:.2f}x the"
@@ -167,7 +167,7 @@ def _findings(report: ProbeReport) -> str:
 
 
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model is not probed although it can attend by position; else None."""
+    """Return why a model is not probed, although it supports attention by position."""
     if setting == "auto" and model.device.type == "cuda":
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)
@@ -178,7 +178,7 @@ def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | Non
 
 
 def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
-    """Return the number of rows that all products get if they have a fixed number."""
+    """Return the fixed number of rows to try for all products."""
     if model.device.type != "cuda":
         return FIXED_ROWS
     return next(rows for batch, rows in FIXED_ROWS_ON_CUDA if max_batch <= batch)
@@ -187,15 +187,15 @@ def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
 def _cheapest(
     model: PreTrainedModel, with_kernels: bool, fixed_rows: int
 ) -> tuple[ProbeReport, Products]:
-    """Return the report and products of the cheapest way to batch invariance.
+    """Return the report and products of the cheapest method of batch invariance.
 
     The candidates are torch's matrix products, paceline's kernels, and products with a fixed number
     of rows.
 
     Args:
         model: Loaded model.
-        with_kernels: Whether to try paceline's kernels on a small model, too.
-        fixed_rows: Number of rows of products with a fixed number.
+        with_kernels: Whether to try paceline's kernels even on a small model.
+        fixed_rows: Number of rows per product, for products with a fixed number of rows.
     """
     kernels = _kernel_products(model, with_kernels)
     description = _mixture(model) or _recurrent(model)
@@ -221,7 +221,7 @@ def _cheapest(
 
 
 def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Products, Trial] | None:
-    """Return paceline's products and their times; None if they do not fit the model."""
+    """Return paceline's products and their times; None if they do not suit the model."""
     if model.device.type != "cpu":
         return None
     from paceline.cpu import product_choice  # imports the kernels
@@ -233,10 +233,10 @@ def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Produc
 
 
 def allowed(conditions: Conditions | None) -> float:
-    """Return the highest measured cost with which "auto" enables batch invariance.
+    """Return the maximum measured cost at which "auto" enables batch invariance.
 
-    Other programs may make a measurement too high by as much as its repeats spread. The guarantee
-    then counts more: only a cost that is certainly too high switches it off.
+    Other programs may increase a measured cost by as much as its repeats differ. In case of doubt,
+    "auto" enables batch invariance: only a cost that is certainly too high disables it.
 
     Args:
         conditions: Conditions of the measurement; None means nothing was measured.

@@ -10,14 +10,14 @@ from paceline.util.stopwatch import Conditions
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Result of the probes for one kind of module.
+    """Hold the result of the probes for one kind of module.
 
     Attributes:
         name: Name of the first such module in the model.
         shape: Shape of the module, such as "in -> out".
         times: Number of such modules.
         tried: Largest row count that was probed.
-        runs: First count of each run of row counts that agree.
+        runs: First row count of each range of counts with identical results.
     """
 
     name: str
@@ -29,21 +29,21 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Row counts that give every row the same bits in all modules of a model.
+    """Hold the row counts that give every row the same bits in all modules.
 
     The fields are the keys of the saved report.
 
     Attributes:
-        least: Smallest row count of the widest class.
-        most: Largest row count of the widest class.
+        least: Minimum row count of the widest class.
+        most: Maximum row count of the widest class.
         cost: Measured time of the products with `least` rows, relative to one row.
         reason: Why there is no usable class; "" means there is one.
         findings: Result for each kind of module.
         seconds: Duration of the probes.
         own_products: Whether the products are paceline's kernels, whose rows are independent.
         fixed_rows: Fixed number of rows of every product; 0 means the rows of the forward pass.
-        whole_cost: Measured time of a forward pass of one row after a text, relative to the usual
-            one.
+        whole_cost: Measured time of a forward pass of one row with cached text, relative to the
+            usual time.
         conditions: Conditions of the most disturbed measurement; None means nothing was measured.
     """
 
@@ -71,14 +71,14 @@ class ProbeReport:
 
     @property
     def doubtful(self) -> bool:
-        """True if other programs disturbed the measurements and fewer would do so now."""
+        """True if other programs disturbed the timing, and the machine is quieter now."""
         return (
             self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
         )
 
     @staticmethod
     def read(saved: dict[str, Any]) -> ProbeReport:
-        """Return the report that `dataclasses.asdict` wrote."""
+        """Return the report that was saved as `dataclasses.asdict`."""
         findings = tuple(
             ProbeResult(**{**finding, "runs": tuple(finding["runs"])})
             for finding in saved["findings"]

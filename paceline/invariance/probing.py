@@ -1,9 +1,9 @@
-"""Probe for which row counts a model computes the same bits in every row.
+"""Find the row counts for which a model computes the same bits in every row.
 
-Every module that maps rows to rows (products, norms, activations) runs alone, called as the model
+Every module that maps rows to rows (products, norms, activations) runs separately, as the model
 calls it, with row counts from 1 to 1,024. `row_classes` finds the counts that agree bit for bit.
-The result is the widest class that all modules have in common. Attention has kernels of its kind
-that are invariant by construction (`paceline.attention`).
+The result is the widest class that all modules have in common. Attention uses separate kernels,
+which are batch-invariant by construction (`paceline.attention`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _used: set[result_cache.ResultKey] = set()
 def load_report(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
     """Return the probe report of a model on this machine; probe the model if needed.
 
-    A report whose costs were disturbed by other programs is measured again once they are gone.
+    If other programs disturbed the costs in a report, the costs are measured again once the machine
+    is quieter.
 
     Args:
         model: Loaded model.
@@ -119,7 +120,7 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
 def _probe_module(module: RowModule) -> ProbeResult:
     """Find the row counts for which one kind of module agrees bit for bit.
 
-    A product runs on folded weights, which leave only the rounding error, and again with its bias.
+    A product runs on folded weights, which leave only rounding errors, and again with its bias.
     Other modules run on many random rows.
     """
     noise = torch.Generator().manual_seed(0)
@@ -154,7 +155,7 @@ def _why_too_narrow(rows: RowClass, findings: Sequence[ProbeResult]) -> str:
 
 
 def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
-    """Return why whole forward passes within the class differ; "" if they do not."""
+    """Return why whole forward passes within the class differ, or "" if they agree."""
     chunks = (min(PREFILL_CHUNK, rows.max_rows), CHECK_PREFILL_CHUNK)
     alone, batched = (
         CachedLM(model, chunk, batch_invariant=True, min_rows=rows.min_rows, products=products)
@@ -176,7 +177,7 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
 ) -> tuple[float, float, Conditions | None]:
-    """Return the cost of the products and of a forward pass, and the worst conditions."""
+    """Return the costs of products and of a forward pass, and the worst conditions."""
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:
         return 1.0, forward.ratio, forward.conditions

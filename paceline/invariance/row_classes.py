@@ -1,9 +1,9 @@
 """Find row counts for which a function of rows gives every row the same bits.
 
-A matrix product picks its kernel, and so the order of its sums, by the number of rows. An
-activation computes the last elements of a tensor with another routine. So a token's numbers may
-depend on how many tokens share the forward pass. Counts with bit-identical results form a class.
-The classes depend on processor, libraries, threads and shapes, so they are measured.
+A matrix product selects its kernel, and with it the order of its sums, by the number of rows. An
+activation computes the last elements of a tensor with another routine. A token's numbers may
+therefore depend on how many tokens share the forward pass. Counts with bit-identical results form a
+class. The classes depend on processor, libraries, threads and shapes, so they are measured.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class RowClass:
-    """Range of row counts that give a row the same bits.
+    """Hold a range of row counts that give a row the same bits.
 
     Attributes:
-        min_rows: Smallest count.
-        max_rows: Largest count.
+        min_rows: Minimum row count.
+        max_rows: Maximum row count.
     """
 
     min_rows: int
@@ -34,10 +34,10 @@ class RowClass:
 
 
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the first count of each run of counts that agree, ascending.
+    """Return the first count of each range of row counts that agree, ascending.
 
-    Each count runs on rows from the middle, a small count on the first and the last rows. Rows at
-    the edge of a small count are inner rows of the largest one.
+    A large count runs on rows from the middle; a small count runs on the first and the last rows.
+    Rows at the edge of a small count are inner rows of the largest count.
 
     Args:
         function: Function of rows.
@@ -77,9 +77,9 @@ def widest_class(runs: Iterable[tuple[int, ...]], counts: Sequence[int]) -> RowC
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the numbers of a tensor as the integers of their bits.
+    """Return the bits of a tensor's numbers, as integers.
 
-    Zeros of different sign then differ, and equal NaNs do not.
+    As integers, zeros of different sign differ, and NaNs with equal bits are equal.
     """
     return tensor.contiguous().view(_BITS[tensor.element_size()])
 
@@ -89,8 +89,8 @@ def heavy_tailed(
 ) -> Tensor:
     """Return random rows in which a few columns are much larger than the others.
 
-    Gaussian rows hide differences: after rounding to half precision, one product in thousands shows
-    them.
+    Gaussian rows hide differences: after rounding to half precision, only one product in thousands
+    differs.
 
     Args:
         count: Number of rows.
@@ -108,9 +108,9 @@ def heavy_tailed(
 def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return a weight and rows whose true product is zero.
 
-    The result of the product is then the rounding error of the sums alone. Another order of the
-    sums changes the bits of 40 % to 90 % of the elements, in half precision too. Rounding hides the
-    order from all but one in 10^5 elements of an ordinary product. Half of the inner dimension
+    The computed product then consists only of rounding errors. A different order of the sums
+    changes the bits of 40 % to 90 % of the elements, even in half precision. In an ordinary
+    product, rounding hides the order in all but one in 10^5 elements. Half of the inner dimension
     becomes the negative of the other half, at random positions.
 
     Args:
@@ -134,7 +134,7 @@ def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tens
 
 
 def _twin(weight: Tensor) -> Tensor:
-    """Return a copy with the same strides and the same alignment to 64 bytes."""
+    """Return a copy with the same strides and the same offset from 64-byte alignment."""
     spare = 64 // weight.element_size()
     store = weight.new_empty(weight.numel() + spare)
     start = (weight.data_ptr() - store.data_ptr()) % 64 // weight.element_size()

@@ -24,10 +24,10 @@ from paceline.model.mixers.seam import MixerForward
 
 
 def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Run a short forward pass; return the kinds of modules that take part.
+    """Run a short forward pass, and return the kinds of modules that take part.
 
     Returns:
-        The modules, and why they cannot be probed alone; "" = they can.
+        The modules, and why they cannot be probed separately; "" if they can.
     """
     kinds: dict[tuple[Any, ...], RowModule] = {}
     observed: set[nn.Module] = set()
@@ -89,7 +89,7 @@ def _kind_of(module: RowModule) -> tuple[Any, ...]:
 
 
 def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.Module]) -> str:
-    """Return which weights no observed module uses; "" = none.
+    """Describe the weights that no observed module uses; "" if there are none.
 
     The parts of a multimodal model that text does not reach, such as its vision tower, do not
     count: paceline's forward passes never call them.
@@ -112,9 +112,9 @@ def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.M
 def _row_module(
     name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> RowModule | None:
-    """Return a module as it was called.
+    """Return a module as a `RowModule`, from one of its calls.
 
-    None means that it does not map the numbers of each token to numbers of that token.
+    Return None if the module does not map each token's numbers to numbers of the same token.
     """
     override = _override(module)
     if isinstance(override, ExpertsOverride):
@@ -150,7 +150,10 @@ def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
 
 
 def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowModule | None:
-    """Return experts as they were called; None for unknown inputs."""
+    """Return experts as `RowExperts`, from one of their calls, or None.
+
+    None means that the inputs are unknown.
+    """
     if len(inputs) != 3 or inputs[1].dim() != 2:
         return None
     rows, choices, weights = inputs
@@ -170,7 +173,7 @@ def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowMo
 def _row_router(
     name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> RowModule | None:
-    """Return a router as it was called; None if a result has no row per token."""
+    """Return a router as a `RowRouter`; None if a result has no row per token."""
     results = [output] if isinstance(output, Tensor) else output
     if (
         len(inputs) != 1
@@ -183,6 +186,6 @@ def _row_router(
 
 
 def _override(module: nn.Module) -> ForwardOverride | None:
-    """Return what replaces the `forward` of a module in a view; None for nothing."""
+    """Return the override of a module's `forward` in a view, or None."""
     override = vars(module).get("forward")
     return override if isinstance(override, ForwardOverride) else None

@@ -1,4 +1,4 @@
-"""Call modules that map rows to rows alone, as the model calls them."""
+"""Call modules that map rows to rows separately, as the model calls them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 @dataclass(slots=True)
 class RowModule:
-    """Kind of module, represented by the first such module in the model.
+    """Represent a kind of module by the first such module in the model.
 
     Attributes:
         name: Name of the module in the model.
@@ -68,7 +68,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """This kind of module in the user's model, outside of any view."""
+        """This kind of module in the user's model rather than in a view."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)
@@ -83,7 +83,7 @@ class RowModule:
 
     @property
     def shape(self) -> str:
-        """Shape of the module in words."""
+        """Shape of the module, for messages."""
         inner = "x".join(map(str, self.after))
         return (
             f"{inner} -> {self.matrix.shape[0]}"
@@ -101,8 +101,8 @@ class RowModule:
         The function calls the module as the model does.
 
         Args:
-            weight: Weight [out, in] that replaces the product's own; the bias is then zero. None =
-                the module as it is.
+            weight: Weight [out, in] that replaces the product's weight; the bias is then zero. None
+                keeps the module unchanged.
         """
         if weight is None:
             return partial(self._apply, self.module)
@@ -135,16 +135,16 @@ class RowModule:
 
 
 def _counts_for(num_weights: int) -> tuple[int, ...]:
-    """Return the row counts to probe a module of so many weights with."""
+    """Return the row counts with which to probe a module, by its number of weights."""
     if num_weights <= MAX_WIDE_WEIGHTS:
         return WIDE_COUNTS
     return MEDIUM_COUNTS if num_weights <= MAX_MEDIUM_WEIGHTS else NARROW_COUNTS
 
 
 def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return a copy of a module with other tensors; all else is shared.
+    """Return a copy of a module with other tensors, sharing everything else.
 
-    The module itself stays as it is.
+    The module itself does not change.
     """
     twin: nn.Module = module.__class__.__new__(module.__class__)
     own = vars(twin)
@@ -155,9 +155,9 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 class RowRouter(RowModule):
-    """Module with several results for the row of each token, such as a router.
+    """Represent modules with several results per token, such as routers.
 
-    Its function returns all results of a row as float64, which represents each number exactly.
+    The function returns all results of a row as float64, which represents each number exactly.
     """
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
@@ -173,10 +173,10 @@ class RowRouter(RowModule):
 
 @dataclass(slots=True)
 class RowExperts(RowModule):
-    """Experts, together with a choice of experts that depends on the row alone.
+    """Represent experts with a choice of experts that depends only on the row.
 
-    A row has scores of all experts behind the inputs. Random rows with a few large columns choose
-    some experts often and others rarely.
+    A row contains the inputs, followed by the scores of all experts. Random rows with a few large
+    columns choose some experts often and others rarely.
 
     Attributes:
         num_experts: Number of experts.
@@ -190,7 +190,7 @@ class RowExperts(RowModule):
 
     @property
     def shape(self) -> str:
-        """Shape of the module in words."""
+        """Shape of the module, for messages."""
         size = self.after[0] - self.num_experts
         return f"{type(self.module).__name__} of {size}, {self.num_choices} of {self.num_experts}"
 

@@ -3,8 +3,8 @@
 After a rejection, a longer draft discards more tokens. A shorter draft needs more target forward
 passes (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass of the
 draft model, once for all chains of the batch. It may use anything known about the tokens drafted so
-far. The newest token is always verified. If the verification of a sampled token depended
-on the token itself, the output distribution would change.
+far. The newest token is always verified. If the verification of a sampled token depended on the
+token itself, the output distribution would change.
 """
 
 from __future__ import annotations
