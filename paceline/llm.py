@@ -73,8 +73,8 @@ class LLM(ChatFacade):
             trees according to this curve. Default: measured times.
         draft_budget: Limits on verified draft nodes. Default: `DraftBudgetSettings()`.
         unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache; default
-            True. With False, packed weights are used where they lie in the file, in bfloat16 on a
-            CPU. Answers are those of the converted model.
+            True. With False, paceline computes directly with the packed weights in the file, in
+            bfloat16 on a CPU. Answers equal those of the converted model.
     Raises:
         ConfigError: An argument cannot be used.
         UnsupportedModelError: The model cannot be verified losslessly.

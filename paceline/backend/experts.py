@@ -131,7 +131,7 @@ class _LinearCalls(TorchFunctionMode):
 
 
 def _multiply_padded(backend: Backend, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias; outputs of zero fill up the weight if needed."""
+    """Return rows @ weight.T + bias, with the weight padded with zeros if needed."""
     outer = weight.shape[0]
     missing = -outer % OUTPUT_MULTIPLE
     if missing:

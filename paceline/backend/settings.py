@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_ROWS = 1 << 40
-"""Number of rows that stands for any number."""
+"""Number of rows that means any number of rows."""
 
 MAX_HELPER_NUMBERS = 1 << 15
 """Numbers of a forward's widest layer below which helper threads may spin.
@@ -28,7 +28,7 @@ A smaller model stays in the caches of the processor, and torch's kernels do as 
 """
 
 TIMED_ROWS = (1, 4, 16, 64, 256)
-"""Numbers of rows that are timed; the last stands for any larger number."""
+"""Numbers of rows that are timed; the last represents any larger number."""
 
 MIN_TIMED_NUMBERS = 1 << 27
 """Weights of one shape that are multiplied in turn, in numbers: fewer would stay in a cache."""

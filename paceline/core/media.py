@@ -32,7 +32,7 @@ class PrefixStates:
 class Media:
     """Images, videos and audio of one prompt.
 
-    In the prompt, placeholder tokens stand for them.
+    In the prompt, placeholder tokens represent them.
 
     Attributes:
         tensors: Arguments for the model's forward method, by name. Ids with a column for each token

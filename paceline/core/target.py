@@ -112,7 +112,7 @@ class Target(Protocol):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, which stand for one length only."""
+        """Return True if layers keep recurrent states, which represent one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
         """Return how many of the first `length` tokens another request can take over."""

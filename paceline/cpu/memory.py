@@ -1,4 +1,4 @@
-"""Describe how numbers lie in memory, and load, copy and clear rows of them.
+"""Describe the layout of numbers in memory; load, copy and clear rows.
 
 Compiled code takes addresses as int64. Sizes and strides are in bytes unless a comment says
 otherwise. Copies and conversions move whole vectors of eight numbers.

@@ -222,7 +222,7 @@ class _Slots:
 class RowMixer(RowModule):
     """Mixer of a recurrent layer, as a function of one token per request.
 
-    Each row stands for two tokens of one request, so that the second has a state before it.
+    Each row represents two tokens of one request, so that the second has a state before it.
     """
 
     def counts(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class StateCheckpoints:
 
     @torch.inference_mode()
     def save(self, request: Request) -> None:
-        """Copy the states of a request's slot, which stand for its cached tokens."""
+        """Copy the states of a request's slot, which represent its cached tokens."""
         states = {
             index: layer.rows(self._slot(layer, request)) for index, layer in self._layers.items()
         }

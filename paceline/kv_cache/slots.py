@@ -67,7 +67,7 @@ class Slots:
         self._set_states(request, other.cached)
 
     def _set_states(self, request: Request, length: int) -> None:
-        """Set the recurrent states of a slot whose states stand for `length` tokens."""
+        """Set the recurrent states of a slot whose states represent `length` tokens."""
         if self._cache.state_layers and request.cached != length:
             self.checkpoints.restore(request, request.cached)
 

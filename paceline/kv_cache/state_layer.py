@@ -1,7 +1,7 @@
 """Hold the recurrent states of one decoder layer, one per slot.
 
-A state stands for a text of one length: the first `Request.cached` tokens of the slot's request.
-Forward passes leave the held states as they are. They work on copies, and `SlotCache.advance`
+A state represents a text of exactly one length: the first `Request.cached` tokens of the slot's
+request. Forward passes do not change the held states. They work on copies, and `SlotCache.advance`
 stores the states that a commit confirms. Zeros are the state before the first token, so new
 requests and running ones can share a forward pass.
 """

@@ -83,7 +83,7 @@ class CachedRequests:
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, which stand for one length only."""
+        """Return True if layers keep recurrent states, which represent one text length."""
         return bool(self.architecture.states)
 
     def check_length(self, request: Request) -> None:
@@ -209,7 +209,7 @@ class CachedRequests:
     def rewind(self, request: Request, length: int) -> None:
         """Drop a request's cache from position `length` onwards.
 
-        Recurrent states stand for one length only: if they cover more tokens, the whole cache of
+        Recurrent states represent exactly one length: if they cover more tokens, the whole cache of
         the request is dropped.
         """
         if length < request.cached and self.architecture.states:

@@ -37,7 +37,7 @@ def takes_media(model: PreTrainedModel) -> bool:
 
 
 def placeholder_ids(config: PretrainedConfig) -> frozenset[int]:
-    """Return the ids of the tokens that stand for images, videos and audio."""
+    """Return the ids of the placeholder tokens for images, videos and audio."""
     ids = (getattr(config, name, None) for name in _PLACEHOLDERS)
     return frozenset(token for token in ids if token is not None)
 

@@ -26,7 +26,7 @@ _MULTIPLE, _PART = 8, 32  # outputs and inputs of a product with a packed weight
 
 
 def load_packed(path: Path) -> PreTrainedModel:
-    """Return a model that reads its weights where they lie in its GGUF files.
+    """Return a model that reads its weights directly from its GGUF files.
 
     Raises:
         ConfigError: A file is damaged, or has weights in a format that cannot be multiplied.
@@ -130,7 +130,7 @@ def _is_packable(module: nn.Module, name: str, entry: TensorEntry, weight: Weigh
 
 
 def _packed(blocks: Tensor, block_format: BlockFormat, inner: int, order: Tensor | None) -> Tensor:
-    """Return a packed weight, or numbers that torch reads where they lie."""
+    """Return a packed weight, or numbers that torch reads directly from the file."""
     if block_format is not BF16:
         return PackedWeight(blocks, block_format, inner, order)
     numbers = blocks.view(torch.bfloat16)

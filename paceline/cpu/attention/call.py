@@ -88,7 +88,7 @@ class Tile(NamedTuple):
         outputs: Index of that column among the columns of all rows.
         runs: Runs of keys that queries see, see `VisibleRanges`.
         begin: Indices of the runs of the row's columns.
-        cached: Number of first keys by text position whose cache position is their ordinal.
+        cached: Number of leading keys, by text position, whose ordinal is their cache position.
         tail: Cache positions of the other keys, by text position.
         queries: Scaled queries, [more than tile, dim], or blocks of rows for `dotted`.
         scores: Scores, later softmax weights, [tile, more than keys].

@@ -1,4 +1,4 @@
-"""Run the batch-invariant attention kernels on tensors, on torch's thread count."""
+"""Run batch-invariant attention kernels on tensors, with as many threads as torch."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Return attention whose bits depend only on a query and the keys it sees.
+    """Compute attention that depends only on a query and the keys that it sees.
 
-    A query that sees no key gets zeros.
+    Queries that see no keys get zeros.
 
     Args:
         query: Tensor [rows, heads, columns, dim] on the CPU, or [1, heads, columns of all rows,
@@ -95,7 +95,10 @@ def attention_by_position(
 
 
 def _queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
-    """Return the maximum queries of a tile; for AMX, whole blocks and columns."""
+    """Return the maximum number of queries in a tile.
+
+    With AMX, a tile has whole blocks and columns.
+    """
     in_cache = max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys))
     queries = min(in_cache, columns * groups)
     unit = max(queries_per_block(groups), groups) if tiled else 1

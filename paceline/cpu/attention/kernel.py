@@ -1,8 +1,8 @@
 """Compute batch-invariant attention.
 
-A query's bits depend on itself and the keys it sees. Other queries, the cache positions of keys,
-the cache's length and the number of threads change nothing. All numbers are float32, and sums have
-this order:
+The bits of a query's output depend only on the query and on the keys that it sees. Other queries,
+the cache positions of keys, the cache's length and the number of threads have no effect. All
+numbers are float32, and sums have this order:
 
 - Score of a query and a key: as `fma_dot` multiplies, with the query scaled before. In bfloat16 on
   processors with AVX512_BF16, as `dotted` describes.
@@ -13,7 +13,7 @@ this order:
 - Output of each dim: fused multiply-adds of weight and value, key by key in order of position, then
   the division by the total.
 
-Blocks of keys and tiles of queries decide when a number is computed, never the order of its sum.
+Blocks of keys and tiles of queries affect when a number is computed, but not the order of its sum.
 """
 
 from __future__ import annotations

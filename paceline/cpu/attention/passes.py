@@ -50,7 +50,7 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 
 @inlined
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
-    """Turn the scores that query i sees into weights; return their total, float32.
+    """Convert the scores that query i sees to weights; return their float32 total.
 
     The weights are adjacent, from the score of the query's first key on.
     """

@@ -1,1 +1,1 @@
-"""Multiply few rows with weights on CPUs; a row's bits depend on no other row."""
+"""Multiply a few rows with weights on CPUs, batch-invariantly."""

@@ -52,7 +52,7 @@ def run_product(
     sizes: tuple[int, int, int],
     packing: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> None:
-    """Run a product kernel on one call, with the helpers that its size is worth.
+    """Run a product kernel on one call, with helper threads if its size justifies it.
 
     Args:
         job: The kernel.

@@ -41,9 +41,9 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def kernel_of(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
-    """Return the kernel of a shape.
+    """Choose the kernel for a product's shape.
 
-    The choice depends on nothing else, since the sums of the kernels have different orders.
+    The choice depends only on the shape, because the kernels sum in different orders.
     """
     if (
         dtype == torch.bfloat16

@@ -53,7 +53,7 @@ _multiply_group = multiply_blocks(kind=INT8)
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """Hold a quantised weight and what the kernel needs to undo the quantisation.
+    """Hold a quantised weight, and the factors that undo the quantisation.
 
     Attributes:
         numbers: int8 [outer, inner].

@@ -45,7 +45,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def takes_norm(weight: Tensor) -> bool:
-    """Return whether `rms_norm` takes a weight [size]."""
+    """Return whether `rms_norm` supports a weight [size]."""
     return weight.device.type == "cpu" and weight.is_contiguous() and len(weight) % WIDTH == 0
 
 

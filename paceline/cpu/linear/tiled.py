@@ -1,10 +1,10 @@
 """Multiply rows with a bfloat16 weight by AMX tiles.
 
-Sixteen rows cost little more than one. The kernel computes the transposed product, weight @ rows.T.
-It reads the weight as it lies in memory, 16 outputs by 32 numbers at a time; only the rows, which
-are few, are packed. Each sum takes the same instructions in the same order (`amx`), 32 numbers of
+Sixteen rows take little more time than one. The kernel computes the transposed product, weight @
+rows.T. It reads the weight in its original layout, 16 outputs by 32 numbers at a time; only the
+few rows are packed. Each sum uses the same instructions in the same order (`amx`), 32 numbers of
 row and weight at a time. The number of rows and outputs that are computed together does not change
-it.
+this order.
 """
 
 from __future__ import annotations

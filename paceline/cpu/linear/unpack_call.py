@@ -39,7 +39,7 @@ def read_unpack_call(address: int) -> Any:
 
 @inlined
 def describe(call: ProductCall, unpacking: UnpackCall) -> None:
-    """Set the fields that all parts of a product's weight share."""
+    """Set the fields that are the same for all parts of a product's weight."""
     unpacking.row_bytes, unpacking.order = call.blocks_row_bytes, call.order
     unpacking.source, unpacking.ahead = call.weight, 0
 

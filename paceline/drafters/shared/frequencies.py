@@ -50,8 +50,7 @@ class Frequencies:
             known = self._known[token] = _TokenRank(0, len(self._order), position)
             self._order.append(token)
             self._begin[0] = known.rank
-        # It goes before all that are there as often; the one that was first of them takes its
-        # position.
+        # The token swaps positions with the first of the tokens that had the same count.
         rank = self._begin[known.times]
         other = self._order[rank]
         self._order[known.rank], self._known[other].rank = other, known.rank

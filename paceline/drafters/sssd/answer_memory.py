@@ -1,9 +1,9 @@
 """Cache recent answers of an engine in memory, searchable like a datastore.
 
-Finished answers lie in one shard; answers that finished since it was sorted, and unfinished ones,
-in another. Each shard is sorted again once it has grown by a quarter. A token is therefore sorted
-about ten times, which takes about a microsecond in all. At most the newest fifth of the smaller
-shard cannot be found yet.
+One shard holds finished answers. Another holds unfinished answers, and those that finished since
+the first shard was sorted. Each shard is sorted again once it has grown by a quarter. A token is
+therefore sorted about ten times, which takes about a microsecond in all. At most the newest fifth
+of the smaller shard cannot be found yet.
 """
 
 from __future__ import annotations

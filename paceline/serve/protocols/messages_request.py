@@ -36,7 +36,7 @@ class MessagesRequest(BaseModel):
 
 
 def chat_of(body: MessagesRequest) -> ChatRequest:
-    """Return the chat that a request stands for.
+    """Convert a request to a chat.
 
     Raises:
         ConfigError: A message, a tool or the choice is invalid.

@@ -46,7 +46,7 @@ class ResponsesRequest(BaseModel):
 
 
 def chat_of(body: ResponsesRequest, earlier: Sequence[Message]) -> ChatRequest:
-    """Return the chat that a request stands for.
+    """Convert a request to a chat.
 
     Args:
         body: Body of the request.
@@ -74,7 +74,7 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[Message]) -> ChatRequest:
 
 
 def messages_of(items: str | Sequence[Any]) -> list[Message]:
-    """Return the messages that input or output items stand for.
+    """Convert input or output items to messages.
 
     Raises:
         ConfigError: The type of an item is not supported.

@@ -32,7 +32,7 @@ GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # Weight after 0, 1, ... guesses; the last
 PROMPT_WEIGHT = 0.3  # Weight of prompt positions, where no draft is needed.
 UNREAD_SHARE = 0.1  # Share of batches whose initial tokens have no state, as with prefix caching.
 FREQUENT_SHARE = 0.9  # Share of all tokens covered by those that every step includes.
-SAMPLING_INTERVAL = 8  # Each sampled token stands for this many rare tokens.
+SAMPLING_INTERVAL = 8  # Each sampled token represents this many rare tokens.
 LOSS_ROWS = 256  # Positions whose logits are computed together, to stay in the cache.
 
 # Evaluation.

@@ -1,7 +1,7 @@
 """Compute batch-invariant attention by AMX tiles.
 
-Sixteen queries cost little more than one. As in `attention.kernel`, a query's bits depend on itself
-and the keys it sees, but sums have another order:
+Sixteen queries take little more time than one. As in `attention.kernel`, the bits of a query's
+output depend only on the query and on the keys that it sees, but sums have another order:
 
 - Score of a query and a key: as `amx` multiplies, 32 dims at a time; then the scaling.
 - Softmax: exp(score - largest score of all keys that the query sees).

@@ -82,7 +82,7 @@ class QueryTile(NamedTuple):
 
 @inlined
 def queries_per_block(groups: int) -> int:
-    """Return the maximum queries of a block: whole columns, or a part of one."""
+    """Return the maximum number of queries in a block: whole columns, or part of one."""
     return SIDE // groups * groups if groups <= SIDE else SIDE
 
 
@@ -126,7 +126,7 @@ def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
 
 @inlined
 def row_width(call: AttentionCall) -> int:
-    """Return the bytes of a row of scores: whole steps, and one cache line.
+    """Return the size of a row of scores in bytes: whole steps, plus one cache line.
 
     Rows that lie a power of two apart would compete for the same lines of the cache.
     """
@@ -135,7 +135,7 @@ def row_width(call: AttentionCall) -> int:
 
 @inlined
 def workspace_size(call: AttentionCall, blocks: int) -> int:
-    """Return how many float32 numbers `lay_out` needs, with a line for alignment."""
+    """Return the number of floats that `lay_out` needs, with a line for alignment."""
     block_size = SIDE * (row_width(call) // FLOAT_BYTES + call.value_dim + 1)
     rows = SIDE * call.dim + STEP * call.dim // 2 + call.value_dim
     return int(
