@@ -1,1 +1,0 @@
-"""Provide the command-line interface, one module per command."""

@@ -1,1 +1,0 @@
-"""Define the types that all packages share, such as requests and draft trees."""

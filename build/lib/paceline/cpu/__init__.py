@@ -1,1 +1,0 @@
-"""Hold the compiled CPU kernels."""

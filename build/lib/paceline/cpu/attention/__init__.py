@@ -1,1 +1,0 @@
-"""Compute batch-invariant attention on CPUs."""

@@ -1,1 +1,0 @@
-"""Multiply few rows with weights on CPUs; a row's bits depend on no other row."""

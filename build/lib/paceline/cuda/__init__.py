@@ -1,1 +1,0 @@
-"""Compute on CUDA with Triton what torch splits into many launches."""

@@ -1,1 +1,0 @@
-"""Decide how many draft tokens to verify in a step."""

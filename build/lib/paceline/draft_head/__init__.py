@@ -1,1 +1,0 @@
-"""Predict the next tokens from the target's hidden states."""

@@ -1,1 +1,0 @@
-"""Merge all sources of draft tokens into one draft tree."""

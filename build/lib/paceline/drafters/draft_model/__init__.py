@@ -1,1 +1,0 @@
-"""Speculative decoding with a small model."""

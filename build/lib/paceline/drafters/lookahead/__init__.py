@@ -1,1 +1,0 @@
-"""Implement Lookahead Decoding (Fu et al. 2024)."""

@@ -1,5 +1,0 @@
-"""Settings for the `lookahead` drafter."""
-
-from __future__ import annotations
-
-EXTENDED_GUESSES = 2  # Number of first guesses that are extended with n-grams from the pool.

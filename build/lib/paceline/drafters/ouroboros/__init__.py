@@ -1,1 +1,0 @@
-"""Implement Ouroboros (Zhao et al. 2024)."""

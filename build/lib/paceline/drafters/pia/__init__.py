@@ -1,1 +1,0 @@
-"""Implement the "Lookahead" framework from PainlessInferenceAcceleration (PIA)."""

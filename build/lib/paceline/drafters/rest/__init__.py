@@ -1,1 +1,0 @@
-"""Implement REST (He et al. 2023)."""

@@ -1,1 +1,0 @@
-"""Implement SpecDec++ (Huang, Guo, Wang 2024)."""

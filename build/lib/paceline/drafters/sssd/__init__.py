@@ -1,1 +1,0 @@
-"""Implement SSSD (Marzollo et al. 2024)."""

@@ -1,1 +1,0 @@
-"""Implement Token Recycling (Luo et al. 2024)."""

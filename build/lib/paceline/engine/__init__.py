@@ -1,1 +1,0 @@
-"""Run decode steps for requests from many callers."""

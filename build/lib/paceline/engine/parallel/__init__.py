@@ -1,1 +1,0 @@
-"""Compute a step's draft tree in several processes (lookahead parallelism)."""

@@ -1,1 +1,0 @@
-"""Run paceline's drafters inside other libraries."""

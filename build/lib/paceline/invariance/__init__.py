@@ -1,1 +1,0 @@
-"""Prove that logits do not depend on the rest of the batch."""

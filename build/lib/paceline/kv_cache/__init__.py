@@ -1,1 +1,0 @@
-"""Store keys and values in slots that never move."""

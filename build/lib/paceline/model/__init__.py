@@ -1,1 +1,0 @@
-"""Run any transformers decoder over pending tokens and draft trees."""

@@ -1,1 +1,0 @@
-"""Run decode forward passes in a few fixed shapes; on CUDA, as captured graphs."""

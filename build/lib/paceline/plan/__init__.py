@@ -1,1 +1,0 @@
-"""Estimate the gain of speculative decoding from a model's roofline."""

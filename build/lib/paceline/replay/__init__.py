@@ -1,8 +1,0 @@
-"""Replay recorded answers through a drafter, without a model.
-
-result = replay(drafter, traces, max_nodes)
-"""
-
-from paceline.replay.run import ReplayResult, Trace, replay
-
-__all__ = ["ReplayResult", "Trace", "replay"]

@@ -1,1 +1,0 @@
-"""Common parts of reports: documents, tables, drawings and prompts."""

@@ -1,1 +1,0 @@
-"""Turn logits into tokens, and tokens into text."""

@@ -1,1 +1,0 @@
-"""Decode token ids to text incrementally, and find stop strings in it."""

@@ -1,1 +1,0 @@
-"""Record data for, train, evaluate and calibrate acceptance heads (SpecDec++)."""

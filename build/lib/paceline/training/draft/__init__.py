@@ -1,4 +1,0 @@
-"""Train and evaluate draft models.
-
-docs/guides/train-a-draft-model.md shows how to use it.
-"""

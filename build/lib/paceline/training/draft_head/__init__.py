@@ -1,1 +1,0 @@
-"""Train hidden-state draft heads."""

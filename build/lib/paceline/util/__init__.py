@@ -1,1 +1,0 @@
-"""Provide options, caches, files, threads and timings for all packages."""

@@ -1,1 +1,0 @@
-"""Decide which draft tokens the target accepts."""
