@@ -22,7 +22,7 @@ class ConfigError(PacelineError, ValueError):
 
 
 class BusyError(ConfigError):
-    """Raised if the same request can succeed later, when less is in use."""
+    """Raised if the request may succeed later, when fewer resources are in use."""
 
 
 class UnsupportedModelError(PacelineError):

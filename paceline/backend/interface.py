@@ -24,12 +24,12 @@ Both are ascending, and no target comes after its source.
 
 
 class ScoreOptions(NamedTuple):
-    """Options of attention scores.
+    """Options for attention scores.
 
     Attributes:
-        scaling: Factor of the scores; default 1 / sqrt(dim).
-        softcap: Smooth bound of the scores, cap * tanh(score / cap); None for none.
-        sinks: [heads]: a score per head that takes part in the softmax and has no value.
+        scaling: Factor by which scores are multiplied; default 1 / sqrt(dim).
+        softcap: Soft limit on the scores, cap * tanh(score / cap); None for no limit.
+        sinks: One extra score per head, [heads], that enters the softmax but has no value vector.
     """
 
     scaling: float | None = None

@@ -2,7 +2,7 @@
 
 Every function takes flat tokens: `TokenTree.columns` says which of them belong to the tree. Other
 tokens get zeros. States are float32, or float64 for models in float64. A forward pass never writes
-to the held states. `fold` functions do so at commit, with the same operations in the same order.
+to the stored states. `fold` functions do so at commit, with the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -171,12 +171,12 @@ class Recurrences(Protocol):
         """
 
     def walk(self, tokens: GatedTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Run a gated recurrence through the tree, from the held states.
+        """Run a gated recurrence along the tree, starting from the stored states.
 
         Args:
             tokens: Tokens of the recurrence.
             tree: Order of the tokens in the forward pass.
-            held: [slots, heads, rows, lanes].
+            held: Stored states, [slots, heads, rows, lanes].
             wants_after: Whether to return the states after the pending tokens.
         """
 
@@ -189,7 +189,7 @@ class Recurrences(Protocol):
         slots: Tensor,
         start: Tensor | None,
     ) -> None:
-        """Advance the held states along a path.
+        """Advance the stored states along a path.
 
         Args:
             tokens: Tokens of the walk.
@@ -197,16 +197,16 @@ class Recurrences(Protocol):
             path: Tokens to add.
             held: See `walk`.
             slots: Slot of each request, int64 [requests].
-            start: States before the path, [requests, ...]; None means the held states.
+            start: States before the path, [requests, ...]; None means the stored states.
         """
 
     def scan(self, tokens: ScanTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Run a selective scan through the tree, from the held states.
+        """Run a selective scan along the tree, starting from the stored states.
 
         Args:
             tokens: Tokens of the scan.
             tree: Order of the tokens in the forward pass.
-            held: [slots, rows, channels].
+            held: Stored states, [slots, rows, channels].
             wants_after: Whether to return the states after the pending tokens.
         """
 
@@ -219,4 +219,4 @@ class Recurrences(Protocol):
         slots: Tensor,
         start: Tensor | None,
     ) -> None:
-        """Advance the held states of a scan along a path; see `fold`."""
+        """Advance the stored states of a scan along a path; see `fold`."""

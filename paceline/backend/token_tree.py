@@ -22,7 +22,7 @@ class StateOrder(NamedTuple):
     """Indices of the states that each token of a request reads and writes.
 
     Attributes:
-        sources: Index of the state before each token; -1 means the held state, [requests, width].
+        sources: Index of the state before each token; -1 means the stored state, [requests, width].
         targets: Index of the state after each token, [requests, width].
         num_states: Number of states that a request needs at the same time.
     """
@@ -33,7 +33,7 @@ class StateOrder(NamedTuple):
 
 
 class FoldPath(NamedTuple):
-    """Tokens that a commit adds to the held states, in text order.
+    """Tokens that a commit adds to the stored states, in text order.
 
     Attributes:
         columns: Columns of the tokens of all requests, [n].
@@ -65,7 +65,7 @@ class TokenTree:
         nodes: Number of tree nodes of each request, [requests].
         columns: Column of each token if all rows of the forward pass are joined, [requests, width].
         parents: Index within the row of the token before each token, always a smaller one; -1 means
-            the token follows the held state, [requests, width].
+            the token follows the stored state, [requests, width].
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         derived: Values computed from the other attributes, by name.
     """

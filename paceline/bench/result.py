@@ -128,7 +128,7 @@ class BenchResult:
         return {unit: tokens[unit] / seconds[unit] for unit in tokens}
 
     def _calls(self, method: str, category: str | None) -> list[TimedCall]:
-        """Return the calls of a method that have only prompts of `category`."""
+        """Return a method's calls whose prompts all belong to `category`."""
         calls = [call for call in self.calls if call.method == method]
         return [
             call

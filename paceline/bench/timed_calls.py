@@ -108,16 +108,16 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference of an answer from the reference.
+    """The first difference between an answer and the reference.
 
     Attributes:
         method: Name of the method.
         prompt: Id of the prompt.
         position: Index of the first differing token in the answer.
-        expected, got: Token of the reference and of the method; None after the end of an answer.
-        top_logit: The target's largest logit at this position, from a fresh forward.
-        top_gap: Distance to the second largest logit.
-        choice_gap: Distance between the logits of `expected` and `got`.
+        expected, got: Tokens of the reference and of the method; None past the end of an answer.
+        top_logit: The target's largest logit at this position, from a separate forward pass.
+        top_gap: Difference between the two largest logits.
+        choice_gap: Difference between the logits of `expected` and `got`.
     """
 
     method: str

@@ -52,9 +52,9 @@ class Shown:
 
 
 def table_console(stderr: bool = False) -> Console | None:
-    """Return the console for tables; None is the terminal's own console.
+    """Return the console on which to print tables.
 
-    Files, pipes and standard error get a wide console.
+    None means the terminal's own console. Files, pipes and standard error get a wide one.
     """
     return (
         None

@@ -1,4 +1,4 @@
-"""Define the logits of a forward pass, at the newest tokens and draft nodes."""
+"""Define the logits of a forward pass for the newest tokens and the draft nodes."""
 
 from __future__ import annotations
 

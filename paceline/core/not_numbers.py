@@ -65,7 +65,7 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
 
 
 def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
-    """Replace NO_TOKEN among a draft model's tokens with 0, a wrong guess.
+    """Replace NO_TOKEN in a draft model's output with token 0, as an ordinary guess.
 
     Args:
         requests: The draft model's copies of the requests.

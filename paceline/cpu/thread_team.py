@@ -115,7 +115,13 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Do all tasks of the record at the address `arguments`; otherwise like `run`."""
+        """Do all tasks of one call, in this thread and its helpers.
+
+        Args:
+            arguments: Address of the argument record.
+            helpers: See `run`.
+            small: See `run`.
+        """
         team = None if small else TEAM.of_this_thread()
         if team is not None:
             team.run(self.address, arguments)

@@ -54,7 +54,7 @@ class Costs:
 
     @property
     def given(self) -> bool:
-        """True if the curve was given; measured steps then do not correct it."""
+        """True if the curve was supplied; measured steps then do not adjust it."""
         return self._given is not None
 
     def curve(self) -> CostCurve:

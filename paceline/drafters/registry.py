@@ -50,7 +50,7 @@ class DrafterEntry:
         """Import and return the drafter class.
 
         Raises:
-            ConfigError: The module cannot be imported, or the class is no drafter.
+            ConfigError: The module cannot be imported, or the class is not a drafter.
         """
         try:
             drafter_class = _imported(self.target)
@@ -71,7 +71,7 @@ class DrafterEntry:
         """Return the dataclass for the drafter's options.
 
         Raises:
-            ConfigError: The module cannot be imported, or the class is no drafter.
+            ConfigError: The module cannot be imported, or the class is not a drafter.
         """
         return _imported(self.light) if self.light else self.load().Options
 

@@ -53,7 +53,7 @@ class _LoopState:
 
 
 class AsyncEngine:
-    """Serves coroutines without blocking the event loop during a step.
+    """Serves requests from coroutines; a step does not block the event loop.
 
     Args:
         engine: The engine that runs all requests.

@@ -131,7 +131,12 @@ def resolve_batch_invariance(
 def _probe(
     model: PreTrainedModel, setting: BatchInvariant, max_batch: int
 ) -> tuple[ProbeReport | None, Products, str]:
-    """Return the cheapest method's report and products, and an obstacle or ""."""
+    """Probe the cheapest method, and find out whether it can be used.
+
+    Returns:
+        The method's report, its products, and the reason why it cannot be used. The reason is ""
+        if it can; the report is None if the probe failed.
+    """
     try:
         report, products = _cheapest(model, setting is True, _fixed_rows(model, max_batch))
     except Exception as error:

@@ -68,7 +68,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """This kind of module in the user's model rather than in a view."""
+        """The corresponding kind of module in the user's model, as opposed to a view."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)

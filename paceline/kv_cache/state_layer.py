@@ -1,9 +1,9 @@
 """Hold the recurrent states of one decoder layer, one per slot.
 
 A state represents a text of exactly one length: the first `Request.cached` tokens of the slot's
-request. Forward passes do not change the held states. They work on copies, and `SlotCache.advance`
-stores the states that a commit confirms. Zeros are the state before the first token, so new
-requests and running ones can share a forward pass.
+request. Forward passes do not change the stored states. They work on copies, and
+`SlotCache.advance` stores the states that a commit confirms. Zeros are the state before the first
+token, so new requests and running ones can share a forward pass.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def store(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return held states by name, [slots, *shape]; they are zeros at first."""
+        """Return stored states by name, [slots, *shape]; they are zeros at first."""
         if name not in self.held:
             self.held[name] = _zeros((self._slot_memory.slots, *shape), dtype, device)
         return self.held[name]
 
     def rows(self, slots: Tensor) -> dict[str, Tensor]:
-        """Return copies of the held states of some slots.
+        """Return copies of the stored states of some slots.
 
         Args:
             slots: int64 [rows].

@@ -171,7 +171,7 @@ class CachedRequests:
                 self._save_states(request, new)
 
     def _commit_states(self, accepted: Sequence[Sequence[int]]) -> list[int]:
-        """Advance the held states.
+        """Advance the stored states.
 
         Returns:
             Number of tokens that entered the states, for each request. The others are fed again.

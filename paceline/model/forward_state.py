@@ -40,7 +40,7 @@ class ForwardState(AttentionState):
         target_states: Target states that a draft model reads; None if there are none.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
-        folds: Whether every recurrent mixer adds accepted nodes to the held states at a commit.
+        folds: Whether every recurrent mixer adds accepted nodes to the stored states at a commit.
             Default True, as there may be no mixer.
         recurrent: The forward pass as recurrent mixers see it; None means they run as in
             transformers.

@@ -40,11 +40,11 @@ class LayerKinds:
 
     @staticmethod
     def of(config: PretrainedConfig, only_kind: str) -> LayerKinds:
-        """Read the kinds of a text model; see `known_kinds`.
+        """Read the layer kinds of a text model; see `known_kinds`.
 
         Args:
             config: Configuration of the text model.
-            only_kind: Kind of all layers if the configuration does not list them.
+            only_kind: Kind to use for all layers if the configuration lists none.
         """
         kinds = list(getattr(config, "layer_types", None) or [only_kind])
         attention = [_HYBRID.get(kind, kind) for kind in kinds if kind in MASKABLE | {*_HYBRID}]

@@ -17,7 +17,7 @@ class Peak:
 
     @property
     def ratio(self) -> float:
-        """Return the number of FLOPs in the time that one byte takes."""
+        """Return the FLOPs that the device computes in the time it takes to move one byte."""
         return self.flops / self.bandwidth
 
 
@@ -51,7 +51,7 @@ class Matmul:
 
     @property
     def weights(self) -> int:
-        """Return the numbers in all matrices of this kind."""
+        """Return the number of weights in all matrices of this kind."""
         return self.inputs * self.outputs * self.experts * self.count
 
 

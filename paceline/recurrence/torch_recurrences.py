@@ -103,7 +103,7 @@ class TorchRecurrences:
         return GatedTokens(query, key, decay, states[2], steps, skip, is_delta=False)
 
     def walk(self, tokens: GatedTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Run a gated recurrence through the tree, from the held states."""
+        """Run a gated recurrence along the tree, starting from the stored states."""
         dtype, heads = tokens.key.dtype, tokens.value.shape[1]
         times = heads // tokens.key.shape[1]
         rows, lanes = tokens.key.shape[2], tokens.value.shape[2]
@@ -139,7 +139,7 @@ class TorchRecurrences:
         slots: Tensor,
         start: Tensor | None,
     ) -> None:
-        """Advance the held states along a path."""
+        """Advance the stored states along a path."""
         rows, lanes = tokens.key.shape[2], updates.shape[2]
         times = updates.shape[1] // tokens.key.shape[1]
         state = (held[slots] if start is None else start)[..., :rows, :lanes].to(updates.dtype)
@@ -176,7 +176,7 @@ class TorchRecurrences:
         slots: Tensor,
         start: Tensor | None,
     ) -> None:
-        """Advance the held states of a scan along a path."""
+        """Advance the stored states of a scan along a path."""
         channels = updates.shape[1]
         state = (held[slots] if start is None else start)[..., :channels].to(updates.dtype)
         for columns, is_token in _path_steps(path, updates.device):
@@ -190,11 +190,11 @@ TORCH_RECURRENCES = TorchRecurrences()
 
 
 class _Walk:
-    """Iterate over the tokens of all requests, and keep states for later tokens.
+    """Iterates over the tokens of all requests; keeps states that later ones need.
 
     Args:
         tree: Tokens of the forward pass.
-        held: States of all slots, [slots, ...].
+        held: Stored states of all slots, [slots, ...].
         wants_after: Whether to keep the states after the pending tokens.
     Attributes:
         after: States after the pending tokens, [requests, ...].
@@ -277,7 +277,7 @@ def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
 
 
 def _filled(states: Tensor, held: Tensor) -> Tensor:
-    """Return states in the shape and dtype of held states, padded with zeros."""
+    """Return states in the shape and dtype of stored states, padded with zeros."""
     full = held.new_zeros(len(states), *held.shape[1:])
     full[tuple(slice(size) for size in states.shape)] = states.to(held.dtype)
     return full

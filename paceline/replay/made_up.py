@@ -1,7 +1,7 @@
 """Let a chat model write user prompts itself (Magpie, Xu et al. 2024).
 
-The model continues its chat template from the start of a user message. Use these prompts to record
-answers if you have no prompts from the model's users.
+The model receives its chat template up to the start of the user's turn, and writes the user's
+message itself. Use these prompts to record answers if you have no prompts from the model's users.
 """
 
 from __future__ import annotations

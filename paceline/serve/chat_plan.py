@@ -26,7 +26,7 @@ class AnswerEvents:
     """Reports the parts of one answer, chunk by chunk.
 
     Args:
-        reader: Reader of the answer; None if its text is its content.
+        reader: Parser of the answer; None if the whole text is the content.
     Attributes:
         message: The answer so far.
     """

@@ -12,8 +12,8 @@ class TextDelta(NamedTuple):
     """Text of one token.
 
     Attributes:
-        shown: Text as it appears in the answer.
-        full: Text with special tokens written out, which the answer may hide.
+        shown: Text that appears in the answer.
+        full: The same text, including special tokens that the answer may hide.
     """
 
     shown: str

@@ -10,11 +10,11 @@ from paceline.text.settings import MAX_PADDING_ROWS, TOKENS_PER_PADDING_ROW
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Return whether an embedding fits a tokenizer, possibly with padding.
+    """Return whether an embedding fits a tokenizer, allowing for padding.
 
     Args:
-        rows: Rows of the embedding.
-        tokens: Tokens of the tokenizer.
+        rows: Number of rows in the embedding.
+        tokens: Number of tokens in the tokenizer.
     """
     padding = max(min(MAX_PADDING_ROWS, tokens), tokens // TOKENS_PER_PADDING_ROW)
     return tokens <= rows <= tokens + padding

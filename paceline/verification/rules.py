@@ -6,7 +6,8 @@ at the child with that token, or stops if there is none.
 Traversal verification (for sampled drafts) follows Weng et al. 2025 (arXiv 2505.12398). It tests
 the nodes from the leaves to the root, and the first accepted node ends the path. A node's share is
 the probability of accepting it or a descendant: min(1, share of the parent * target/draft). If all
-of it is rejected, the parent keeps max(share * target - draft, 0) as its weights.
+of these are rejected, max(share * target - draft, 0), normalised, becomes the distribution after
+the parent. In this formula, the share is the parent's.
 
 For a chain, this is block verification (Sun et al. 2024, arXiv 2403.10444). For children of the
 root alone, it is rejection sampling.

@@ -110,7 +110,7 @@ def table_2(part: BenchPart) -> Table:
         f"{SPEEDUP} {CPU_TIME} draft/token: draft forward passes per new token.",
         part.equality(),
     )
-    title = "Table 2, figure 4: greedy, speculative, lookahead decoding and Ouroboros"
+    title = "Table 2, figure 4: greedy, speculative and lookahead decoding, and Ouroboros"
     layout = TableLayout(title, ("method", *_COLUMNS), TABLE_2_COLUMNS, TABLE_2)
     return line_table(layout, part, notes)
 
@@ -120,9 +120,9 @@ def table_3(part: BenchPart) -> Table:
     notes = (
         "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: relative to the"
         " second row, here and in the paper.",
-        "Rows 2 to 9 use the paper's gamma 12, W 20, N 8. The other rows use the defaults, which"
-        " differ in more than these numbers: a small window, additional choices from the draft"
-        " model, and phrases after the newest token.",
+        "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. The other rows use the"
+        " defaults, which differ in more than these numbers: a small window, additional choices"
+        " from the draft model, and phrases after the newest token.",
     )
     columns = ("setting", *_COLUMNS)
     layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)

@@ -79,7 +79,7 @@ _OTHER_HEAD = ("#767676", "*", "--")
 
 
 def draw(result: SpecDecResult, path: Path) -> None:
-    """Draw figure 4 for each set, then costs, section 2.1, table 1 and forward times.
+    """Draw figure 4 for each set, then costs, section 2.1, table 1 and pass times.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

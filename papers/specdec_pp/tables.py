@@ -133,7 +133,7 @@ def table_2(result: SpecDecResult) -> Table:
         Column("paper's t_draft", ".1f"),
         Column("paper's t_target", ".1f"),
     ]
-    return Table.of("Table 2, figure 3: forward times", shown, rows, notes)
+    return Table.of("Table 2, figure 3: forward-pass times", shown, rows, notes)
 
 
 def figure_4(result: SpecDecResult) -> Table:
@@ -199,8 +199,8 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         " target forward passes.",
         "forwards: mean ratio of head to rival at the same discard rate. discards: the same ratio"
         " for the same number of forward passes. latency gain: the rival's minimum latency"
-        " divided by the head's, by Eq. 2.3, with the paper's ratio of target to draft forward"
-        f" times, {PAPER_RATIO:.1f}.",
+        " divided by the head's, by Eq. 2.3, with the paper's ratio of target to draft"
+        f" forward-pass times, {PAPER_RATIO:.1f}.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)

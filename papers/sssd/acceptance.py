@@ -52,10 +52,10 @@ def figure_4a(result: SssdResult) -> Table:
         )
     notes = (
         f"{PER_STEP} {_replayed(study)}",
-        f"request: prompt and output. datastore: {result.store_tokens:,} tokens. Columns marked"
-        " paper's use the paper's hand-set weights; the others use the calibrated fusion. sum:"
-        " the accepted tokens of each source alone, added up. In the paper, both sources together"
-        " nearly reach this sum.",
+        f"request: prompt and output. datastore: {result.store_tokens:,} tokens. Columns labelled"
+        " \"paper's\" use the paper's fixed weights; the others use the calibrated fusion. sum:"
+        " total of the tokens accepted with each source on its own. In the paper, both sources"
+        " together nearly reach this sum.",
         "datastore alone: the drafter sees only the request's last 4 tokens, which form the"
         " query; window: the same 4 tokens without a datastore.",
         PICTURE,

@@ -20,7 +20,7 @@ BOTH, REQUEST, STORE, WINDOW = ("both", "request", "datastore", "window")
 
 
 def published(source: str) -> str:
-    """Return the name of a source with the paper's hand-set weights."""
+    """Return the name of a source with the paper's fixed weights."""
     return f"{source}, paper's"
 
 
@@ -68,7 +68,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class CostStudy:
-    """The forward times of a model on a machine.
+    """The forward-pass times of a model on a machine.
 
     Attributes:
         label: Name of the model.

@@ -159,8 +159,8 @@ def notes(result: ServingResult) -> list[str]:
         sentences.append(
             f"Soak test of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers,"
             f" {soak.aborted} aborted by clients, {soak.left_open} open at the end. Memory use"
-            f" ranged from {min(sizes):.0f} to {max(sizes):.0f} MB; the ratio of the last quarter"
-            f" to the second is {soak.growth:.3f}."
+            f" ranged from {min(sizes):.0f} to {max(sizes):.0f} MB; use in the last quarter of"
+            f" the run was {soak.growth:.3f} times that in the second quarter."
         )
     return [*sentences, *_repeating(result), *_differing(result.figures())]
 

@@ -15,16 +15,16 @@ from paceline.drafters import PLAIN
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """An answer with its times in seconds after the request.
+    """An answer with its timing, in seconds since the request was sent.
 
     Attributes:
         prompt: Id of the prompt.
         prompt_tokens, new_tokens: Numbers of tokens.
-        first: Arrival of the first chunk.
-        last: Arrival of the last chunk.
-        gaps: Times between chunks. A chunk has the tokens of one step.
-        equal: Whether it equals the first answer of plain decoding to the prompt. None for that
-            answer.
+        first: Time of the first chunk.
+        last: Time of the last chunk.
+        gaps: Times between chunks. A chunk holds the tokens of one step.
+        equal: Whether the answer equals plain decoding's first answer to the same prompt. None for
+            that answer itself.
     """
 
     prompt: str

@@ -128,7 +128,7 @@ def read_call(address: int) -> Any:
 
 @compiled
 def visible_keys(call: AttentionCall) -> VisibleKeys:
-    """Return the visible keys of a call, as arrays at the addresses in the call."""
+    """Return the visible keys of a call, as arrays over the memory it points to."""
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
     return VisibleKeys(
         numba.carray(as_pointer(call.runs), call.run_count, RUN),

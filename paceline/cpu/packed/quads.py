@@ -31,7 +31,7 @@ QUADS_OF_LINE = 4  # quads whose totals fill a line
 
 
 class _QuadOperands(NamedTuple):
-    """Hold the arguments of `multiply_quads` after the number of rows."""
+    """The arguments of `multiply_quads` that follow the number of rows."""
 
     rows: Any
     row_bytes: Any

@@ -102,12 +102,12 @@ class Reader:
         return [_looked_up(builder, half, self.codes) for half in halves_of(builder, masked)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the numbers of half a part.
+        """Emit the code that computes the 16 numbers of half a part.
 
         Args:
             builder: LLVM builder.
             scales: Result of `scales`.
-            values: Decoded integers of the half, as 16 float32 lanes.
+            values: Decoded integers of this half, as 16 float32 lanes.
             part: Index of the part in the block.
             half: 0 or 1.
         """

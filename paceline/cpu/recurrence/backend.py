@@ -118,7 +118,7 @@ class CpuRecurrences:
         )
 
     def walk(self, tokens: GatedTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Run a gated recurrence through the tree, from the held states."""
+        """Run a gated recurrence along the tree, starting from the stored states."""
         value, lanes = tokens.value, held.shape[3]
         size = value.shape[2]
         if size % LANES:
@@ -168,7 +168,7 @@ class CpuRecurrences:
         slots: Tensor,
         start: Tensor | None,
     ) -> None:
-        """Advance the held states along a path."""
+        """Advance the stored states along a path."""
         values = (
             slots.data_ptr(),
             *path.addresses,
@@ -221,7 +221,7 @@ class CpuRecurrences:
         slots: Tensor,
         start: Tensor | None,
     ) -> None:
-        """Advance the held states of a scan along a path."""
+        """Advance the stored states of a scan along a path."""
         width = held.shape[2]
         step, rate = _padded(tokens.step, width), _padded(tokens.rate, width)
         key = tokens.key.float().contiguous()

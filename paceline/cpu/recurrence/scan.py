@@ -1,4 +1,4 @@
-"""Run selective scans through a tree, and fold a path into the held states.
+"""Run selective scans through a tree, and fold a path into the stored states.
 
 The state of a channel is only a few numbers, so a task is sixteen channels of one request. Sums
 over the rows of a state are fused multiply-adds in order; see `state_rows.scan_rows`.

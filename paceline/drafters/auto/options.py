@@ -18,8 +18,8 @@ class AutoOptions:
             default the drafter searches only the request and earlier answers.
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
             (Token Recycling). At least 1; default 3.
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
-            budget. Without the budget, it is 16, or 48 for the whole batch in larger batches.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Default 48 with the
+            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger batches.
         budget: The engine verifies only the nodes that are expected to save time; default true.
         min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
             default 0.001.

@@ -68,7 +68,11 @@ class LookaheadWindow:
         return sum(map(len, self.levels))
 
     def add_to_tree(self, add: AddNode) -> list[int]:
-        """Add the window to a tree; return the newest level by column (-1 = root)."""
+        """Add the window to a tree.
+
+        Returns:
+            The node of the newest level in each column; -1 is the root.
+        """
         chain = [-1]
         for token in self.levels[0]:
             chain.append(add(token, chain[-1], Origin.WINDOW))

@@ -88,8 +88,8 @@ class OpenRows:
 
         Args:
             runs: New tokens of every chain in the batch.
-            figures: The copied `figures`.
-            vocabulary: Ids of a reduced vocabulary.
+            figures: Host copies of the tensors that `figures` returned.
+            vocabulary: Token ids of the reduced vocabulary; None for the whole vocabulary.
         """
         own = [runs[row] for row in self.rows]
         if figures and figures[0].shape[1] == 1:

@@ -148,7 +148,7 @@ def _sizes(entries: NDArray[np.void]) -> IntArray:
 
 
 def read_table(path: Path) -> tuple[Head, Arrays]:
-    """Return the head and the arrays of a file.
+    """Return the header and the arrays of a file.
 
     Raises:
         ConfigError: The file is unreadable, damaged, or of another kind or version.

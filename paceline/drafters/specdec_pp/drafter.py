@@ -52,7 +52,12 @@ class CostClock:
             self._proposed = time.perf_counter()
 
     def verified(self) -> tuple[float, float] | None:
-        """Record the end of verification; occasionally return (target, draft) seconds."""
+        """Record the end of verification; at intervals, return the median times.
+
+        Returns:
+            Median seconds per forward pass of the target and of the draft model: first after
+            FIRST_MEASURED_STEPS steps, then every MEASURED_STEPS steps. Otherwise None.
+        """
         if self._proposed is None:
             return None
         self._target.append(time.perf_counter() - self._proposed)

@@ -21,9 +21,9 @@ class TokenRecyclingOptions:
             At least 1; default 3. The paper uses 1.
         tree: Shape of the draft tree: "best" uses the most likely nodes, "paper" uses the paper's
             fixed tree. Default "best".
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. By default 48 with the
-            budget. Without the budget, it is 16, or 48 for the whole batch in larger batches. With
-            tree=paper, it is 80.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Default 48 with the
+            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger batches.
+            With tree=paper, it is 80.
         budget: The engine verifies only the nodes that are expected to save time. The paper's tree
             is always verified as a whole. Default true.
         min_path_probability: Path probability below which a node is not proposed, for tree=best.

@@ -136,7 +136,10 @@ class RowRequest(Request):
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Return why the row ends after `run`; evaluate each criterion once per token."""
+        """Return the reason why the row ends after `run`; None if it continues.
+
+        Each criterion is evaluated once per token.
+        """
         length = len(self) + len(run)
         if length != self._last_end[0]:
             self._last_end = (length, self._reason(run) or "")

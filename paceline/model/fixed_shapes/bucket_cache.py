@@ -87,7 +87,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
         layer: The layer, with all slots.
         slots: Slots that attention reads.
         positions: Number of cache positions that attention reads.
-        write: Function that writes the columns.
+        write: Function that writes the keys and values of new tokens.
     """
 
     is_sliding = False
@@ -125,13 +125,13 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class BucketCache(Cache):  # type: ignore[misc]
-    """Keys and values of all layers, for some slots and cache positions.
+    """Keys and values of all layers, limited to some slots and cache positions.
 
     Args:
-        cache: KV cache; all its layers have stores.
+        cache: KV cache in which every layer stores keys and values.
         slots: Slots that attention reads.
         positions: Number of cache positions that attention reads.
-        write: Function that writes the columns.
+        write: Function that writes the keys and values of new tokens.
     """
 
     def __init__(self, cache: SlotCache, slots: slice, positions: int, write: ColumnWriter) -> None:

@@ -19,7 +19,7 @@ class ChainPass:
 
     Args:
         layout: Padded batch with one row.
-        layers: Held states by layer index; their working states are set for the forward pass.
+        layers: Stored states by layer index; their working states are set for the forward pass.
         device: Device of the states.
     Attributes:
         num_requests: Always 1.
@@ -46,7 +46,7 @@ class ChainPass:
         Args:
             accepted: Accepted nodes of the request.
         Returns:
-            Number of tokens added to the held states, in a list of one.
+            Number of tokens added to the stored states, in a list of one.
         """
         if len(accepted[0]) < self._nodes:
             return [0]

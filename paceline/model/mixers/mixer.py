@@ -1,4 +1,4 @@
-"""Define what a mixer does with pending tokens, draft trees and held states."""
+"""Define what a mixer does with pending tokens, draft trees and stored states."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MixerCall = Callable[[Tensor], Tensor]
 
 
 class StateUpdate(Protocol):
-    """Advance the held states after verification; the result of one mixer call."""
+    """Advance the stored states after verification; the result of one mixer call."""
 
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
     ) -> None:
-        """Advance the held states of the batch's slots.
+        """Advance the stored states of the batch's slots.
 
         The mixer's `folds` says whether this includes the accepted nodes.
 
@@ -36,8 +36,8 @@ class Mixer(Protocol):
     """Run the mixer of one layer over a batch of draft trees.
 
     Attributes:
-        folds: Whether a commit adds accepted nodes to the held states. Otherwise, the next forward
-            pass processes the accepted nodes again.
+        folds: Whether a commit adds accepted nodes to the stored states. Otherwise, the next
+            forward pass processes the accepted nodes again.
     """
 
     folds: bool
@@ -47,11 +47,11 @@ class Mixer(Protocol):
     ) -> tuple[Tensor, StateUpdate]:
         """Return the mixer's output, and the update for the commit.
 
-        The output has the layout of the input. The held states do not change before the commit.
+        The output has the layout of the input. The stored states do not change before the commit.
 
         Args:
             hidden: Inputs of the module, [rows, columns, hidden].
             batch: Tokens of the forward pass.
-            layer: Held states of the module's layer.
+            layer: Stored states of the module's layer.
             call: The module's own forward method with the other arguments of this call.
         """

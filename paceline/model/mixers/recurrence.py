@@ -79,7 +79,7 @@ class RecurrenceMixer:
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Tensor, StateUpdate]:
-        """Return the outputs, and the update for the held states; see `Mixer`."""
+        """Return the outputs, and the update for the stored states; see `Mixer`."""
         current = self._call = RecurrenceCall(token_tree(batch), layer)
         try:
             output: Tensor = self._forward(hidden)
@@ -97,7 +97,7 @@ class _Folds:
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
     ) -> None:
-        """Advance the held states by the pending tokens and the accepted nodes."""
+        """Advance the stored states by the pending tokens and the accepted nodes."""
         for fold in self._folds:
             fold(accepted)
 

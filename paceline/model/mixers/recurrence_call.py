@@ -23,21 +23,21 @@ from paceline.model.mixers.settings import (
 from paceline.recurrence.choice import recurrences_for
 
 Fold = Callable[[Sequence[Sequence[int]]], None]
-"""Advances held states by the pending tokens and the accepted nodes of each request."""
+"""Advances stored states by the pending tokens and the accepted nodes of each request."""
 
 
 class RecurrenceCall:
     """Compute the recurrences of one mixer call along a draft tree.
 
     Each method takes the arguments of the transformers function that it replaces, and returns its
-    result. The order of the calls says which held state of the mixer each call uses.
+    result. The order of the calls determines which of the mixer's stored states each call uses.
 
     Args:
         tree: Tokens of the forward pass.
-        layer: Held states of the mixer's layer.
+        layer: Stored states of the mixer's layer.
     Attributes:
         tree: Tokens of the forward pass.
-        folds: Functions that advance the held states at commit.
+        folds: Functions that advance the stored states at commit.
     """
 
     def __init__(self, tree: TokenTree, layer: StateLayer) -> None:

@@ -30,7 +30,7 @@ class RecurrentBatch:
         nodes: Number of tree nodes of each request, [requests].
         columns: Column of each token in the joined rows of the forward pass, [requests, width].
         parents: Index within the row of the token before each token, always a smaller one; -1 means
-            the token follows the held state, [requests, width].
+            the token follows the stored state, [requests, width].
         trees: Draft tree of each request.
         on_device: Tensors that `tensor` has copied, by name and device.
         derived: Values that mixers compute once per forward pass, by name.

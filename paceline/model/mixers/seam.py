@@ -25,9 +25,9 @@ class RecurrentPass:
 
     Attributes:
         batch: Tokens of the forward pass.
-        layers: Held states by layer index.
+        layers: Stored states by layer index.
         updates: Results of the mixers for the commit, by layer index.
-        folds: Whether every mixer adds accepted nodes to the held states.
+        folds: Whether every mixer adds accepted nodes to the stored states.
     """
 
     batch: RecurrentBatch
@@ -41,10 +41,10 @@ class RecurrentPass:
         return len(self.batch.slots)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:
-        """Advance the held states of all layers; see `StateUpdate`.
+        """Advance the stored states of all layers; see `StateUpdate`.
 
         Returns:
-            Number of tokens added to the held states, for each request.
+            Number of tokens added to the stored states, for each request.
         """
         for index, update in self.updates.items():
             update.commit(self.layers[index], self.batch, accepted)
@@ -58,7 +58,7 @@ class RecurrentState(Protocol):
     """Define the part of a view's forward state that its mixers read.
 
     Attributes:
-        folds: Whether every mixer of the view adds accepted nodes to the held states.
+        folds: Whether every mixer of the view adds accepted nodes to the stored states.
         recurrent: The current forward pass; None means mixers run as in transformers.
     """
 

@@ -25,11 +25,11 @@ ACTIVATIONS = {None: "", "silu": "silu", "swish": "silu"}
 """Activations of convolutions, by their names in transformers."""
 
 MAX_REPLAYED_TOKENS = 32
-"""Largest number of tokens of a request that a commit reads again to advance the held states.
+"""Largest number of tokens of a request that a commit reads again to advance the stored states.
 
 A batch with longer rows, such as a prefill chunk, keeps the states after the pending tokens. For
 heads of 128 x 128 numbers, a state takes as much memory as the keys and updates of 64 tokens.
 """
 
 ROW_MULTIPLE, LANE_MULTIPLE = 8, 16
-"""Sizes of held states are rounded up to these, so that compiled code reads whole vectors."""
+"""Sizes of stored states are rounded up to these, so that compiled code reads whole vectors."""

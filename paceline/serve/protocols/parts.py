@@ -84,7 +84,10 @@ class PartWriter:
         return written
 
     def finish(self) -> list[ServerEvent]:
-        """Return the events that close the open part; an empty answer gets one of text."""
+        """Return the events that close the open part.
+
+        If the answer is empty, the events open and close an empty text part.
+        """
         written = [] if self.parts else self._begin("text", "")
         return written + self._close()
 
