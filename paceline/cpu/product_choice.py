@@ -116,12 +116,9 @@ def fastest(model: PreTrainedModel) -> Products:
     min_rows, max_rows = times.range
     if not max_rows:
         return Products()
-    routing = {
-        module: override
-        for module, override in routing_overrides(model, CPU).items()
-        if override is ExpertsOverride and times.experts_are_faster
-    }
-    return Products.of_backend(model, CPU, min_rows, max_rows, routing)
+    routing = routing_overrides(model, CPU) if times.experts_are_faster else {}
+    experts = {module: kind for module, kind in routing.items() if kind is ExpertsOverride}
+    return Products.of_backend(model, CPU, min_rows, max_rows, experts)
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
@@ -152,11 +149,10 @@ def trial(model: PreTrainedModel) -> Trial:
     key = result_cache.ResultKey(
         _KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json"
     )
-    experts = experts_of(model)
-    cached = result_cache.load_or_compute(key, lambda: _try(modules, experts), _read)
+    cached = result_cache.load_or_compute(key, lambda: _try(modules, experts_of(model)), _read)
     if not cached.doubtful:
         return cached
-    repeated = _try(modules, experts)
+    repeated = _try(modules, experts_of(model))
     result_cache.replace(key, repeated)
     return repeated
 

@@ -213,7 +213,7 @@ class RowExperts(RowModule):
 
 
 @dataclass(frozen=True, slots=True)
-class _Slots:
+class _SlotCount:
     """Number of slots that a `StateLayer` reads."""
 
     slots: int
@@ -236,7 +236,7 @@ class RowMixer(RowModule):
     @torch.inference_mode()
     def _run(self, rows: Tensor) -> Tensor:
         mixer = vars(self.module)["forward"].mixer
-        layer = StateLayer(_Slots(len(rows)), 1)
+        layer = StateLayer(_SlotCount(len(rows)), 1)
         for is_prompt in (True, False):
             batch = _single_tokens(len(rows), is_prompt)
             output, update = mixer(rows[None].contiguous(), batch, layer, _call_nothing)
