@@ -1,4 +1,4 @@
-"""Generate the same answers from the same weights, faster (speculative decoding).
+"""Generate text faster with speculative decoding, without changing the answers.
 
 A drafter proposes tokens, and the target model verifies all of them in one forward pass.
 

@@ -1,4 +1,4 @@
-"""`python -m paceline` is the `paceline` command."""
+"""Run the `paceline` command as `python -m paceline`."""
 
 from paceline.cli.main import main
 

@@ -1,10 +1,9 @@
 """Define the exceptions of the package.
 
-All errors derive from `PacelineError`; `ConfigError` is also a `ValueError`. Each class states when
-it is raised.
+All errors derive from `PacelineError`; `ConfigError` is also a `ValueError`.
 
-Every message says what happened and then the fix. Messages about a wrong value have the form "NAME:
-got ...; expected ...".
+Every message states what happened, followed by the fix. Messages about a wrong value have the form
+"NAME: got ...; expected ...".
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from difflib import get_close_matches
 
 
 class PacelineError(Exception):
-    """Base class of all errors that this package raises on purpose."""
+    """Base class of all errors that paceline raises."""
 
 
 class ConfigError(PacelineError, ValueError):
@@ -22,7 +21,7 @@ class ConfigError(PacelineError, ValueError):
 
 
 class BusyError(ConfigError):
-    """Raised if the request may succeed later, when fewer resources are in use."""
+    """Raised if the server is busy; the same request may succeed later."""
 
 
 class UnsupportedModelError(PacelineError):
@@ -34,13 +33,13 @@ class CapacityError(PacelineError):
 
 
 class DatastoreError(PacelineError):
-    """Raised for a datastore that is damaged, locked or of another tokenizer."""
+    """Raised if a datastore is damaged, locked, or built with a different tokenizer."""
 
 
 class LogitsError(PacelineError):
-    """Raised for logits that are NaN, or infinite where a token is chosen.
+    """Raised if the logits are NaN, or infinite where a token must be chosen.
 
-    Only the request that needs them ends.
+    Only the affected request ends.
     """
 
 
@@ -49,11 +48,11 @@ class DrafterError(PacelineError):
 
 
 class ParallelError(PacelineError):
-    """Raised if a process of a parallel run ends or does not answer in time."""
+    """Raised if a process in a parallel run exits or does not respond in time."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: close match and allowed names."""
+    """Return the end of an error message: the closest match and the allowed names."""
     names = sorted(allowed)
     close = get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -2,8 +2,8 @@
 
 params = SamplingParams(logits_processors=[json_schema(llm.tokenizer, schema, llm.eos_token_ids)])
 
-llguidance computes the token masks. A grammar is a logits processor, so it sees only emitted tokens
-and never draft tokens. It is therefore exact with drafts.
+llguidance computes the token masks. A grammar is a logits processor: it sees only emitted tokens,
+never draft tokens, so drafting does not change the answer.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def json_schema(
     schema: Mapping[str, Any] | bool | str,
     eos_token_ids: Iterable[int] | None = None,
 ) -> Grammar:
-    r"""Return a grammar of JSON that is valid under a schema.
+    r"""Return a grammar for JSON that is valid under a schema.
 
-    Properties come in the schema's order. One space is allowed where JSON allows white space;
-    `{"x-guidance": {"whitespace_pattern": "[ \\n]{1,9}"}}` in the schema allows more, and sets
-    llguidance's other options.
+    Properties appear in the schema's order. One space is allowed wherever JSON allows white space.
+    To allow more, or to set llguidance's other options, add `{"x-guidance": {"whitespace_pattern":
+    "[ \\n]{1,9}"}}` to the schema.
 
     Args:
-        tokenizer: Fast tokenizer of transformers.
+        tokenizer: Fast transformers tokenizer.
         schema: Schema as a mapping or as JSON text; True allows any JSON.
         eos_token_ids: Tokens that may end the answer, such as `LLM.eos_token_ids`. Default: the
             tokenizer's.
@@ -75,34 +75,38 @@ def json_schema(
 
 
 def json_object(tokenizer: Any, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """Return a grammar of any JSON object; arguments and errors as `json_schema`."""
+    """Return a grammar for any JSON object.
+
+    Arguments and errors are those of `json_schema`.
+    """
     return json_schema(tokenizer, {"type": "object"}, eos_token_ids)
 
 
 def regex(tokenizer: Any, pattern: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """Return a grammar of a regular expression that the whole answer matches.
+    """Return a grammar for answers that match a regular expression from start to end.
 
-    The syntax is Rust's, without look-around. Arguments and errors are those of `json_schema`.
+    The syntax is that of Rust's regex library, without look-around. The other arguments and the
+    errors are those of `json_schema`.
     """
     grammar = _llguidance().LLMatcher.grammar_from_regex(_text("regex", pattern))
     return _grammar("regex", tokenizer, grammar, pattern, eos_token_ids)
 
 
 def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """Return a grammar in llguidance's variant of Lark.
+    """Return a grammar written in llguidance's dialect of Lark.
 
-    Arguments and errors are those of `json_schema`.
+    The other arguments and the errors are those of `json_schema`.
     """
     compiled = _llguidance().LLMatcher.grammar_from_lark(_text("lark", grammar).removeprefix(MARK))
     return _grammar("lark", tokenizer, compiled, grammar, eos_token_ids)
 
 
 class Grammar:
-    """Allows only the tokens that keep an answer within its grammar.
+    """Allows only tokens that keep the answer within a grammar.
 
-    The logits processor serves one answer, whose prompt is the text of the first call. A shallow
-    copy starts again. `LLM` copies the object for each request; transformers' `generate` does not,
-    so pass it a copy per call, and one prompt.
+    One object constrains one answer. The first call sets the prompt. `LLM` makes a fresh copy for
+    each request; transformers' `generate` does not, so pass it a new copy and a single prompt per
+    call.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:
@@ -117,11 +121,11 @@ class Grammar:
         """Return the scores with -inf for every token that the grammar forbids.
 
         Args:
-            ids: Prompt, or the ids of the last call followed by new tokens; [1, n].
+            ids: Prompt, or the ids of the previous call followed by new tokens; [1, n].
             scores: Scores; [1, vocab], which may be wider than the tokenizer.
         Raises:
-            ConfigError: The ids belong to another answer or to several, a token is forbidden, or
-                the grammar is too complex.
+            ConfigError: The ids belong to a different answer or to several answers, contain a
+                forbidden token, or the grammar is too complex.
         """
         if self._matcher is None:
             self._matcher = self._template.deep_copy()
@@ -129,13 +133,13 @@ class Grammar:
         return scores + self._bias(self._matcher, scores)
 
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
-        """Follow tokens of an answer, and return the tokens of the only continuation.
+        """Advance by new tokens, and return the tokens that must follow them.
 
-        The text is certain; the tokens are those of the tokenizer for this text. A copy serves
-        either this method or calls, not both.
+        The grammar determines the text that must follow; the tokenizer determines its tokens. Use
+        a copy either for this method or as a logits processor, not for both.
 
         Args:
-            new_token_ids: Tokens of the answer since the last call.
+            new_token_ids: Tokens added to the answer since the previous call.
         """
         if self._matcher is None:
             self._matcher = self._template.deep_copy()
@@ -164,7 +168,6 @@ class Grammar:
                 )
 
     def _bias(self, matcher: LLMatcher, scores: Tensor) -> Tensor:
-        """Return 0 for allowed tokens, else -inf; [1, vocab]."""
         words = torch.empty((self._vocab_size + 31) // 32, dtype=torch.int32)
         matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
         if matcher.is_error():
@@ -181,14 +184,14 @@ class Grammar:
 
 
 class _Compiled:
-    """Holds a tokenizer in llguidance's format and its most recently used grammars."""
+    """A tokenizer in llguidance's format, with its most recently used grammars."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher before its first token, to be copied; it may hold an error."""
+        """Return a matcher in its initial state, to be copied; check it for an error."""
         matcher = self._grammars.pop(grammar, None)
         if matcher is None:
             matcher = _llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)

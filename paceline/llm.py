@@ -1,4 +1,4 @@
-"""Load a model and a drafter with `LLM`, and generate losslessly."""
+"""Load a target model with a drafter, and generate answers losslessly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["LLM", "Chunk", "Completion"]
 
 
 class LLM(ChatFacade):
-    """A model with a drafter. Answers are the same as those from the model alone.
+    """A model with a drafter. Its answers equal those of the model alone.
 
     Several threads may call an `LLM`, even while streams are open. All calls share one batch, and
     each call gets its own answers.
@@ -57,24 +57,24 @@ class LLM(ChatFacade):
         lookahead_parallel: Share the work on every draft tree with the other processes in the run:
             True, or `Ranks` that have joined. Each process has a copy of the model and makes the
             same calls. Default: False.
-        batch_invariant: With True, the logits for a given text are bitwise identical in any batch,
-            with and without drafts, in any data type. "auto" (default) turns this on if a check at
-            load time shows a cost below 5 %. False turns it off.
-        fixed_shapes: Whether decode steps run in a few fixed shapes, on CUDA as captured graphs.
-            "auto" (default) uses them on CUDA only.
+        batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
+            batch and data type, with or without drafts. "auto" (default) turns this on if a check
+            at load time shows a cost below 5 %. False turns it off.
+        fixed_shapes: Whether decode steps use a few fixed tensor shapes, which CUDA runs as
+            captured graphs. "auto" (default) uses them on CUDA only.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when it is full.
-            Default: most of the available memory.
+            By default, most of the available memory.
         keep_prefixes: Number of finished requests that stay cached; at least 0. Prompts with the
             same beginning, such as the next turn of a conversation, reuse their keys and values
             (prefix caching). The weights must not change in the meantime.
-        on_drafter_error: With "raise" (default), an error in a drafter ends its requests. With
-            "plain", the requests continue without drafts.
-        cost_curve: Seconds per forward pass for each number of rows. The draft budget then cuts
-            trees according to this curve. Default: measured times.
+        on_drafter_error: "raise" (default) ends the requests of a drafter that fails; "plain"
+            continues them without drafts.
+        cost_curve: Seconds per forward pass for each number of rows, used by the draft budget
+            instead of measured times. Default: measured times.
         draft_budget: Limits on verified draft nodes. Default: `DraftBudgetSettings()`.
         unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache; default
-            True. With False, paceline computes directly with the packed weights in the file, in
-            bfloat16 on a CPU. Answers equal those of the converted model.
+            True. If False, paceline computes directly with the packed weights in the file, in
+            bfloat16 on a CPU. The answers equal those of the converted model.
     Raises:
         ConfigError: An argument cannot be used.
         UnsupportedModelError: The model cannot be verified losslessly.
@@ -143,11 +143,11 @@ class LLM(ChatFacade):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Callable[[CallProgress], object] | None = None,
     ) -> list[Completion]:
-        """Generate answers to all prompts, in the same order.
+        """Generate an answer to each prompt, in the order of the prompts.
 
         Args:
-            prompts: One string, several strings, or lists of token ids, which may be arrays or
-                tensors. Prompts with images, videos or audio are `MultimodalPrompt` objects, or
+            prompts: A string, a list of strings, or a list of token-id sequences (lists, arrays or
+                tensors). Prompts with images, videos or audio are `MultimodalPrompt` objects, or
                 come from `chat_prompt`.
             params: One `SamplingParams` for all prompts, or one per prompt; default
                 `SamplingParams()`.
@@ -158,7 +158,7 @@ class LLM(ChatFacade):
             additional answers.
         Raises:
             ConfigError, CapacityError: A prompt, or a drafter named in its parameters, cannot be
-                used. In that case, no request has started.
+                used. No request has started.
         """
         groups = self._inputs.request_groups(prompts, params)
         handles = self._engine.submit([request for group in groups for request in group])
@@ -176,10 +176,10 @@ class LLM(ChatFacade):
     ) -> Generator[Chunk, None, None]:
         """Generate the answer to one prompt, one chunk per step.
 
-        Closing the iterator frees everything that the request holds.
+        Closing the iterator ends the request and frees its memory.
 
         Raises:
-            ConfigError, CapacityError: As in `generate`; also if `SamplingParams.n` is above 1.
+            ConfigError, CapacityError: As for `generate`, or `SamplingParams.n` is above 1.
         """
         return stream_chunks(self._engine, self._inputs.single(prompt, params), self.tokenizer)
 
@@ -188,7 +188,7 @@ class LLM(ChatFacade):
     ) -> list[Completion]:
         """Run `generate` in asyncio without blocking the event loop.
 
-        All calls share one batch. Cancelling a call frees everything that the call's requests hold.
+        All calls share one batch. Cancelling a call ends its requests and frees their memory.
         """
         groups = self._inputs.request_groups(prompts, params)
         handles = await self._async_engine.submit(
@@ -201,7 +201,7 @@ class LLM(ChatFacade):
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Run `stream` in asyncio; `aclose` releases everything that the request holds."""
+        """Run `stream` in asyncio; `aclose` ends the request and frees its memory."""
         request = self._inputs.single(prompt, params)
         (handle,) = await self._async_engine.submit([request], keep_outcomes=True)
         chunks, done = Chunks(handle, self.tokenizer), False
@@ -226,10 +226,10 @@ class LLM(ChatFacade):
 def _prepare(
     drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
 ) -> tuple[Ranks | None, str | Drafter, str]:
-    """Check the drafter and ranks before the model loads, to report mistakes early.
+    """Check the drafter and ranks before loading the model, to report mistakes early.
 
     Returns:
-        The ranks; the drafter, or its spec if it needs the draft model; the device.
+        The ranks, the drafter (or its spec if it needs the draft model), and the device.
     """
     if not isinstance(drafter, str | Drafter):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Register attention functions with transformers.
+"""Register two attention functions with transformers.
 
 One computes attention over draft trees with SDPA. The other is batch-invariant attention by
 position.

@@ -1,6 +1,6 @@
 """Prevent SDPA from using cuDNN on CUDA.
 
-cuDNN builds a plan for every new number of keys, which means in every decoding step.
+cuDNN builds a new plan whenever the number of keys changes, and thus in every decode step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 class _Forwards:
-    """Count the running forward passes; torch has one cuDNN switch per process."""
+    """Counts running forward passes, because torch has one cuDNN switch per process."""
 
     count = 0
     allowed = True  # cuDNN, before the first of these forward passes
@@ -23,7 +23,7 @@ class _Forwards:
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Run a forward pass without cuDNN in SDPA.
+    """Disable cuDNN in SDPA during a forward pass.
 
     The last of several concurrent forward passes restores torch's switch.
     """

@@ -1,7 +1,7 @@
-"""Register attention for forward passes of fixed shapes with transformers.
+"""Register attention for forward passes with fixed shapes with transformers.
 
-On CUDA with Triton, a kernel reads lengths and trees from the device. Otherwise, SDPA gets a mask
-that is computed once per forward pass.
+On CUDA with Triton, a kernel reads lengths and trees from device memory. Otherwise, SDPA gets a
+mask that is computed once per forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BY_FIXED_SHAPE = "paceline_fixed"  # name in transformers' table of attention fu
 
 
 def takes_trees(device: str) -> bool:
-    """Return whether attention on a device reads `TreeVisibility` (Triton only)."""
+    """Return whether a device's attention reads `TreeVisibility`, which needs Triton."""
     return device == "cuda" and has_triton()
 
 
@@ -37,14 +37,14 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute masked attention, with the signature of transformers' functions.
+    """Compute masked attention, with the signature that transformers requires.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
-        attention_mask: [batch, 1, heads per key head * columns, positions]; or a placeholder
-            mask, whose address is a key of `AttentionState.trees`.
+        attention_mask: [batch, 1, heads per key head * columns, positions]; or a placeholder mask
+            whose address is a key in `AttentionState.trees`.
     Returns:
-        [batch, columns, heads, dim], and no weights.
+        Output, [batch, columns, heads, dim], and None for the weights.
     Raises:
         UnsupportedModelError: The model passes an option that this attention does not support.
     """

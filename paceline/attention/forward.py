@@ -1,7 +1,7 @@
-"""Define the values that attention functions read in every forward pass.
+"""Define the values that attention functions read in a forward pass.
 
-A view of a model (`paceline.model.model_view`) owns one `AttentionState` and gives it to its
-modules. The attention functions find it in the module that calls them.
+A view of a model (`paceline.model.model_view`) owns an `AttentionState` and attaches it to its
+modules. An attention function reads it from the module that calls the function.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class AttentionState:
     """Attention inputs of one forward pass.
 
     Attributes:
-        num_causal: Number of leading columns with causal attention, because they belong to a
-            prompt and the cache is empty. Default 0.
-        metadata: Keys of each row by position; None for keys in the order of their cache
+        num_causal: Number of leading columns with causal attention: the prompt's columns if the
+            cache is empty. Default 0.
+        metadata: Keys of each row by position; None if the keys are in the order of their cache
             positions.
-        trees: Visibility of the columns, keyed by the address of a placeholder mask. Empty if
-            forward passes use real masks.
+        trees: Visible keys of the columns, by address of the placeholder mask; empty if real masks
+            are used.
     """
 
     num_causal: int = 0

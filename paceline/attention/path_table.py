@@ -1,4 +1,4 @@
-"""Keep the paths of packed batches at one address that all batches share."""
+"""Store the paths of packed batches at a fixed address."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 
 
 class PathTable:
-    """Store the paths for one kind of layer in a table of constant size.
+    """Stores the paths for one kind of layer in a table of constant size.
 
     Args:
         queries: Maximum number of queries.
         rows: Maximum number of rows.
-        groups: Query heads per key head.
-        max_keys: Maximum number of keys of a query.
+        groups: Number of query heads per key head.
+        max_keys: Maximum number of keys per query.
     """
 
     def __init__(self, queries: int, rows: int, groups: int, max_keys: int) -> None:
@@ -31,10 +31,10 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return the paths in a table on the device, keyed by the columns per tile.
+        """Return the paths stored in a device table, by number of columns per tile.
 
         Args:
-            table: int32 [size]; `fill` writes its numbers on the host.
+            table: Table, int32 [size]. `fill` writes its values on the host.
         """
         tiles = np.zeros((self._tiles, 4), dtype=np.int32)
         shape = self._queries, PATH_WIDTH, True, self._tile_columns, self._max_keys
@@ -50,10 +50,10 @@ class PathTable:
         """Write the paths of a batch; return False if they do not fit into the table.
 
         Args:
-            table: int32 [size].
+            table: Table, int32 [size].
             visible: Visible ranges of the batch.
             order: Keys of each row by position.
-            first_slot: KV cache slot of row 0.
+            first_slot: KV-cache slot of row 0.
         """
         table.fill(0)
         return fill_paths(

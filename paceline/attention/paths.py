@@ -22,16 +22,16 @@ class Paths:
 
     Attributes:
         table: int32, on the device: `tiles`, `start`, `leading`, `count` and `listed` in sequence.
-            `start`, [queries], is the cache position of the key of rank 0. `leading`, [queries],
-            is the number of keys in a row from there on. `count`, [queries], is the number of all
-            keys. `listed`, [queries, width], has the cache positions of the keys of rank `leading`
-            and above.
+            `start`, [queries], is the cache position of the key with rank 0. `leading`, [queries],
+            is the number of consecutive keys from there. `count`, [queries], is the total number
+            of keys. `listed`, [queries, width], holds the cache positions of the keys with rank
+            `leading` or higher.
         tiles: Row, first query, number of queries and first column of each tile, [tiles, 4].
         queries: Number of queries.
-        width: Cache positions per query in `listed`.
-        packed: As in `VisibleRanges`.
-        tile_columns: Maximum number of queries of a tile.
-        max_count: Largest number of keys of a query.
+        width: Number of cache positions per query in `listed`.
+        packed: Whether the query tensor has a single row; see `VisibleRanges`.
+        tile_columns: Maximum number of queries per tile.
+        max_count: Largest number of keys per query.
     """
 
     table: Tensor
@@ -53,7 +53,7 @@ class Paths:
         return int(self.tiles[tile, 1]) if tile < len(self.tiles) else self.queries
 
     def scratch(self, size: int) -> Tensor:
-        """Return float32 memory on the device, which the layers of a forward pass share.
+        """Return float32 memory on the device, shared by the layers of a forward pass.
 
         Args:
             size: Minimum number of floats.
@@ -70,13 +70,13 @@ def paths_of(
     tile_columns: int,
     device: torch.device,
 ) -> Paths:
-    """Return the paths of a forward pass, which layers with the same mask share.
+    """Return the paths of a forward pass; layers with the same mask share them.
 
     Args:
         order: Keys of each row by position.
-        mask: As in `AttentionMetadata.visible`.
-        columns: Columns of the query.
-        tile_columns: Queries of a tile.
+        mask: Mask, as in `AttentionMetadata.visible`.
+        columns: Number of columns in the query tensor.
+        tile_columns: Maximum number of queries per tile.
         device: Device of the result.
     """
     visible = order.visible(mask, columns)
@@ -137,9 +137,9 @@ def fill_paths(
         table: int32 [4 * tiles + queries * (3 + width)], zeros.
         visible: Visible ranges of the batch.
         order: Keys of each row by position.
-        tile_columns: Maximum number of queries of a tile.
-        room: Numbers of tiles and of queries in the table.
-        first_slot: Number that is added to the rows of tiles.
+        tile_columns: Maximum number of queries per tile.
+        room: Number of tiles and number of queries for which the table has room.
+        first_slot: Number added to the row of each tile.
     """
     rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
     start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)
@@ -157,7 +157,7 @@ def fill_paths(
 
 
 def _tiles(starts: IntArray, tile_columns: int) -> _Ints:
-    """Return the tiles of `Paths`: queries of one row each, in order."""
+    """Return the tiles of `Paths`, each with consecutive queries of one row."""
     columns = np.diff(starts)
     counts = -(-columns // tile_columns)
     rows = np.repeat(np.arange(len(columns)), counts)

@@ -1,7 +1,7 @@
 """Compute which keys the queries of a ragged batch see, without a mask.
 
-A pending token sees the text up to itself. A node sees the text and the nodes above it. A sliding
-window or a chunk hides the keys that are too far back.
+A pending token sees the text up to itself. A node sees the text and its ancestors. Sliding windows
+and chunked attention hide keys that are too far back.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from paceline.util.compiled import Records, compiled
 
 
 class Reach(NamedTuple):
-    """Describe how far back one kind of layer looks, in text positions.
+    """Limits on how far back one kind of layer attends, in text positions.
 
     Attributes:
-        window: Positions that sliding attention looks back, its own included; None means no window.
-        chunk: Positions per chunk of chunked attention; None means no chunks.
+        window: Size of the sliding window, including the query's own position; None means no
+            window.
+        chunk: Number of positions per chunk in chunked attention; None means no chunks.
     """
 
     window: int | None = None
@@ -29,7 +30,7 @@ class Reach(NamedTuple):
 
     @property
     def is_limited(self) -> bool:
-        """True if the layers do not see the whole text."""
+        """True if a layer does not see the whole text."""
         return bool(self.window or self.chunk)
 
 
@@ -37,18 +38,19 @@ UNLIMITED = Reach()  # full attention
 
 
 class PackedRows(NamedTuple):
-    """Describe the pending tokens and tree nodes of a ragged batch.
+    """Pending tokens and tree nodes of a ragged batch.
 
-    The queries of a row are its pending tokens, then its nodes, then padding that sees no keys.
+    The queries of a row are its pending tokens, its nodes, and padding that sees no keys, in this
+    order.
 
     Attributes:
-        starts: [rows + 1], index of the first query of each row.
-        cached: [rows], tokens in the cache before the forward pass.
-        pending: [rows], pending tokens of the forward pass.
-        parents: [nodes], parent of each node in its tree; -1 for the root.
-        depths: [nodes], depth of each node; 1 below the root.
-        ranks: [nodes], rank of each node in its tree by depth.
-        first_nodes: [rows + 1], index of the first node of each row.
+        starts: Index of the first query of each row, [rows + 1].
+        cached: Number of tokens in the cache before the forward pass, [rows].
+        pending: Number of pending tokens, [rows].
+        parents: Parent of each node within its tree, [nodes]; -1 for the root.
+        depths: Depth of each node, [nodes]; 1 for a child of the root.
+        ranks: Rank of each node within its tree by depth, [nodes].
+        first_nodes: Index of the first node of each row, [rows + 1].
     """
 
     starts: IntArray
@@ -61,11 +63,11 @@ class PackedRows(NamedTuple):
 
 
 def visible_in_trees(rows: PackedRows, reach: Reach = UNLIMITED) -> VisibleRanges:
-    """Return the keys that the queries of a ragged batch see.
+    """Return the keys visible to the queries of a ragged batch.
 
     Args:
-        rows: The rows of the batch.
-        reach: How far back the layers look.
+        rows: Rows of the batch.
+        reach: How far back the layers attend.
     """
     runs, begin = _runs(*rows, reach.window or 0, reach.chunk or 0)
     return VisibleRanges(runs, begin, rows.starts, int(np.diff(rows.starts).max()), packed=True)
@@ -83,7 +85,7 @@ def _runs(
     window: int,
     chunk: int,
 ) -> tuple[NDArray[np.void], IntArray]:
-    """Return the runs and the first run of each query, as in `VisibleRanges`."""
+    """Return all runs, and the index of each query's first run (`VisibleRanges`)."""
     rows = len(cached)
     begin = np.zeros(starts[rows] + 1, dtype=np.int64)
     max_runs = 0  # at most one run of text per query, and one run per node on its path
@@ -128,7 +130,7 @@ def _first_seen(position: int, window: int, chunk: int) -> int:
 
 @compiled
 def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -> int:
-    """Append a run to the runs of a query from `begin` on; return the number of runs."""
+    """Append a run to those of a query; return the new number of runs."""
     runs[count].start = start
     runs[count].stop = stop
     runs[count].rank = (
@@ -139,13 +141,14 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 
 @compiled
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Join single keys, the last position first, to runs; return the number of runs.
+    """Merge single keys, the last position first, into runs; return the run count.
 
     Args:
-        runs: Runs of all queries; those from `first` to `count` are single keys.
+        runs: Runs of all queries; those from `first` to `count` are single keys in descending
+            order.
         begin: Index of the query's first run.
         first: Index of the first single key.
-        count: Number of runs, single keys included.
+        count: Number of runs, including single keys.
     """
     half = (count - first) // 2
     for i in range(half):

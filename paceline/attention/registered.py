@@ -1,9 +1,9 @@
 """Register attention by position with transformers, under the name "paceline".
 
-paceline's forward passes use it with the order of their keys (`AttentionState`). It also works in
-`model.generate`, for a model from
-`AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")`. The order of sums is
-the same for any batch, padding, cache and prompt chunks.
+paceline's forward passes call it with the order of their keys (`AttentionState`). It also works in
+`model.generate`, for a model loaded with `AutoModelForCausalLM.from_pretrained(...,
+attn_implementation="paceline")`. The order of summation does not depend on batch, padding, cache
+or prompt chunks.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def _attend(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention by position, with the signature of transformers' functions.
+    """Compute attention by position, with the signature that transformers requires.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
         attention_mask: bool [batch, 1, columns, positions].
-        softcap, s_aux: see `attention_by_position`.
+        softcap: Soft limit on the scores, or None. s_aux: Attention sinks, [heads], or None.
     Returns:
-        [batch, columns, heads, dim], and no weights.
+        Output, [batch, columns, heads, dim], and None for the weights.
     Raises:
         UnsupportedModelError: The kernel does not support an option or a tensor.
     """
@@ -101,7 +101,7 @@ def _attention_of(device: str) -> Callable[..., Tensor]:
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
-    """Describe the tensors that the kernel cannot read; None if it can read all."""
+    """Describe the first tensor that the kernel cannot read, or return None."""
     if not type(query) is type(key) is type(value) is Tensor or not (
         sinks is None or type(sinks) in PLAIN
     ):
@@ -125,7 +125,7 @@ def _obstacle(
     dropout: float,
     options: dict[str, Any],
 ) -> str | None:
-    """Describe the option or tensor that the kernel does not support, or return None."""
+    """Describe the first option or tensor that the kernel does not support, or None."""
     if query.device.type not in _DEVICES or query.dtype not in _DTYPES:
         return (
             f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, _DTYPES))}"

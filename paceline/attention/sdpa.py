@@ -1,9 +1,9 @@
-"""Register attention over a draft tree by SDPA with transformers.
+"""Register attention over draft trees with SDPA with transformers.
 
 With a mask and several queries, as in every verification, transformers' SDPA function copies each
-key and value once per query head of a group. Here, the query heads of a group are rows of one
-product, so the cache is read once. The prompt's columns before a tree need no mask. Both changes
-only reorder the sums.
+key and value for every query head in a group. Here, the query heads of a group are rows of one
+matrix product, so the cache is read once. The prompt's columns before a tree need no mask. Both
+changes affect only the order of summation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
-    """Return True if a model looks up SDPA in transformers' attention functions."""
+    """Return True if a model looks up SDPA in transformers' registry."""
     return bool(
         model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
     )
@@ -39,13 +39,13 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention by SDPA, with the signature of transformers' functions.
+    """Compute attention with SDPA, with the signature that transformers requires.
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
         attention_mask: bool [batch, 1, columns, positions].
     Returns:
-        [batch, columns, heads, dim], and no weights.
+        Output, [batch, columns, heads, dim], and None for the weights.
     """
     if (
         attention_mask is None
@@ -75,10 +75,10 @@ def _attend(
 def _grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Compute attention with the query heads of a key head as rows of one product.
+    """Compute attention, with all query heads of a key head as rows of one product.
 
     Returns:
-        [batch, heads, columns, dim].
+        Output, [batch, heads, columns, dim].
     """
     batch, heads, columns, dim = query.shape
     groups = heads // key.shape[1]

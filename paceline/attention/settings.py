@@ -1,4 +1,4 @@
-"""Set the constants of the Triton kernels, which fix the order of their sums."""
+"""Constants of the Triton kernels, which determine the order of summation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """Set the tile and threads of the programs for one head size.
+    """Tile size and threads of the attention programs for one head size.
 
     Attributes:
-        keys: Keys per block, a divisor of `KEYS_PER_SPLIT`.
-        warps: Warps of a program.
-        stages: Blocks in flight: 1 reads a block when it is needed, 2 reads the next one ahead.
+        keys: Number of keys per block, a divisor of `KEYS_PER_SPLIT`.
+        warps: Number of warps per program.
+        stages: Number of blocks in flight: 1 reads each block when it is needed, 2 prefetches the
+            next block.
     """
 
     keys: int
@@ -53,12 +54,12 @@ ALIGNMENT = 16
 
 
 class TreeLaunch(NamedTuple):
-    """Set the tile and threads of tree attention programs for one head size.
+    """Tile size and threads of the tree-attention programs for one head size.
 
     Attributes:
-        queries: Maximum number of query rows of a program.
-        keys: Keys that a program reads at once.
-        warps: Warps of a program.
+        queries: Maximum number of query rows per program.
+        keys: Number of keys that a program reads at once.
+        warps: Number of warps per program.
     """
 
     queries: int

@@ -1,4 +1,4 @@
-"""Describe what the columns of a bucket see, with lengths on the device."""
+"""Describe which keys the columns of a bucket see, with lengths on the device."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from paceline.attention.reach import Reach
 
 @dataclass(frozen=True, slots=True)
 class TreeVisibility:
-    """Hold the inputs of attention over pending tokens and nodes.
+    """Inputs of attention over pending tokens and nodes.
 
     Attributes:
-        cached: int64 [rows], tokens in the cache before the forward pass; all columns see them.
-        block: bool [rows, columns, columns], whether a column sees the cache position at this
-            offset after the cached tokens.
-        positions: int64 [rows, columns], text position of each column.
-        key_positions: int64 [rows, columns], text position of each cache position after the cached
-            ones; read only for a limited reach.
-        reach: How far back the layer looks.
+        cached: Number of tokens in the cache before the forward pass, int64 [rows]; all columns
+            see them.
+        block: Whether a column sees the cache position at an offset after the cached tokens, bool
+            [rows, columns, columns].
+        positions: Text position of each column, int64 [rows, columns].
+        key_positions: Text position of each cache position after the cached tokens, int64 [rows,
+            columns]; read only if the reach is limited.
+        reach: How far back the layer attends.
     """
 
     cached: Tensor

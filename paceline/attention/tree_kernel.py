@@ -1,6 +1,6 @@
-"""Compute attention over KV cache slots and draft trees with Triton on CUDA.
+"""Compute attention over KV-cache slots and draft trees with Triton on CUDA.
 
-The kernel reads the lengths from the device, so a captured graph works for every length in a
+The kernel reads the lengths from device memory, so a captured graph works for every length in a
 bucket. Each split of the keys has its own program. Programs without keys return immediately.
 """
 
@@ -25,16 +25,16 @@ from paceline.attention.tree_programs import attend_tree, combine_tree, store_st
 def attention_over_tree(
     query: Tensor, key: Tensor, value: Tensor, tree: TreeVisibility, scaling: float | None
 ) -> Tensor:
-    """Return the attention of pending tokens and nodes to the text and their tree.
+    """Compute attention of pending tokens and nodes over the text and the draft tree.
 
     Args:
-        query: [rows, heads, columns, dim], the last dim contiguous.
-        key: [rows, key heads, positions, dim]; the positions of a head are contiguous.
-        value: [rows, key heads, positions, value dim], in the same layout.
+        query: Queries, [rows, heads, columns, dim], with a contiguous last dimension.
+        key: Keys, [rows, key heads, positions, dim]; the positions of a head are contiguous.
+        value: Values, [rows, key heads, positions, value dim], in the same layout.
         tree: Keys that each column sees.
-        scaling: Factor of the scores; None = 1 / sqrt(dim).
+        scaling: Factor applied to the scores; None means 1 / sqrt(dim).
     Returns:
-        [rows, columns, heads, value dim], in the dtype of the query.
+        Output, [rows, columns, heads, value dim], in the dtype of the query.
     """
     rows, heads, columns, dim = query.shape
     key_heads, value_dim = key.shape[1], value.shape[3]
@@ -94,13 +94,14 @@ def store_columns(
     cache_positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """Write keys and values of all columns to their slots.
+    """Write the keys and values of all columns to their slots.
 
     Args:
         states: Keys [rows, heads, columns, dim] and values [rows, heads, columns, value dim].
         stores: Keys and values of all slots, [slots, heads, positions, dim] each.
-        cache_positions: int64 [rows, columns]; columns with a negative position are not written.
-        slots: int64 [rows, columns].
+        cache_positions: Cache position of each column, int64 [rows, columns]; columns with a
+            negative position are not written.
+        slots: Slot of each column, int64 [rows, columns].
     """
     keys, values = (state if state.stride(3) == 1 else state.contiguous() for state in states)
     rows, heads, columns, dim = keys.shape
@@ -127,7 +128,7 @@ def store_columns(
 def _split(positions: int, programs: int) -> tuple[int, int]:
     """Return the number of splits, and the number of keys in each.
 
-    A split has the fewest keys with which at most `TREE_PROGRAMS` programs run.
+    Splits are as small as possible while launching at most `TREE_PROGRAMS` programs.
     """
     keys = TREE_MIN_SPLIT_KEYS
     while -(-positions // keys) * programs > TREE_PROGRAMS and keys < positions:

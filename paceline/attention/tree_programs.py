@@ -46,12 +46,12 @@ def attend_tree(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Compute attention of one tile of queries to one split of a row's keys.
+    """Compute attention of one tile of queries over one split of a row's keys.
 
-    A tile holds the heads of a group, column by column. The keys before `cached` are the text; the
-    key j positions later belongs to the tree, and column c sees it if block[row, c, j] is set.
-    With one split, the program stores the output. Otherwise, it stores the maximum, the exponential
-    sum and the value sum.
+    A tile holds all heads of a group, column by column. Keys before `cached` belong to the text.
+    The key at `cached` + j belongs to the tree, and column c sees it if block[row, c, j] is set.
+    With one split, the program stores the output. Otherwise, it stores the maximum, the
+    exponential sum and the value sum.
     """
     row, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
     split = tl.program_id(2)
@@ -147,7 +147,7 @@ def combine_tree(
     ROUNDED_SPLITS: tl.constexpr,
     VALUE_DIMS: tl.constexpr,
 ):
-    """Combine the splits of one query and head, and store its output."""
+    """Combine the splits of one query and head, and store the output."""
     output = tl.program_id(0).to(tl.int64)
     split, dims = tl.arange(0, ROUNDED_SPLITS), tl.arange(0, VALUE_DIMS)
     there = split < splits
@@ -187,7 +187,7 @@ def store_states(
     DIMS: tl.constexpr,
     VALUE_DIMS: tl.constexpr,
 ):
-    """Write the keys and values of one column and head to its slot."""
+    """Write the keys and values of one column and head to the column's slot."""
     row, column = tl.program_id(0) // columns, tl.program_id(0) % columns
     head = tl.program_id(1)
     position = tl.load(cache_positions + row * columns + column).to(tl.int64)

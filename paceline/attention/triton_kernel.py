@@ -1,18 +1,18 @@
 """Compute batch-invariant attention by position, with Triton on CUDA.
 
-An output depends only on its query and on the keys that the query sees, bit for bit.
-`paceline.cpu.attention.kernel` gives the same guarantee, with another grouping of the sums.
+An output depends only on its query and on the keys visible to the query, bit for bit.
+`paceline.cpu.attention.kernel` gives the same guarantee, but groups the sums differently.
 
-- The keys of a query are ranked by position; rank 0 is the first key it sees. Blocks of keys and
+- The keys of a query are ranked by position; rank 0 is the first visible key. Blocks of keys and
   splits of 256 keys begin at fixed ranks.
-- The scores of a block are one product of 16 query rows on tensor cores, or of fused multiply-adds
-  in float32. Its tile never changes, and the sums of a row read no other row.
-- A running softmax goes over the blocks of a split. `combine_splits` adds the splits, and the
-  exponential of an attention sink.
+- The scores of a block are one product with 16 query rows, on tensor cores or, in float32, with
+  fused multiply-adds. The tile size never changes, and no row's sum reads another row.
+- A running softmax processes the blocks of a split. `combine_splits` adds the splits and the
+  exponential of the attention sink.
 
-A program takes the heads of a group, of several queries, through one split. It reads a block once
+A program processes one split for all heads of a group and several queries. It reads a block once
 if its queries see the whole block at the same cache positions. It reads other blocks once per
-query, and changes the sums of that query alone. Both use the same instructions.
+query, updating only that query's sums. Both cases use the same instructions.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def attention_by_position(
     """Compute attention by position; queries that see no keys get zeros.
 
     Args:
-        query: [rows, heads, columns, dim]; of a packed batch [1, heads, columns of all rows, dim].
-            Its dtype is float32, bfloat16 or float16. It is on a CUDA device, or on the CPU in
-            Triton's interpreter.
-        key: [rows, key heads, positions, dim].
-        value: [rows, key heads, positions, value dim].
-        mask: As in `Backend.attention`.
+        query: Queries, [rows, heads, columns, dim]; for a packed batch, [1, heads, columns of all
+            rows, dim]. Float32, bfloat16 or float16, on a CUDA device, or on the CPU with Triton's
+            interpreter.
+        key: Keys, [rows, key heads, positions, dim].
+        value: Values, [rows, key heads, positions, value dim].
+        mask: Mask, as in `Backend.attention`.
         metadata: Keys of each row by position.
-        options: Options of the scores.
+        options: Options for the attention scores.
     Returns:
-        [rows, columns, heads, value dim], in the dtype and with the rows and columns of the query.
+        Output, [rows, columns, heads, value dim], with the dtype, rows and columns of the query.
     """
     heads, dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
     columns = max(1, QUERIES_PER_PROGRAM // (heads // key.shape[1]))  # queries of a tile
@@ -84,11 +84,11 @@ def attention_by_position(
 
 
 def launch_of(itemsize: int, dims: int) -> Launch:
-    """Return the tile and threads for a head size and number format.
+    """Return the tile size and threads for a head size and data type.
 
     Args:
-        itemsize: Bytes per number.
-        dims: The larger size of key and value heads, a power of two.
+        itemsize: Number of bytes per value.
+        dims: The larger of the key and value head sizes, a power of two.
     """
     return LAUNCHES.get((itemsize, max(64, dims)), WIDE_LAUNCH)
 
@@ -98,9 +98,9 @@ def _power_of_two(size: int) -> int:
 
 
 def _readable(states: Tensor) -> Tensor:
-    """Return states that the kernel can read: aligned, with a contiguous last dim.
+    """Return states that the kernel can read: aligned, last dimension contiguous.
 
-    The last dim is padded with zeros.
+    The last dimension is padded with zeros.
     """
     if states.shape[3] % ALIGNMENT:
         return pad(states, (0, -states.shape[3] % ALIGNMENT))
@@ -128,8 +128,8 @@ def _launch(
 
     Args:
         states: Query, key and value.
-        paths: Keys of the queries.
-        results: Unfinished sums, and the output of the attention.
+        paths: Visible keys of the queries.
+        results: Partial sums, and the attention output.
         options: Scaling, soft cap (0 for none) and sinks.
         part: First and last tile, and number of splits.
     """

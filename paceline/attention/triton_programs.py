@@ -1,7 +1,7 @@
 """Define Triton programs for attention by position; see `triton_kernel`.
 
-All launches of one dtype and head size run the same machine code: they are specialised only for
-head sizes, and additions are not contracted.
+All launches with the same dtype and head size run the same machine code, because the programs are
+specialised only for head sizes, and additions are not contracted.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def attend_split(
     CAPPED: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
-    """Store the maximum, exponential sum and value sum of a tile and a split.
+    """Store the maximum, exponential sum and value sum for one tile and split.
 
     A tile holds all heads of a group, for as many columns as fit. Strides are in units of
-    `ALIGNMENT` numbers, so the compiler knows that reads are aligned.
+    `ALIGNMENT` values, so that the compiler can assume aligned reads.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
     row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -121,9 +121,10 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the number of blocks that all queries share, and the number of blocks.
+    """Return the number of blocks shared by all queries, and of all blocks.
 
-    Shared blocks come first and are read once for all queries; others are read once per column.
+    Shared blocks come first and are read once for all queries; the others are read once per
+    column.
     """
     alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
     together = tl.where(alike, tl.min(tl.where(active, unbroken, 2147483647)), 0)
@@ -146,14 +147,13 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
 
 @triton.jit
 def _read(states, offsets, there, dims, dim: tl.constexpr):
-    """Return keys or values, with zeros for those that do not exist."""
+    """Return keys or values, with zeros where there are none."""
     mask = there[:, None] & (dims < dim)[None, :]
     return tl.load(states + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def _capped(scores, softcap):
-    """Return softcap * tanh(scores / softcap)."""
     power = tl.exp(-2.0 * tl.abs(scores / softcap))
     size = softcap * ((1.0 - power) / (1.0 + power))
     return tl.where(scores < 0, -size, size)
@@ -161,7 +161,7 @@ def _capped(scores, softcap):
 
 @triton.jit
 def _weighted(weights, values):
-    """Return weights @ values; with 16-bit values, a weight is the sum of two numbers."""
+    """Return weights @ values; with 16-bit values, split each weight into two numbers."""
     if values.dtype == tl.float32:
         return tl.dot(weights, values, input_precision="ieee")
     else:
@@ -188,7 +188,7 @@ def combine_splits(
     AT_ONCE: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Combine the splits of a query and the sink, and store its output."""
+    """Combine the splits of a query with the sink, and store the output."""
     at = tl.program_id(0).to(tl.int64)
     which, head = origin + at // heads, at % heads
     seen = tl.load(table + tiles * 4 + queries * 2 + which)

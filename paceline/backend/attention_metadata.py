@@ -1,7 +1,7 @@
 """Describe which keys each query sees, in the order of their text positions.
 
-Batch-invariant attention adds its sums in this order, so its results do not depend on where the
-keys lie in the cache.
+Batch-invariant attention sums in this order, so its results do not depend on where the keys are
+stored in the cache.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ RUN = record_dtype(KeyRun)
 
 @dataclass(frozen=True, slots=True)
 class VisibleRanges:
-    """The visible keys of every query, as runs.
+    """The visible keys of every query, as runs of consecutive cache positions.
 
     Attributes:
-        runs: Runs of all queries, [n] of `KeyRun`.
-        begin: First run of each query, [queries + 1].
-        starts: First query of each row, [rows + 1].
-        columns: Maximum number of queries of a row.
-        packed: The query tensor has a single row that holds the queries of all rows in sequence.
-        addresses: Memory addresses of `runs`, `begin` and `starts`; numpy is slow to return them.
+        runs: Runs of all queries, [n] records of `KeyRun`.
+        begin: Index of the first run of each query, [queries + 1].
+        starts: Index of the first query of each row, [rows + 1].
+        columns: Maximum number of queries per row.
+        packed: Whether the query tensor has a single row that holds the queries of all rows in
+            sequence.
+        addresses: Memory addresses of `runs`, `begin` and `starts`, stored because numpy is slow
+            to return them.
     """
 
     runs: NDArray[np.void]
@@ -58,16 +60,17 @@ class VisibleRanges:
 class AttentionMetadata:
     """The keys of every row, in the order of their text positions.
 
-    The keys of a row have ordinals: 0 to cached - 1 are the cache positions of the same number;
-    the keys of `tail` follow.
+    The keys of a row are numbered in text order: 0 to cached - 1 are the cache positions with the
+    same numbers, followed by the positions in `tail`.
 
     Attributes:
-        cached: Leading cache positions of each row that are in text order, [rows], contiguous.
-        tail: Cache positions after them, in text order, [rows, columns], contiguous. If several
+        cached: Number of leading cache positions of each row that are in text order, [rows],
+            contiguous.
+        tail: Cache positions that follow, in text order, [rows, columns], contiguous. If several
             keys share a text position, no query sees more than one of them.
-        keys: Number of keys of the longest row.
-        ranges_by_mask: Visible ranges by the address of the placeholder mask (`stand_in_mask`). If
-            it is empty, the ranges are read from the masks.
+        keys: Number of keys in the longest row.
+        ranges_by_mask: Visible ranges, keyed by the address of the placeholder mask
+            (`stand_in_mask`). If empty, the ranges are computed from real masks.
         derived: Values computed from `VisibleRanges`, by the id of the ranges.
         addresses: Memory addresses of `cached` and `tail`.
     """
@@ -87,7 +90,7 @@ class AttentionMetadata:
     def from_columns(
         cached: IntArray, cache_positions: IntArray, positions: IntArray, padding: BoolArray
     ) -> AttentionMetadata:
-        """Order the keys of one forward pass by their text positions.
+        """Return the metadata of a forward pass, with its keys ordered by text position.
 
         Args:
             cached: Number of tokens in the cache before the pass, [rows].
@@ -105,20 +108,20 @@ class AttentionMetadata:
 
     @staticmethod
     def in_order(rows: int, keys: int) -> AttentionMetadata:
-        """Return the metadata of rows whose cache positions are in text order already."""
+        """Return the metadata of rows whose cache positions are already in text order."""
         return AttentionMetadata(
             np.full(rows, keys, dtype=np.int64), np.empty((rows, 0), dtype=np.int64), keys
         )
 
     def visible(self, mask: Tensor | None, columns: int) -> VisibleRanges:
-        """Return the visible keys of the queries; computed once for all layers of a pass.
+        """Return the keys that queries see, computed once for all layers of a pass.
 
         Args:
-            mask: Mask of shape [rows or 1, 1, columns, positions], bool. Without a mask, a single
-                query per row sees all keys, and several are causal.
-            columns: Queries per row.
+            mask: Boolean mask of shape [rows or 1, 1, columns, positions]. Without a mask, a
+                single query per row sees all keys, and several queries are causal.
+            columns: Number of queries per row.
         Raises:
-            UnsupportedModelError: `mask` is not one of the placeholder masks that the model got.
+            UnsupportedModelError: `mask` is not one of the placeholder masks passed to the model.
         """
         if self.ranges_by_mask:
             ranges = None if mask is None else self.ranges_by_mask.get(mask_address(mask))
@@ -153,21 +156,21 @@ def _even(rows: int, columns: int) -> tuple[IntArray, int]:
 
 
 def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
-    """Return a placeholder mask, which attention by position never reads.
+    """Return a placeholder mask whose values are never read.
 
-    Its shape is [1, 1, queries, positions], and it takes a single bool in memory.
+    Its shape is [1, 1, queries, positions], but it occupies a single bool in memory.
     """
     return torch.ones((), dtype=torch.bool, device=device).expand(1, 1, queries, positions)
 
 
 def mask_address(mask: Tensor) -> int:
-    """Return the key of a placeholder mask, or of a part of it, in `ranges_by_mask`."""
+    """Return the key in `ranges_by_mask` of a placeholder mask or a slice of it."""
     return mask.untyped_storage().data_ptr()
 
 
 @compiled
 def _runs(mask: BoolArray, cached: IntArray, tail: IntArray) -> tuple[NDArray[np.void], IntArray]:
-    """Return `VisibleRanges.runs` and `.begin` of a mask [rows, columns, positions]."""
+    """Return `VisibleRanges.runs` and `.begin` for a mask [rows, columns, positions]."""
     rows, columns, _ = mask.shape
     begin = np.zeros(rows * columns + 1, dtype=np.int64)
     for query in range(rows * columns):

@@ -1,7 +1,7 @@
-"""Describe the block formats of packed weights, as GGUF files store them.
+"""Describe the block formats of packed weights in GGUF files.
 
-A row of a weight is a sequence of blocks. A block holds some numbers, as small integers, and the
-scales that turn the integers into numbers. The layouts are those of ggml (`ggml-common.h`).
+A row of a weight is a sequence of blocks. A block holds some numbers as small integers, and the
+scales that convert the integers to numbers. The layouts are those of ggml (`ggml-common.h`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class BlockFormat(NamedTuple):
 
     Attributes:
         name: Name in ggml, such as "Q4_K".
-        type_id: Number of the format in a GGUF file.
+        type_id: Id of the format in GGUF files.
         numbers: Numbers per block.
         bytes: Bytes per block.
     """
@@ -25,7 +25,7 @@ class BlockFormat(NamedTuple):
     bytes: int
 
     def row_bytes(self, inner: int) -> int:
-        """Return the bytes of a row of `inner` numbers, a multiple of `numbers`."""
+        """Return the size in bytes of a row of `inner` numbers, a multiple of `numbers`."""
         return inner // self.numbers * self.bytes
 
 

@@ -1,7 +1,7 @@
-"""Compute mixtures of experts with a backend's products, expert by expert.
+"""Compute mixtures of experts, expert by expert, with a backend's matrix products.
 
-With transformers' grouped products, the bits of a row depend on how many rows share its expert.
-Here, each product of an expert is a product of the backend.
+With transformers' grouped products, a row's rounding depends on how many rows share its expert.
+Here, each expert's product is computed separately by the backend.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MATRICES = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class ExpertsOverride(ForwardOverride):
-    """Multiplies the rows of each expert with the backend's product.
+    """Multiplies each expert's rows with the backend's matrix product.
 
-    The results are weighted and added in the order of a row's experts.
+    The results are weighted and summed in the order of each row's experts.
     """
 
     __slots__ = ()
@@ -37,8 +37,8 @@ class ExpertsOverride(ForwardOverride):
 
         Args:
             hidden_states: [rows, size].
-            top_k_index: int64 [rows, k], the experts of each row.
-            top_k_weights: [rows, k], the weights of their outputs.
+            top_k_index: Experts of each row, int64 [rows, k].
+            top_k_weights: Weights of the experts' outputs, [rows, k].
         """
         module: Any = self.module
         if not self._suits(hidden_states):
@@ -60,7 +60,6 @@ class ExpertsOverride(ForwardOverride):
         return by_row.view(num_rows, num_choices, -1).sum(dim=1).to(hidden_states.dtype)
 
     def _suits(self, rows: Tensor) -> bool:
-        """Return True if the backend's products apply to these rows."""
         weight = self._attributes["_parameters"].get("down_proj")
         return (
             self.products.min_rows <= len(rows) <= self.products.max_rows
@@ -71,7 +70,7 @@ class ExpertsOverride(ForwardOverride):
         )
 
     def _multiply(self, rows: Tensor, counts: list[int], name: str) -> Tensor:
-        """Return the products of rows sorted by expert, from the rows per expert."""
+        """Multiply rows that are sorted by expert; `counts` has the rows per expert."""
         parameters = self._attributes["_parameters"]
         weights, biases = parameters[name], parameters.get(f"{name}_bias")
         linear, first, products = self.products.backend.linear, 0, []
@@ -84,12 +83,12 @@ class ExpertsOverride(ForwardOverride):
 
 
 class PaddedLinearOverride(ForwardOverride):
-    """Pads a weight whose number of outputs the backend's product does not take."""
+    """Pads a weight whose number of outputs the backend's product does not support."""
 
     __slots__ = ()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the products of rows [..., inner]."""
+        """Return the products for rows [..., inner]."""
         parameters = self._attributes["_parameters"]
         if torch.is_grad_enabled() or rows.dtype != parameters["weight"].dtype:
             usual: Tensor = self._forward(self.module, rows)
@@ -100,18 +99,18 @@ class PaddedLinearOverride(ForwardOverride):
 
 
 class RouterOverride(ForwardOverride):
-    """Compute a module's calls to `functional.linear` with the backend's product."""
+    """Computes a module's calls to `functional.linear` with the backend's product."""
 
     __slots__ = ()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the outputs of the module."""
+        """Return the module's outputs."""
         with _LinearCalls(self.products.backend):
             return self._forward(self.module, *inputs, **options)
 
 
 class _LinearCalls(TorchFunctionMode):
-    """Redirect calls to `functional.linear` to a backend."""
+    """Redirects calls to `functional.linear` to a backend."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
@@ -124,14 +123,14 @@ class _LinearCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function, or the backend's product instead of `functional.linear`."""
+        """Run a torch function; replace `functional.linear` by the backend's product."""
         if func is functional.linear and not kwargs and len(args) in (2, 3):
             return _multiply_padded(self._backend, args[0], args[1], (*args, None)[2])
         return func(*args, **(kwargs or {}))
 
 
 def _multiply_padded(backend: Backend, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias, with the weight padded with zeros if needed."""
+    """Return rows @ weight.T + bias, padding the weight with zeros if needed."""
     outer = weight.shape[0]
     missing = -outer % OUTPUT_MULTIPLE
     if missing:
@@ -145,10 +144,10 @@ def _multiply_padded(backend: Backend, rows: Tensor, weight: Tensor, bias: Tenso
 def routing_overrides(
     model: PreTrainedModel, backend: Backend
 ) -> dict[nn.Module, type[ForwardOverride]]:
-    """Return overrides for experts, their routers and products of few outputs.
+    """Return overrides for experts, their routers and products with few outputs.
 
-    The result is empty for a model with neither experts that the backend can compute nor recurrent
-    layers.
+    The result is empty if the model has neither recurrent layers nor experts that the backend can
+    compute.
     """
     overrides: dict[nn.Module, type[ForwardOverride]] = {}
     applies = False
@@ -164,7 +163,7 @@ def routing_overrides(
 
 
 def is_depthwise(module: nn.Module) -> bool:
-    """Return True for a convolution of each channel alone, as recurrent layers have."""
+    """Return True for a depthwise convolution, as in recurrent layers."""
     return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
 
 
@@ -187,7 +186,7 @@ def _has_experts(module: nn.Module, backend: Backend) -> bool:
 
 
 def _is_narrow(module: nn.Module, backend: Backend) -> bool:
-    """Return True for a small product that the backend does not take unpadded."""
+    """Return True for a small product that the backend supports only with padding."""
     return (
         type(module) is nn.Linear
         and is_plain(module.weight)
@@ -198,7 +197,7 @@ def _is_narrow(module: nn.Module, backend: Backend) -> bool:
 
 
 def _is_router(module: nn.Module) -> bool:
-    """Return True for a module that multiplies with a matrix in code of its class."""
+    """Return True for a module whose class multiplies by a weight matrix itself."""
     weight: Any = module._parameters.get("weight")
     return (
         not isinstance(module, nn.Linear | Conv1D | nn.Embedding)

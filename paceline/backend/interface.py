@@ -27,9 +27,10 @@ class ScoreOptions(NamedTuple):
     """Options for attention scores.
 
     Attributes:
-        scaling: Factor by which scores are multiplied; default 1 / sqrt(dim).
-        softcap: Soft limit on the scores, cap * tanh(score / cap); None for no limit.
-        sinks: One extra score per head, [heads], that enters the softmax but has no value vector.
+        scaling: Factor applied to the scores; default 1 / sqrt(dim).
+        softcap: Soft limit on the scores, cap * tanh(score / cap); None means no limit.
+        sinks: Attention sinks: one extra score per head, [heads], that enters the softmax but has
+            no value vector.
     """
 
     scaling: float | None = None
@@ -44,35 +45,35 @@ class Backend(Protocol):
         """Return rows @ weight.T + bias.
 
         Args:
-            rows: [..., inner].
-            weight: [outer, inner]; one that `takes_weight`.
-            bias: [outer]; None for none.
+            rows: Input, [..., inner].
+            weight: Weight accepted by `takes_weight`, [outer, inner].
+            bias: Bias, [outer], or None.
         """
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return True if `linear` takes a weight [outer, inner]."""
+        """Return True if `linear` supports a weight [outer, inner]."""
 
     def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
         """Return rows of a packed weight as bfloat16 [n, inner].
 
         Args:
             weight: Packed weight [outer, inner].
-            row_ids: int64 [n]; None for all rows.
+            row_ids: Rows to return, int64 [n]; None means all rows.
         Raises:
             IndexError: A row id is out of range.
         """
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return weight * rows / sqrt(mean(rows ** 2) + eps), the mean over the last axis.
+        """Return weight * rows / sqrt(mean(rows ** 2) + eps), averaged over the last axis.
 
         Args:
-            rows: [..., size].
-            weight: [size].
-            eps: Addend of the mean.
+            rows: Input, [..., size].
+            weight: Weight, [size].
+            eps: Number added to the mean.
         """
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the modules that `rms_norm` may replace, and their eps."""
+        """Return the modules that `rms_norm` may replace, with their eps."""
 
     def attention(
         self,
@@ -86,32 +87,33 @@ class Backend(Protocol):
         """Compute attention by position; queries that see no keys get zeros.
 
         Args:
-            query: [rows, heads, columns, dim]; of a packed batch [1, heads, columns of all rows,
-                dim].
-            key: [rows, key heads, positions, dim].
-            value: [rows, key heads, positions, value dim].
-            mask: bool [rows or 1, 1, columns, positions]. None: a single query sees all keys of
-                its row, and of several queries each sees the keys up to its own.
+            query: Queries, [rows, heads, columns, dim]; for a packed batch, [1, heads, columns of
+                all rows, dim].
+            key: Keys, [rows, key heads, positions, dim].
+            value: Values, [rows, key heads, positions, value dim].
+            mask: Boolean mask, [rows or 1, 1, columns, positions]. With None, a single query sees
+                all keys of its row, and several queries are causal.
             metadata: Keys of each row by position.
-            options: Options of the scores.
+            options: Options for the attention scores.
         Returns:
             [rows, columns, heads, value dim], in the dtype of the query.
         """
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Return each row's most likely token; NO_TOKEN for logits that are not numbers.
+        """Return each row's most likely token; NO_TOKEN if logits are NaN or infinite.
 
         Args:
-            logits: [..., vocab].
+            logits: Logits, [..., vocab].
         """
 
     def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the most likely tokens of each row and their probabilities, in order.
+        """Return each row's most likely tokens in order, with their probabilities.
 
-        If a row's logits are not numbers, the tokens are arbitrary and the probabilities are 0.
+        If a row's logits are NaN or infinite, its tokens are arbitrary and its probabilities are
+        0.
 
         Args:
-            logits: [..., vocab].
+            logits: Logits, [..., vocab].
             count: Number of tokens per row.
         Returns:
             Token ids, int64 [..., count], and probabilities, float32 [..., count], on the device
@@ -119,10 +121,10 @@ class Backend(Protocol):
         """
 
     def entropies(self, logits: Tensor) -> Tensor:
-        """Return the entropy of the distribution of each row, float32 [...], in nats.
+        """Return the entropy of each row's distribution in nats, float32 [...].
 
         Args:
-            logits: [..., vocab], without NaN.
+            logits: Logits, [..., vocab], without NaN.
         """
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
@@ -130,12 +132,12 @@ class Backend(Protocol):
 
         Args:
             blocks: Keys and values of all layers, [stores, slots, heads, capacity, dim] each. They
-                must exist as long as the function is used.
+                must stay allocated as long as the function is in use.
         """
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
-        """Return a context in which helper threads share the operations of this thread.
+        """Return a context in which helper threads share this thread's operations.
 
         Args:
-            num_helpers: Number of helper threads; 0 for none.
+            num_helpers: Number of helper threads; may be 0.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def fastest_products(model: PreTrainedModel) -> Products:
-    """Return the products with which forward passes of a model take the least time."""
+    """Return the matrix products with which a model's forward passes are fastest."""
     if model.device.type != "cpu":
         backend = backend_of(model.device)
         kind: type[Products] = import_module("paceline.backend.products").Products
@@ -24,15 +24,15 @@ def fastest_products(model: PreTrainedModel) -> Products:
 
 
 def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest products for a model on a CPU that only drafts.
+    """Return the fastest matrix products for a draft model on a CPU.
 
-    They may change the numbers of the model: products with few rows get weights of 8 bits.
+    They may change the model's outputs, because products with few rows use 8-bit weights.
     """
     products: Products = import_module("paceline.cpu.backend").draft_products(model)
     return products
 
 
 def has_bfloat16_kernels() -> bool:
-    """Return True if kernels use the CPU's instructions for bfloat16 products."""
+    """Return True if there are kernels for the CPU's bfloat16 instructions."""
     available: bool = import_module("paceline.cpu.backend").has_bfloat16_kernels()
     return available

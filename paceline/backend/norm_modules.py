@@ -21,15 +21,15 @@ def find_rms_norms(
     takes_weight: Callable[[Tensor], bool],
     tolerances: Mapping[torch.dtype, float],
 ) -> dict[nn.Module, float]:
-    """Return the modules of a model whose norms a function can compute, and their eps.
+    """Return the modules whose RMS norm a function can compute, with their eps.
 
-    Each module is tried on two rows: norms of one name may differ in their formula.
+    Each module is tried on two rows, because norms with the same name may have different formulas.
 
     Args:
-        model: The model.
-        norm: Norm of rows, with a weight and eps.
-        takes_weight: Whether `norm` takes a weight [size].
-        tolerances: Largest difference relative to the result, for each dtype.
+        model: Model whose modules are tried.
+        norm: Function that computes norms of rows, given a weight and eps.
+        takes_weight: Function that returns whether `norm` supports a weight [size].
+        tolerances: Largest accepted difference, relative to the result, for each dtype.
     """
     epsilons = {}
     for module in model.modules():
@@ -44,18 +44,17 @@ def find_rms_norms(
 
 
 def _takes_rows_only(module: nn.Module) -> bool:
-    """Return whether the forward method takes no argument but the rows."""
+    """Return whether the `forward` method takes only the rows."""
     return len(inspect.signature(type(module).forward).parameters) == 2
 
 
 def _epsilon_of(module: nn.Module) -> float | None:
-    """Return the epsilon attribute of a module; None if it has none."""
     values = (vars(module).get(name) for name in _EPS)
     return next((value for value in values if isinstance(value, float)), None)
 
 
 def _weight_of(module: nn.Module) -> Tensor | None:
-    """Return the weight [size] of a module without other parts; otherwise None."""
+    """Return the weight [size] of a module that has no other parameters, or None."""
     parameters = module._parameters
     if type(parameters) is not dict or list(parameters) != ["weight"] or list(module.children()):
         return None

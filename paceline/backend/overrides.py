@@ -15,27 +15,27 @@ from paceline.backend.plain_tensors import MULTIPLIED, PLAIN
 
 
 class OverrideSettings(Protocol):
-    """Settings of overrides; `paceline.backend.products.Products` has them."""
+    """Settings of overrides; `paceline.backend.products.Products` implements them."""
 
     @property
     def backend(self) -> Backend:
-        """Computes the products and norms."""
+        """Backend that computes the products and norms."""
 
     @property
     def min_rows(self) -> int:
-        """Fewest rows of a product of the backend."""
+        """Minimum number of rows for the backend's products."""
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a product of the backend."""
+        """Maximum number of rows for the backend's products."""
 
     @property
     def fixed_rows(self) -> int:
-        """Number of rows of each product of torch; 0 = any."""
+        """Number of rows in each of torch's products; 0 means any number."""
 
     @property
     def norms(self) -> Mapping[nn.Module, float]:
-        """Modules whose norms are the backend's, and their eps."""
+        """Modules whose norms the backend computes, with their eps."""
 
 
 def is_free(module: nn.Module) -> bool:
@@ -44,15 +44,16 @@ def is_free(module: nn.Module) -> bool:
 
 
 class ForwardOverride:
-    """Replaces `forward` in the copy of a module that a model view holds.
+    """Replaces `forward` in a model view's copy of a module.
 
-    It reads the weights of the original module at every call: they may have been replaced since.
+    Every call reads the weights of the original module, because they may have been replaced.
 
     Args:
-        module: The original module.
-        products: The products that apply to it.
+        module: Original module.
+        products: Products that apply to the module.
     Attributes:
-        module, products: As above.
+        module: Original module.
+        products: Products that apply to the module.
     """
 
     __slots__ = ("_attributes", "_forward", "module", "products")
@@ -64,12 +65,12 @@ class ForwardOverride:
         self._forward: Callable[..., Any] = type(module).forward
 
     def of(self, module: nn.Module) -> ForwardOverride:
-        """Return the same override for another module of the class."""
+        """Return this override, applied to another module of the same class."""
         return type(self)(module, self.products)
 
 
 class LinearOverride(ForwardOverride):
-    """Uses the backend's product if the weight and the rows suit it."""
+    """Uses the backend's matrix product if it supports the weight and the rows."""
 
     __slots__ = ("_linear", "_max_numbers", "_min_numbers")
 
@@ -81,7 +82,7 @@ class LinearOverride(ForwardOverride):
         self._linear = products.backend.linear
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the products of rows [..., inner]."""
+        """Return the products for rows [..., inner]."""
         parameters = self._attributes["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
         # A weight may have been replaced since, also by one of quantised numbers.
@@ -100,18 +101,18 @@ class LinearOverride(ForwardOverride):
 
 
 class FixedRowsOverride(ForwardOverride):
-    """Uses torch's product, always with the same number of rows."""
+    """Uses torch's matrix product, always with the same number of rows."""
 
     __slots__ = ()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the products of rows [..., inner]."""
+        """Return the products for rows [..., inner]."""
         multiply = partial(self._forward, self.module)
         return _multiply_chunks(multiply, rows, self.products.fixed_rows)
 
 
 class NormOverride(ForwardOverride):
-    """Uses the backend's norm if the weight and the rows suit it."""
+    """Uses the backend's norm if it supports the weight and the rows."""
 
     __slots__ = ("_eps", "_norm")
 
@@ -123,7 +124,7 @@ class NormOverride(ForwardOverride):
         self._norm = products.backend.rms_norm
 
     def of(self, module: nn.Module) -> ForwardOverride:
-        """Return the same override for another module of the class."""
+        """Return this override, applied to another module of the same class."""
         return NormOverride(module, self.products, self._eps)
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Represent a weight stored in blocks as a tensor of bfloat16 numbers.
 
-A backend's matrix products read the blocks directly. Any other torch operation gets the unpacked
-numbers. It takes memory and time, but its result equals that of the unpacked weight.
+A backend's matrix products read the blocks directly. Other torch operations unpack the weight
+first, which takes time and memory. The results are the same as with an unpacked weight.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _ATEN = torch.ops.aten
 
 
 class PackedWeight(Tensor):
-    """A constant matrix of bfloat16 numbers, stored in blocks.
+    """A constant bfloat16 matrix, stored in blocks.
 
     Args:
-        blocks: uint8 [rows in the file, bytes of a row] on the CPU, rows without gaps.
+        blocks: Packed rows, uint8 [rows in the file, bytes per row], on the CPU, without gaps
+            between rows.
         block_format: Format of the blocks.
-        inner: Numbers per row.
-        order: int64 [rows]: index in `blocks` of each row; None if the rows are in order.
+        inner: Number of values per row.
+        order: Index in `blocks` of each row, int64 [rows]; None if the rows are in order.
     """
 
     blocks: Tensor
@@ -40,7 +41,7 @@ class PackedWeight(Tensor):
     def __new__(
         cls, blocks: Tensor, block_format: BlockFormat, inner: int, order: Tensor | None = None
     ) -> PackedWeight:
-        """Return a tensor without storage that holds the blocks."""
+        """Return a tensor that has no storage other than the blocks."""
         rows = len(blocks if order is None else order)
         weight: PackedWeight = Tensor._make_wrapper_subclass(
             cls, (rows, inner), dtype=torch.bfloat16, device=torch.device("cpu")
@@ -59,7 +60,7 @@ class PackedWeight(Tensor):
         arguments: Sequence[Any] = (),
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation on the blocks if it only selects rows, or on unpacked numbers.
+        """Run an operation: on the blocks if it only selects rows, or on unpacked values.
 
         Raises:
             RuntimeError: The operation would change the weight.
@@ -81,16 +82,16 @@ class PackedWeight(Tensor):
         return _with_flags(self.like(self.order), self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        """Name the format and shape; torch would print numbers."""
+        """Return the format and shape; torch would print all values."""
         return f"PackedWeight({self.block_format.name}, {list(self.shape)})"
 
     def like(self, order: Tensor | None, blocks: Tensor | None = None) -> PackedWeight:
-        """Return a weight with different rows in the same block format."""
+        """Return a weight with other rows in the same block format."""
         own = self.blocks if blocks is None else blocks
         return PackedWeight(own, self.block_format, self.shape[1], order)
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:
-        """Return the numbers of some rows as bfloat16 [n, inner]; default all rows."""
+        """Return some rows as bfloat16 [n, inner]; by default, all rows."""
         # By name: the kernels are in a layer above this one, and take seconds to import.
         numbers: Tensor = import_module("paceline.cpu.backend").CPU.unpack(self, row_ids)
         return numbers

@@ -1,6 +1,6 @@
-"""Decide which tensors compiled code can read by their address.
+"""Decide which tensors compiled code can read directly from memory.
 
-Such a tensor has torch's own class, and its memory is laid out by dtype, shape and strides.
+These are plain torch tensors whose layout is given by dtype, shape and strides.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def has_numbers(tensor: Any) -> bool:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether a tensor's values are at its address.
+    """Return whether a tensor's values can be read at its memory address.
 
     Args:
-        tensor: Any object; None is not plain.
+        tensor: Any object. None is not plain.
     """
     return (
         type(tensor) in PLAIN

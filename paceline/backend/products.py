@@ -1,7 +1,7 @@
-"""Choose which matrix products and norms of a model a backend computes.
+"""Choose which of a model's matrix products and norms a backend computes.
 
 A view of a model (`paceline.model.model_view`) replaces the `forward` of copied modules by the
-overrides of this module.
+overrides in this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.backend.torch_backend import TORCH
 
 
 def is_plain_product(module: nn.Module) -> bool:
-    """Return True if a product is what its class computes, of a plain weight and bias."""
+    """Return True if a module only multiplies by a plain weight and adds a bias."""
     held = module._parameters
     if (
         type(held) is not dict
@@ -42,7 +42,7 @@ def is_plain_product(module: nn.Module) -> bool:
 
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules of a model that are plain products of torch, on any device."""
+    """Return the modules of a model that are plain torch products, on any device."""
     return tuple(
         module
         for module in model.modules()
@@ -51,7 +51,7 @@ def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 
 
 def replaceable(model: PreTrainedModel, backend: Backend) -> tuple[nn.Linear, ...]:
-    """Return the modules of a model whose products a backend can compute."""
+    """Return the modules whose products a backend can compute."""
     return tuple(
         module
         for module in model.modules()
@@ -64,17 +64,17 @@ def replaceable(model: PreTrainedModel, backend: Backend) -> tuple[nn.Linear, ..
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The products of a model that replace torch's, or change how torch computes them.
+    """Matrix products and norms that replace those of torch in a model.
 
     Attributes:
-        modules: Modules with such products; none (default) if all are torch's.
-        min_rows: Fewest rows of such a product; default 1.
-        max_rows: Most rows of such a product; default any number.
-        fixed_rows: Number of rows that torch's products get: a longer input is cut, and zeros fill
-            up its last chunk. 0 (default): the products are the backend's.
-        norms: Modules whose norms are the backend's with any number of rows, and their eps.
-        routing: Overrides of experts and their routers; none by default.
-        backend: Computes the products and norms; default torch.
+        modules: Modules whose products are replaced; default: none.
+        min_rows: Minimum number of rows for a replaced product; default 1.
+        max_rows: Maximum number of rows for a replaced product; default: no limit.
+        fixed_rows: Number of rows of every torch product. Longer inputs are split, and the last
+            chunk is padded with zeros. With 0 (default), the backend computes the products.
+        norms: Modules whose norms the backend computes for any number of rows, with their eps.
+        routing: Overrides of experts and their routers; default: none.
+        backend: Backend that computes the products and norms; default: torch.
     """
 
     modules: tuple[nn.Module, ...] = ()
@@ -113,11 +113,11 @@ class Products:
         """Return a backend's products and norms for a model.
 
         Args:
-            model: The model.
-            backend: Computes the products and norms.
-            min_rows: Fewest rows of a product; default 1.
-            max_rows: Most rows of a product; default any number.
-            routing: Overrides of experts and their routers; default none.
+            model: Model whose products are replaced.
+            backend: Backend that computes the products and norms.
+            min_rows: Minimum number of rows for a product; default 1.
+            max_rows: Maximum number of rows for a product; default: no limit.
+            routing: Overrides of experts and their routers; default: none.
         """
         modules = replaceable(model, backend)
         norms = backend.rms_norms(model) if modules else {}
@@ -127,17 +127,17 @@ class Products:
         )
 
     def override(self, module: nn.Module) -> ForwardOverride | None:
-        """Return the override of a module's `forward` in a model view; None for none."""
+        """Return the override of a module's `forward` in a model view, or None."""
         kind = self._overrides.get(id(module))
         return None if kind is None or not is_free(module) else kind(module, self)
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return rows @ weight.T + bias as the modules compute it.
+        """Return rows @ weight.T + bias, computed in the same way as in the modules.
 
         Args:
-            rows: [..., inner].
-            weight: [outer, inner], part of the weight of a module.
-            bias: [outer]; None for none.
+            rows: Input, [..., inner].
+            weight: Weight of a module or a slice of it, [outer, inner].
+            bias: Bias, [outer], or None.
         """
         count = rows.numel() // rows.shape[-1]
         if (
@@ -152,9 +152,9 @@ class Products:
         return functional.linear(rows, weight, bias)
 
     def num_helpers(self, num_rows: int) -> int:
-        """Return the number of threads that may spin in a forward over some rows.
+        """Return the number of helper threads in a forward pass over `num_rows` rows.
 
-        There are none if torch has work for all threads.
+        The result is 0 if torch has work for all threads.
         """
         threads = torch.get_num_threads()
         if threads == 1 or self.fixed_rows or num_rows * self._max_width >= MAX_HELPER_NUMBERS:
@@ -162,5 +162,5 @@ class Products:
         return min(threads - 1, MAX_HELPERS)
 
     def thread_team(self, num_rows: int) -> AbstractContextManager[None]:
-        """Return a context in which helpers share the products of a forward."""
+        """Return a context in which helper threads share the products of a forward pass."""
         return self.backend.thread_team(self.num_helpers(num_rows))

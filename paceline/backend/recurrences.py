@@ -1,8 +1,9 @@
-"""Define the interface of recurrences through draft trees, for any device.
+"""Define the interface of recurrences along draft trees, for any device.
 
-Every function takes flat tokens: `TokenTree.columns` says which of them belong to the tree. Other
-tokens get zeros. States are float32, or float64 for models in float64. A forward pass never writes
-to the stored states. `fold` functions do so at commit, with the same operations in the same order.
+Every function takes the tokens of all requests in one sequence; `TokenTree.columns` lists those
+that belong to the tree. Other tokens get zeros. States are float32, or float64 for models in
+float64. A forward pass never writes to the stored states. `fold` functions update them at commit,
+with the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Convolution(NamedTuple):
 
     Attributes:
         weight: Weights, oldest token first, [channels, size].
-        bias: [channels]; None for none.
-        activation: Function of the result, "silu" or "" for none.
+        bias: Bias, [channels], or None.
+        activation: Activation function, "silu" or "" (none).
     """
 
     weight: Tensor
@@ -29,19 +30,20 @@ class Convolution(NamedTuple):
 
 
 class GatedTokens(NamedTuple):
-    """Tokens of a recurrence whose state is a matrix per head, in float32.
+    """Inputs of a recurrence whose state is one matrix per head, in float32.
 
-    The state becomes S = decay * S + key (x) update, and a token's output is the query's product
-    with its own state. Without the delta rule, update = gain * value. With it, update =
-    gain * (value - product of the key with decay * S).
+    The state becomes S = decay * S + key (x) update, and a token's output is the product of its
+    query and its state. Without the delta rule, update = gain * value. With it, update = gain *
+    (value - key @ (decay * S)).
 
     Attributes:
-        query: [tokens, groups, rows]; consecutive heads share a group.
-        key: Like `query`.
-        decay: Factor of the state, [tokens, heads, 1], or [tokens, heads, rows] for one per row.
-        value: Any float dtype, [tokens, heads, lanes].
-        gain: [tokens, heads].
-        skip: Factor of the value that is added to the output, [heads]; None for none.
+        query: Queries, [tokens, groups, rows]; consecutive heads share a group.
+        key: Keys, in the shape of `query`.
+        decay: Factors applied to the state, [tokens, heads, 1], or [tokens, heads, rows] for one
+            factor per row.
+        value: Values in any float dtype, [tokens, heads, lanes].
+        gain: Factors applied to the update, [tokens, heads].
+        skip: Factors of the values added to the output, [heads]; None if no values are added.
         is_delta: Whether the delta rule applies.
     """
 
@@ -55,16 +57,16 @@ class GatedTokens(NamedTuple):
 
 
 class ScanTokens(NamedTuple):
-    """Tokens of a selective scan, whose state is a vector per channel, in float32.
+    """Inputs of a selective scan, whose state is one vector per channel, in float32.
 
     The state becomes S = exp(step * rate) * S + key (x) (step * value).
 
     Attributes:
-        value: Any float dtype, [tokens, channels].
+        value: Values in any float dtype, [tokens, channels].
         step: Step sizes, >= 0, [tokens, channels].
         rate: Decay rates, <= 0, [rows, channels].
-        key: [tokens, rows].
-        query: [tokens, rows].
+        key: Keys, [tokens, rows].
+        query: Queries, [tokens, rows].
     """
 
     value: Tensor
@@ -75,12 +77,12 @@ class ScanTokens(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Results of running a recurrence through a tree.
+    """Results of running a recurrence along a tree.
 
     Attributes:
-        output: [tokens, heads, lanes] in the dtype of the value; float32 [tokens, channels] of a
-            scan.
-        updates: What each token adds to its state, float32 in the shape of `output`.
+        output: Outputs, [tokens, heads, lanes], in the dtype of the values; for a scan, float32
+            [tokens, channels].
+        updates: Update that each token adds to its state, float32, in the shape of `output`.
         after: States after the pending tokens, [requests, ...]; None if they were not requested.
     """
 
@@ -90,14 +92,14 @@ class Steps(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """Step sizes of a state space, softplus(numbers + bias).
+    """Step sizes of a state-space model, softplus(numbers + bias).
 
-    The limits apply only to some tokens: transformers applies them when it processes a prompt, but
-    not when it decodes a token.
+    The limits apply only to some tokens, because transformers applies them in prefill but not in
+    decoding.
 
     Attributes:
-        numbers: [tokens, heads].
-        bias: [heads]; None for no bias.
+        numbers: Step sizes before the bias and softplus, [tokens, heads].
+        bias: Bias, [heads], or None.
         limits: Smallest and largest step size.
         limited: Whether the limits apply to each token, bool [tokens].
     """
@@ -109,7 +111,7 @@ class StepSizes(NamedTuple):
 
 
 class Recurrences(Protocol):
-    """Define the recurrences that each device's implementation computes."""
+    """Interface of the recurrences, implemented for each kind of device."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor
@@ -120,7 +122,8 @@ class Recurrences(Protocol):
             rows: Inputs, [tokens, channels].
             convolution: Weights and activation.
             tree: Tokens of the forward pass.
-            held: Last size - 1 inputs of each slot, oldest first, [slots, size - 1, channels].
+            held: Stored inputs: the last size - 1 of each slot, oldest first, [slots, size - 1,
+                channels].
         Returns:
             [tokens, channels], in the dtype of `rows`.
         """
@@ -128,14 +131,15 @@ class Recurrences(Protocol):
     def fold_convolution(
         self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
     ) -> None:
-        """Append the inputs of a path to the held inputs.
+        """Append the inputs along a path to the stored inputs.
 
         Args:
             rows: Inputs, [tokens, channels].
             path: Tokens to append.
-            held: See `convolve`.
+            held: Stored inputs, as in `convolve`.
             slots: Slot of each request, int64 [requests].
-            start: Inputs before the path, [requests, size - 1, channels]; None means `held`.
+            start: Inputs before the path, [requests, size - 1, channels]; None means those in
+                `held`.
         """
 
     def delta_tokens(
@@ -145,13 +149,13 @@ class Recurrences(Protocol):
         gain: Tensor,
         normalised: bool,
     ) -> GatedTokens:
-        """Prepare the tokens of a gated delta rule for `walk`.
+        """Prepare the inputs of a gated delta rule for `walk`.
 
         Args:
             states: Queries and keys [tokens, groups, rows], values [tokens, heads, lanes].
             log_decay: Logarithm of the decay, <= 0, [tokens, heads] or [tokens, heads, rows].
-            gain: [tokens, heads].
-            normalised: Whether to divide queries and keys by their norm.
+            gain: Factors applied to the update, [tokens, heads].
+            normalised: Whether to divide queries and keys by their norms.
         """
 
     def space_tokens(
@@ -161,20 +165,20 @@ class Recurrences(Protocol):
         rate: Tensor,
         skip: Tensor | None,
     ) -> GatedTokens:
-        """Prepare the tokens of a state space with one decay rate per head for `walk`.
+        """Prepare the inputs of a state-space model with per-head decay rates for `walk`.
 
         Args:
             states: Queries and keys [tokens, groups, rows], values [tokens, heads, lanes].
             time: Step sizes of the heads.
             rate: Decay rates, <= 0, [heads].
-            skip: See `GatedTokens`.
+            skip: Factors of the values added to the output, [heads], or None.
         """
 
     def walk(self, tokens: GatedTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
         """Run a gated recurrence along the tree, starting from the stored states.
 
         Args:
-            tokens: Tokens of the recurrence.
+            tokens: Inputs of the recurrence.
             tree: Order of the tokens in the forward pass.
             held: Stored states, [slots, heads, rows, lanes].
             wants_after: Whether to return the states after the pending tokens.
@@ -192,10 +196,10 @@ class Recurrences(Protocol):
         """Advance the stored states along a path.
 
         Args:
-            tokens: Tokens of the walk.
-            updates: Updates of the walk.
+            tokens: Inputs that were passed to `walk`.
+            updates: Updates returned by `walk`.
             path: Tokens to add.
-            held: See `walk`.
+            held: Stored states, as in `walk`.
             slots: Slot of each request, int64 [requests].
             start: States before the path, [requests, ...]; None means the stored states.
         """
@@ -204,7 +208,7 @@ class Recurrences(Protocol):
         """Run a selective scan along the tree, starting from the stored states.
 
         Args:
-            tokens: Tokens of the scan.
+            tokens: Inputs of the scan.
             tree: Order of the tokens in the forward pass.
             held: Stored states, [slots, rows, channels].
             wants_after: Whether to return the states after the pending tokens.

@@ -1,4 +1,4 @@
-"""Choose the backend of a device, and import its kernels when needed."""
+"""Choose a device's backend, and import its kernels when needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @cache
 def cpu_backend() -> Backend:
-    """Return the backend of CPUs."""
+    """Return the backend for CPUs."""
     # By name: the kernels are in a layer above this one, and take seconds to import.
     backend: Backend = import_module("paceline.cpu.backend").CPU
     return backend
@@ -24,14 +24,14 @@ def cpu_backend() -> Backend:
 
 @cache
 def torch_backend() -> Backend:
-    """Return the backend that runs torch's operations, on any device."""
+    """Return the backend that uses torch's operations on any device."""
     backend: Backend = import_module("paceline.backend.torch_backend").TORCH
     return backend
 
 
 @cache
 def cuda_backend() -> Backend:
-    """Return the backend of CUDA devices; torch's without Triton."""
+    """Return the backend for CUDA devices; without Triton, torch's."""
     if not has_triton():
         return torch_backend()
     backend: Backend = import_module("paceline.cuda.backend").CUDA
@@ -40,7 +40,7 @@ def cuda_backend() -> Backend:
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton is installed and there is a CUDA device."""
+    """Return whether Triton is installed and a CUDA device is available."""
     if find_spec("triton") is None:
         return False
     available: bool = import_module("torch").cuda.is_available()
@@ -54,15 +54,15 @@ def backend_of(device: torch.device) -> Backend:
 
 
 def argmax_tokens(logits: Tensor) -> Tensor:
-    """Run `Backend.argmax` on the backend of the logits' device."""
+    """Run `Backend.argmax` of the backend for the logits' device."""
     return backend_of(logits.device).argmax(logits)
 
 
 def topk_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Run `Backend.topk` on the backend of the logits' device."""
+    """Run `Backend.topk` of the backend for the logits' device."""
     return backend_of(logits.device).topk(logits, count)
 
 
 def logit_entropies(logits: Tensor) -> Tensor:
-    """Run `Backend.entropies` on the backend of the logits' device."""
+    """Run `Backend.entropies` of the backend for the logits' device."""
     return backend_of(logits.device).entropies(logits)

@@ -1,4 +1,4 @@
-"""Constants of the choice between torch's products and paceline's."""
+"""Constants for choosing between torch's matrix products and paceline's."""
 
 from __future__ import annotations
 

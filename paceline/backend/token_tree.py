@@ -1,7 +1,7 @@
-"""Describe which tokens of a forward pass follow which, for recurrences.
+"""Describe the order in which recurrences process the tokens of a forward pass.
 
-A recurrence computes each token's state from the state of the token before it. Within a draft tree,
-that is the node's parent.
+A recurrence computes each token's state from that of the preceding token, which in a draft tree is
+the node's parent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class StateOrder(NamedTuple):
     """Indices of the states that each token of a request reads and writes.
 
     Attributes:
-        sources: Index of the state before each token; -1 means the stored state, [requests, width].
+        sources: Index of the state before each token, [requests, width]; -1 means the stored
+            state.
         targets: Index of the state after each token, [requests, width].
         num_states: Number of states that a request needs at the same time.
     """
@@ -37,7 +38,7 @@ class FoldPath(NamedTuple):
 
     Attributes:
         columns: Columns of the tokens of all requests, [n].
-        starts: First of these columns for each request, [requests + 1].
+        starts: Index of each request's first entry in `columns`, [requests + 1].
         addresses: Memory addresses of both arrays.
     """
 
@@ -47,7 +48,7 @@ class FoldPath(NamedTuple):
 
     @staticmethod
     def of(columns: Sequence[IntArray]) -> FoldPath:
-        """Return the path over the columns of each request."""
+        """Return the path for the columns of each request."""
         starts = np.cumsum([0, *map(len, columns)], dtype=np.int64)
         joined = np.concatenate(columns).astype(np.int64, copy=False)
         return FoldPath(joined, starts, (joined.ctypes.data, starts.ctypes.data))
@@ -57,15 +58,16 @@ class FoldPath(NamedTuple):
 class TokenTree:
     """Tokens of a forward pass, one row per request, in text order.
 
-    A row has the pending tokens, then the nodes, then padding. All arrays are contiguous.
+    A row consists of pending tokens, nodes and padding, in this order. All arrays are contiguous.
 
     Attributes:
         slots: Slot of each request, [requests].
-        pending: Number of pending tokens of each request; at least 1, [requests].
+        pending: Number of pending tokens of each request, [requests]; at least 1.
         nodes: Number of tree nodes of each request, [requests].
-        columns: Column of each token if all rows of the forward pass are joined, [requests, width].
-        parents: Index within the row of the token before each token, always a smaller one; -1 means
-            the token follows the stored state, [requests, width].
+        columns: Column of each token when all rows of the forward pass are joined, [requests,
+            width].
+        parents: Index within the row of each token's predecessor, which is always smaller,
+            [requests, width]; -1 means that the token follows the stored state.
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         derived: Values computed from the other attributes, by name.
     """
@@ -89,7 +91,7 @@ class TokenTree:
         return int(self.columns.shape[1])
 
     def order(self) -> StateOrder:
-        """Return where each token reads and writes its state; computed once."""
+        """Return where each token's state is read and written; computed once."""
         if "order" not in self.derived:
             self.derived["order"] = StateOrder(*_order(self.parents, self.lengths))
         order: StateOrder = self.derived["order"]
@@ -107,12 +109,12 @@ class TokenTree:
         return addresses
 
     def on(self, name: str, array: IntArray | BoolArray, device: torch.device) -> Tensor:
-        """Return an array as a tensor on a device; copied once.
+        """Return an array as a tensor on a device, copying it only once.
 
         Args:
             name: Name of the array, unique within the tree.
-            array: The array.
-            device: Device for the tensor.
+            array: Array to copy.
+            device: Device of the tensor.
         """
         key = name, device
         if key not in self.derived:
@@ -122,7 +124,7 @@ class TokenTree:
         return result
 
     def is_padding(self) -> BoolArray:
-        """Return True for padding, bool [requests, width]."""
+        """Return the mask of padding, bool [requests, width]."""
         return np.arange(self.width)[None] >= self.lengths[:, None]
 
     def accepted_path(self, accepted: Sequence[Sequence[int]]) -> FoldPath:
@@ -144,7 +146,7 @@ class TokenTree:
 def _order(parents: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray, int]:
     """Return the arrays of `StateOrder`.
 
-    A token writes over its parent's state if no later token reads it.
+    A token overwrites its parent's state if no later token reads that state.
     """
     requests, width = parents.shape
     sources = np.full((requests, width), -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Compute with torch's operations, as the reference for all kernels."""
+"""Implement the backend with torch's operations, as the reference for all kernels."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class TorchBackend:
-    """Operations of torch, on any device; see `Backend`."""
+    """torch's operations on any device; see `Backend`."""
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias."""
         return functional.linear(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return True: torch multiplies with any weight."""
+        """Return True, because torch can multiply by any weight."""
         return True
 
     def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
-        """Return rows of a packed weight as bfloat16 [n, inner], by the `gguf` package."""
+        """Return rows of a packed weight as bfloat16 [n, inner], using the `gguf` package."""
         from gguf import GGMLQuantizationType, quants  # an optional package
 
         blocks = weight.blocks if weight.order is None else weight.blocks[weight.order]
@@ -52,7 +52,7 @@ class TorchBackend:
         return weight * (numbers * scale).to(rows.dtype)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return no module: the norms of a model are torch's already."""
+        """Return no modules, because a model already uses torch's norms."""
         return {}
 
     def attention(
@@ -83,17 +83,17 @@ class TorchBackend:
         return output.reshape(batch, columns, heads, -1).to(query.dtype)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Return each row's most likely token; NO_TOKEN for logits that are not numbers."""
+        """Return each row's most likely token; NO_TOKEN if logits are NaN or infinite."""
         return marked_argmax(logits)
 
     def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the most likely tokens of each row and their probabilities, in order."""
+        """Return each row's most likely tokens in order, with their probabilities."""
         token_ids = _largest_first(logits, min(count, logits.shape[-1]))
         probs: Tensor = logits.softmax(-1, dtype=torch.float32).gather(-1, token_ids)
         return token_ids, probs.nan_to_num_(0.0)
 
     def entropies(self, logits: Tensor) -> Tensor:
-        """Return the entropy of the distribution of each row, float32 [...], in nats."""
+        """Return the entropy of each row's distribution in nats, float32 [...]."""
         entropies: Tensor = torch.special.entr(logits.softmax(-1, dtype=torch.float32)).sum(-1)
         return entropies
 
@@ -117,7 +117,7 @@ class TorchBackend:
         return move
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
-        """Return a context without helpers: torch starts threads itself."""
+        """Return a context without helpers, because torch starts its own threads."""
         return nullcontext()
 
 

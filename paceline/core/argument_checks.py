@@ -1,4 +1,4 @@
-"""Check the values of sampling parameters and normalise them."""
+"""Validate and normalise sampling parameters."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def is_within(value: object, low: float = -math.inf, high: float = math.inf) -> 
 
 
 def require(valid: bool, name: str, value: object, expected: str) -> None:
-    """Raise an error that names the parameter if its value is not valid.
+    """Raise an error that names the parameter if its value is invalid.
 
     Args:
-        valid: Whether the value may be used.
+        valid: Whether the value is valid.
         name: Name of the parameter.
-        value: Its value.
+        value: Value of the parameter.
         expected: Description of valid values.
     Raises:
         ConfigError: `valid` is False.
@@ -74,7 +74,7 @@ def stop_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def prediction(value: Any) -> str | tuple[int, ...]:
-    """Return predicted text, or predicted token ids as a tuple; None is also accepted."""
+    """Return predicted text as is, and predicted token ids as a tuple; accept None."""
     if isinstance(value, str):
         require(is_text(value), "prediction", value[:60], "text in UTF-8")
         return value
@@ -84,7 +84,7 @@ def prediction(value: Any) -> str | tuple[int, ...]:
 
 
 def logit_bias(value: Any) -> dict[int, float] | None:
-    """Return the numbers added to individual logits, by token id; None if empty."""
+    """Return the values to add to individual logits, by token id; None if empty."""
     pairs = {} if value is None else value
     valid = isinstance(pairs, Mapping) and all(
         _is_id(token) and is_number(bias) and abs(bias) <= MAX_LOGIT_BIAS
@@ -117,7 +117,7 @@ def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
-    """Return logits processors as a tuple; a single one or None is also accepted."""
+    """Return logits processors as a tuple; accept a single processor or None."""
     listed = (
         ()
         if value is None

@@ -1,4 +1,4 @@
-"""Wrap drafters in other drafters, and lock drafters shared by several engines."""
+"""Wrap drafters in other drafters, and lock drafters that engines share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _COPIED = (
 class DelegatingDrafter(Drafter):
     """Forwards every call to another drafter.
 
-    This is a base class for drafters that watch, change or combine other drafters.
+    Base class for drafters that observe, modify or combine other drafters.
 
     Args:
-        inner: The drafter that does the work.
+        inner: Drafter that receives the calls.
     """
 
     def __init__(self, inner: Drafter) -> None:

@@ -1,18 +1,18 @@
 """Define the contract between drafters and the engine.
 
-A new drafting method is one subclass of `Drafter` with one required method, `propose`. `propose`
-must follow these rules; each is checked (`verification.tree_rules`) or has a must-fail test:
+A new drafting method is a subclass of `Drafter` that implements `propose`. The method must follow
+these rules, each enforced by a check (`verification.tree_rules`) or a must-fail test:
 
 1. Return one tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
-2. `parents[i] < i`, and siblings carry different tokens. Probes, the last nodes in a tree, may
+2. `parents[i] < i`, and siblings carry different tokens. Probes, which come last in a tree, may
    repeat a sibling.
 3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
    siblings (renormalised, as for sampling without replacement). Sampled siblings precede guesses.
 4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
-5. With `leaf_first`, every step samples with new random numbers.
+5. With `leaf_first`, use new random numbers in every step.
 
-A wrong guess costs time but never changes the answer. Drafters see no caches, masks or batched
-tensors.
+A wrong draft costs time but never changes the answer. Drafters have no access to caches, masks or
+batched tensors.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """The target's k most likely tokens after the root and after every node in a tree.
+    """The target's k most likely tokens after the root and every node in a tree.
 
     Attributes:
-        token_ids: [1 + n, k], most likely first; row 0 follows the root, row 1 + i follows node i.
+        token_ids: [1 + n, k], most likely first. Row 0 holds the tokens after the root, row 1 + i
+            those after node i.
         probs: float32 [1 + n, k], the softmax of the model's own logits (temperature 1, no
-            penalties). A row of zeros means that the probabilities are unknown, as in a replay.
+            penalties). A row of zeros means that they are unknown, as in a replay.
     """
 
     token_ids: IntArray
     probs: npt.NDArray[np.float32]
 
     def of(self, rows: Sequence[int]) -> TopTokens:
-        """Return the given rows, in the given order."""
+        """Return the selected rows, in the given order."""
         return TopTokens(self.token_ids[rows], self.probs[rows])
 
     def first(self, count: int) -> TopTokens:
@@ -57,23 +58,22 @@ class TopTokens:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The target's verdict on one draft tree.
+    """Result of verifying one draft tree.
 
     Attributes:
-        request: The request that the tree was drafted for.
-        tree: The tree that the target verified.
+        request: Request for which the tree was drafted.
+        tree: Verified tree.
         accepted: Nodes on the accepted path, in order.
-        new_token_ids: Accepted tokens, followed by a token chosen by the target (the bonus token),
-            cut at the end of the request. These are exactly the tokens that were appended.
-        target_argmax: 1 + n tokens: the target's most likely token after the root and after every
-            node.
+        new_token_ids: Tokens appended to the request: the accepted tokens and a bonus token chosen
+            by the target, cut at the end of the request.
+        target_argmax: The target's most likely token after the root and after each of the n nodes.
         target_top: The target's most likely tokens after the root and every node, if the drafter
             sets `top_k`.
         logprobs: For each new token, if requested: token id -> log-probability, most likely first.
         head_draft: Draft tree from the hidden-state draft head for the tokens after the newest
             token, if the drafter requested it (`num_head_tokens`).
-        unclean: The target's logits after some node, accepted or not, were NaN or infinite;
-            `target_argmax` is 0 for such nodes.
+        unclean: Whether the target's logits after any node were NaN or infinite; `target_argmax`
+            is 0 after such nodes.
     """
 
     request: Request
@@ -88,12 +88,12 @@ class Outcome:
 
     @property
     def seq(self) -> Request:
-        """Return `request` under the short name used in the drafter contract."""
+        """Return `request` under the short name that drafters use."""
         return self.request
 
 
 class Drafter:
-    """Proposes draft trees for requests; `stop` frees the state of a request.
+    """Base class of drafting methods.
 
     Attributes:
         name: Name shown in messages and tables.
@@ -101,25 +101,25 @@ class Drafter:
             engine rejects a target with a different size.
         ids_below: Upper bound (exclusive) on the proposed token ids; 0 if it is unknown. A target
             with a smaller vocabulary is rejected, unless the two sizes differ only by padding.
-        columns: Tree branches that copies of the target can compute in parallel
+        columns: Number of tree branches that copies of the target can compute in parallel
             (`paceline.engine.parallel`).
         node_rule: Limits on the number of draft nodes (`paceline.core.node_rule`).
         budget: Whether the engine cuts trees to the nodes that save more time than they cost
-            (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the most
-            likely paths first.
+            (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the
+            most likely paths first.
         top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
-        needs_predictions: The drafter learns from `target_argmax` at rejected nodes, which no
-            recorded answer contains.
-        draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None uses
-            the model's default head.
+        needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes, which
+            recorded answers do not contain.
+        draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None
+            selects the model's default head.
         needs_draft_model: Class attribute: `build` requires a draft model.
         takes_draft_model: Class attribute: `build` accepts a draft model but also works without
             one.
         needs_trained: Class attribute: the drafter reads a file that was trained or built for the
             models in use.
         needs_store: Class attribute: the option `datastore` must name a token store.
-        keeps_tokens: Class attribute: no method changes `Request.token_ids`, so the engine does not
-            compare the tokens after each call. Subclasses do not inherit it.
+        keeps_tokens: Class attribute: the drafter never changes `Request.token_ids`, so the engine
+            skips the comparison after each call. Subclasses do not inherit the value.
     """
 
     name: str = "drafter"
@@ -142,8 +142,8 @@ class Drafter:
 
         Args:
             vocab_size: Number of rows in the target's LM head.
-            tokenizer: Tokenizer of the prompts, if known. Data gathered with the same tokenizer is
-                valid however the vocabulary is padded.
+            tokenizer: Tokenizer of the prompts, if known. Data created with the same tokenizer is
+                valid regardless of vocabulary padding.
         Raises:
             ConfigError: The drafter's data belongs to a different vocabulary; the message gives
                 both sizes.
@@ -152,44 +152,44 @@ class Drafter:
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Check that the drafter's token ids come from `tokenizer` (transformers).
 
-        The engine calls this method once, when the engine is built.
+        The engine calls this method once, during construction.
 
         Raises:
-            DatastoreError, ConfigError: The drafter knows that its ids come from a different
-                tokenizer; the message gives both fingerprints.
+            DatastoreError, ConfigError: The ids come from a different tokenizer; the message gives
+                both fingerprints.
         """
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the draft model for its target model.
+        """Prepare the drafter for its target model.
 
         Args:
-            target: The model that verifies the drafts.
+            target: Model that verifies the drafts.
             tokenizer: Tokenizer of the prompts, if known.
         Raises:
-            ConfigError, UnsupportedModelError: The draft model does not fit this target.
+            ConfigError, UnsupportedModelError: The drafter cannot be used with this target.
         """
 
     def num_head_tokens(self) -> int:
         """Return the number of tokens that the hidden-state draft head should propose.
 
-        The head drafts them from the target's hidden state after the next forward pass
+        The head drafts from the target's hidden state after the next forward pass
         (`paceline.draft_head`). For a small model, each token costs about 2 % of a forward pass.
-        The engine limits the number (`DraftHead.levels`). 0 requests none.
+        The engine caps the number at `DraftHead.levels`. 0 disables the head.
         """
         return 0
 
     def start(self, request: Request) -> None:
-        """Allocate state for `request`, whose prompt is known.
+        """Allocate the state for `request`, whose prompt is known.
 
-        A drafter that needs the target's hidden states sets `request.states` to a `HiddenStateLog`;
-        the engine then fills the log in every step.
+        A drafter that needs the target's hidden states sets `request.states` to a
+        `HiddenStateLog`. The engine then appends to the log in every step.
         """
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return one draft tree per request.
 
         Args:
-            requests: Requests whose newest token the target is about to process.
+            requests: Requests in the next forward pass of the target.
             max_nodes: For each request, the maximum number of nodes that the target will verify.
         Returns:
             One tree per request, in order; a tree may be empty.
@@ -197,17 +197,17 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the target's verdicts; called after their tokens are appended."""
+        """Learn from the verified trees, whose tokens have already been appended."""
 
     def draws(self, request: Request) -> bool:
         """Return whether drafts for `request` carry their sampling distributions.
 
-        The generated text depends on such drafts, so measured times must not influence them.
+        Such drafts affect the generated text, so they must not depend on measured times.
         """
         return False
 
     def stop(self, request: Request) -> None:
-        """Free the state of `request`, which has finished or was aborted."""
+        """Free the state of `request`, which has finished or been aborted."""
 
     @property
     def forward_seconds(self) -> float:
@@ -216,7 +216,7 @@ class Drafter:
 
 
 class Plain(Drafter):
-    """Proposes nothing, so the target decodes one token per step."""
+    """Proposes no drafts, so the target decodes one token per step."""
 
     name = "none"
     keeps_tokens = True
@@ -231,7 +231,7 @@ def require_drafter(where: str, drafter: object) -> None:
 
     Args:
         where: Name of the argument, for the message.
-        drafter: The value to check.
+        drafter: Value to check.
     Raises:
         ConfigError: `drafter` is not a `Drafter`.
     """
@@ -243,10 +243,10 @@ def require_drafter(where: str, drafter: object) -> None:
 
 
 def copied_tokens(drafter: Drafter, requests: Sequence[Request]) -> list[list[int]] | None:
-    """Copy the requests' tokens before a call of a drafter, for `check_tokens`.
+    """Copy the requests' tokens before a drafter call, for `check_tokens`.
 
     Returns:
-        The tokens of each request; None if the drafter's class promises `keeps_tokens`.
+        Tokens of each request; None if the drafter's class sets `keeps_tokens`.
     """
     if type(drafter).__dict__.get("keeps_tokens", False):
         return None
@@ -256,11 +256,11 @@ def copied_tokens(drafter: Drafter, requests: Sequence[Request]) -> list[list[in
 def check_tokens(
     drafter: Drafter, requests: Sequence[Request], before: list[list[int]] | None
 ) -> None:
-    """Check that a call of a drafter left the requests' tokens unchanged.
+    """Check that a drafter call left the requests' tokens unchanged.
 
     Args:
-        drafter: The drafter.
-        requests: Requests of the call.
+        drafter: Drafter that was called.
+        requests: Requests passed to the call.
         before: Result of `copied_tokens` before the call.
     Raises:
         DrafterError: The drafter changed `token_ids`, which would corrupt the answer.

@@ -1,4 +1,4 @@
-"""Record the target's hidden states for draft models that read them."""
+"""Record the target's hidden states for drafters that read them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 class HiddenStateLog:
     """The hidden states from which the target chose each token of a request.
 
-    The states for a token come from the preceding text position: the input of the LM head, then the
-    inputs of some layers. They are known for tokens `first` to `last` - 1. They are not known for
-    the first token, a prefix found in the cache, or draft tokens.
+    The states for a token are computed at the preceding text position: the input of the LM head,
+    followed by the inputs of selected layers. The log covers tokens `first` to `last` - 1. It does
+    not cover the first token, a prefix found in the cache, or draft tokens.
 
     Args:
         layers: Layers whose inputs are recorded in addition to the input of the LM head.
@@ -23,10 +23,10 @@ class HiddenStateLog:
         self._rows = torch.empty(0, 1 + len(layers), 0)
 
     def write(self, position: int, states: Tensor) -> None:
-        """Record the states at consecutive tokens.
+        """Record the states for consecutive tokens.
 
         Args:
-            position: Text position of the first of these tokens.
+            position: Text position of the first token.
             states: Hidden states, [n, 1 + layers, hidden]; n may be 0.
         """
         begin, end = position + 1, position + 1 + len(states)
@@ -43,10 +43,10 @@ class HiddenStateLog:
         self.last = end
 
     def known(self, begin: int, end: int) -> tuple[int, Tensor]:
-        """Return the known states for tokens `begin` to `end` - 1.
+        """Return the recorded states for tokens `begin` to `end` - 1.
 
         Returns:
-            Text position of the first known token, and the states, [n, 1 + layers, hidden].
+            Text position of the first recorded token, and the states, [n, 1 + layers, hidden].
         """
         begin, end = max(begin, self.first), min(end, self.last)
         return begin, self._rows[begin : max(begin, end)]

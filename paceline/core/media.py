@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixStates:
-    """Keys and values of a prompt's first tokens, from the model's own forward method.
+    """Keys and values of a prompt's first tokens, from the model's own `forward`.
 
     Attributes:
         layers: Keys and values of each layer, [heads, tokens, dim]; None for a layer that shares
-            another layer's.
+            another layer's cache.
         position_offset: Number that the model adds to the index of every later token to get its
             position.
-        logits: Logits after the next token, [vocab]; None means not computed.
+        logits: Logits for the token after these tokens, [vocab]; None if not computed.
     """
 
     layers: list[tuple[Tensor, Tensor] | None]
@@ -30,18 +30,16 @@ class PrefixStates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Media:
-    """Images, videos and audio of one prompt.
-
-    In the prompt, placeholder tokens represent them.
+    """Images, videos and audio in one prompt, each represented by placeholder tokens.
 
     Attributes:
-        tensors: Arguments for the model's forward method, by name. Ids with a column for each token
+        tensors: Keyword arguments for the model's `forward`. Arguments with one column per token
             cover the whole prompt.
-        end: Number of leading tokens, up to and including the last placeholder. Text follows.
-        digest: Hash of these tokens and of the tensors. Prompts with equal digests have equal keys
+        end: Number of leading tokens up to and including the last placeholder. Only text follows.
+        digest: Hash of these tokens and the tensors. Prompts with equal digests have equal keys
             and values in their first `end` positions.
-        states: Keys and values of the first `end` tokens, if they are known; None means the model
-            computes them from `tensors`.
+        states: Keys and values of the first `end` tokens; None if the model must compute them from
+            `tensors`.
     """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -54,9 +52,9 @@ class Media:
         """Return the media of a prompt, with their digest.
 
         Args:
-            token_ids: The whole prompt.
-            tensors: As in the attributes.
-            end: As in the attributes.
+            token_ids: Token ids of the whole prompt.
+            tensors: Keyword arguments for the model's `forward`, as in `Media.tensors`.
+            end: Number of tokens up to and including the last placeholder.
         """
         digest = hashlib.blake2b(np.array(token_ids[:end], dtype=np.int64).tobytes())
         for name in sorted(tensors):
@@ -68,7 +66,7 @@ class Media:
         return Media(tensors, end, digest.digest())
 
     def key(self) -> Media:
-        """Return the media without tensors and states, to compare digests only."""
+        """Return a copy without tensors and states, for comparing digests only."""
         return replace(self, tensors={}, states=None)
 
     def first_columns(self, count: int, num_tokens: int) -> dict[str, Tensor]:
@@ -89,7 +87,7 @@ class EncodedPrompt(list[int]):
         token_ids: Token ids, with placeholders.
         media: The images, videos and audio.
     Attributes:
-        media: As above.
+        media: The same object as the argument.
     """
 
     def __init__(self, token_ids: list[int], media: Media) -> None:
@@ -98,10 +96,10 @@ class EncodedPrompt(list[int]):
 
 
 def shares_media(first: Media | None, second: Media | None, length: int) -> bool:
-    """Return whether two requests can share their first `length` keys and values.
+    """Return whether two requests can share the cache of their first `length` tokens.
 
-    Requests with images share all of them or none: the model computes the tokens up to the last
-    image in one forward pass.
+    Requests with images share either all of them or none, because the model computes the tokens up
+    to the last image in one forward pass.
     """
     if first is None or second is None:
         return first is second

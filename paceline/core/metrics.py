@@ -1,4 +1,4 @@
-"""Define the reported metrics, each with its formula."""
+"""Define the reported metrics and their formulas."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ class Stats:
         new_tokens: Number of tokens emitted.
         drafted_tokens: Number of draft nodes verified.
         accepted_tokens: Number of draft nodes accepted.
-        cached_tokens: Number of prompt tokens whose keys and values were already cached by an
-            earlier request.
+        cached_tokens: Number of prompt tokens found in the KV cache of an earlier request.
         query_tokens: Number of tokens computed by each forward pass: pending tokens and draft
             nodes.
-        notes: The drafter's counters, by name; the drafter's documentation describes them.
+        notes: The drafter's counters, by name; its documentation describes them.
         seconds: Wall-clock time from admission to the last token.
-        batch_invariant: The logits are bitwise independent of drafts, batch and prefill chunks
-            (`LLM.invariance` gives the reason).
+        batch_invariant: Whether drafts, batch size and prefill chunks leave the logits bit-for-bit
+            unchanged (`LLM.invariance` explains how).
     """
 
     target_forwards: int
@@ -44,7 +43,7 @@ class Stats:
     def tokens_per_forward(self) -> float:
         """Return (new_tokens - 1) / (target_forwards - prefill_forwards).
 
-        The first token belongs to the prefill, so plain decoding scores exactly 1. If there was no
+        Prefill produces the first token, so plain decoding scores exactly 1. If there was no
         decoding pass, the result is `new_tokens`.
         """
         decoding = self.target_forwards - self.prefill_forwards
@@ -81,23 +80,24 @@ class Stats:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """An engine's counts since it was built, and its open requests.
+    """An engine's open requests, and its counts since construction.
 
     Attributes:
         waiting: Number of requests currently waiting for a slot.
         running: Number of requests that currently have a slot.
-        cache_usage: Share of the cache memory limit that currently holds tokens, from 0 to 1.
-            Without a limit, this is the share of the allocated memory.
-        kept_requests: Number of finished requests whose keys and values are currently in the cache.
+        cache_usage: Share of the KV cache's memory limit in use, from 0 to 1. Without a limit, the
+            share of the allocated memory.
+        kept_requests: Number of finished requests whose keys and values are currently in the
+            cache.
         finished: Number of requests that finished normally.
-        aborted: Number of requests that were withdrawn or failed.
+        aborted: Number of requests that were cancelled or failed.
         prompt_tokens: Number of prompt tokens in admitted requests.
         prefix_hits: Number of prompt tokens found in the cache.
         preemptions: Number of times a request lost its slot to another one.
         drafter_failures: Number of requests that continued without their drafter.
-        new_tokens: As in `Stats`, over all requests.
-        drafted_tokens: As in `Stats`, over all requests.
-        accepted_tokens: As in `Stats`, over all requests.
+        new_tokens: Number of tokens emitted.
+        drafted_tokens: Number of draft nodes verified.
+        accepted_tokens: Number of draft nodes accepted.
         forwards: Number of target forward passes.
     """
 
@@ -119,9 +119,10 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall-clock time spent in all steps since the engine was built, in seconds.
+    """Wall-clock time since the engine was built, in seconds.
 
-    On an accelerator, a launch returns before its result exists, so only `step` is meaningful.
+    On an accelerator, only `step` is meaningful, because a kernel launch returns before its result
+    exists.
 
     Attributes:
         step: Time spent in steps.

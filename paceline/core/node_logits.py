@@ -17,13 +17,13 @@ from paceline.util.device_copies import Arrays, upload
 
 
 class TopLogits(NamedTuple):
-    """Hold the most likely tokens of each row on the device of the logits.
+    """The most likely tokens of each row, on the device of the logits.
 
     Attributes:
-        columns: [rows, k] columns of the logits, most likely first.
-        probs: float32 [rows, k] their probabilities; a row of zeros has logits that are not
-            numbers.
-        vocabulary_ids: Token id of each column; None means column i is token i.
+        columns: Columns of the logits, [rows, k], most likely first.
+        probs: Their probabilities, float32 [rows, k]; all zeros in a row with NaN or infinite
+            logits.
+        vocabulary_ids: Token id of each column; None if column i is token i.
     """
 
     columns: Tensor
@@ -36,10 +36,10 @@ class TopLogits(NamedTuple):
         return self.columns, self.probs
 
     def tokens(self, arrays: Arrays) -> TopTokens:
-        """Return the tokens on the CPU.
+        """Return the most likely tokens on the CPU.
 
         Args:
-            arrays: The copied `tensors`.
+            arrays: CPU copies of `tensors`.
         """
         columns, probs = arrays
         return TopTokens(
@@ -49,17 +49,17 @@ class TopLogits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeLogits:
-    """Hold the logits for several requests, without padding.
+    """The logits for several requests, without padding.
 
     Attributes:
         flat: Logits [rows, vocab].
-        starts: First row of each request, which holds the logits at its newest token.
-        counts: Number of rows of each request: 1 + its nodes.
+        starts: First row of each request; it holds the logits after the newest token.
+        counts: Number of rows per request: 1 + its number of nodes.
         states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
-            then the inputs of the captured layers. None means not captured.
+            then the inputs of the captured layers. None if not captured.
         pending: For each request, the hidden states at its pending tokens except the newest, [n, 1
-            + layers, hidden]. None means not captured.
-        top: Most likely tokens of each row; None means not computed.
+            + layers, hidden]. None if not captured.
+        top: Most likely tokens of each row; None if not computed.
     """
 
     flat: Tensor
@@ -75,8 +75,9 @@ class NodeLogits:
 
         Args:
             flat: Logits [rows, vocab].
-            counts: Number of rows of each request, without the scored ones.
-            scored: Rows of scored prompt tokens in front of each request; None = 0.
+            counts: Number of rows per request, without scored prompt tokens.
+            scored: Number of rows of scored prompt tokens before each request's rows; None means
+                0.
         """
         before = scored or [0] * len(counts)
         ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
@@ -90,8 +91,8 @@ class NodeLogits:
 
         Args:
             padded: Logits [batch, scored + 1 + width, vocab].
-            counts: Number of rows of each request, without padding and scored rows.
-            scored: Rows of scored prompt tokens in front of each request.
+            counts: Number of rows per request, without padding and scored prompt tokens.
+            scored: Number of rows of scored prompt tokens before each request's rows.
         """
         width = padded.shape[1]
         return NodeLogits(

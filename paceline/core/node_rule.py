@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """Limits on draft nodes that a drafter declares.
+    """A drafter's limits on its number of draft nodes.
 
     Attributes:
         max_nodes: Maximum number of nodes per request; None means the engine's maximum.
-        batch_nodes: Number of nodes that all requests in a step share, if there are several
-            requests; None means each request may have `max_nodes`.
-        min_nodes: Number of nodes that a request may have in a batch of any size.
+        batch_nodes: Maximum total number of nodes in a step with several requests; None means
+            `max_nodes` for each request.
+        min_nodes: Number of nodes allowed per request in a batch of any size.
     """
 
     max_nodes: int | None = None
@@ -25,8 +25,8 @@ def node_limit(rule: NodeRule, num_requests: int, max_nodes: int) -> int:
     """Return the maximum number of nodes per request in a step.
 
     Args:
-        rule: Limits of the drafter.
-        num_requests: Number of requests that the drafter serves in the step.
+        rule: The drafter's limits.
+        num_requests: Number of requests that use the drafter in the step.
         max_nodes: The engine's maximum per request.
     """
     limit = max_nodes if rule.max_nodes is None else min(max_nodes, rule.max_nodes)

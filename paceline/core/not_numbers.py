@@ -1,7 +1,7 @@
 """Handle logits that are not numbers: NaN in a row, or an infinite maximum.
 
-Functions that choose tokens mark such a row with `NO_TOKEN`, so the check needs no device
-synchronisation. An individual logit of -inf is valid: it pads vocabularies and bans tokens.
+Functions that choose tokens mark such a row with `NO_TOKEN`, so the check does not wait for the
+device. An individual logit of -inf is valid: it marks vocabulary padding and banned tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
 
 
 def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
-    """Replace NO_TOKEN in a draft model's output with token 0, as an ordinary guess.
+    """Replace NO_TOKEN in a draft model's output with token 0, as an ordinary draft.
 
     Args:
         requests: The draft model's copies of the requests.

@@ -6,21 +6,21 @@ from enum import IntEnum
 
 
 class Origin(IntEnum):
-    """Enumerate the sources of tokens.
+    """Source of a token.
 
     Attributes:
         TARGET: Chosen by the target; not a draft token.
-        DRAFT: Proposed by a drafter that names no source.
-        PROMPT: Followed the same tokens in the prompt.
-        OUTPUT: Followed the same tokens in the answer so far.
-        DATASTORE: Followed the same tokens in a datastore.
+        DRAFT: Proposed by a drafter that does not name a source.
+        PROMPT: Copied from the prompt, after a matching run of tokens.
+        OUTPUT: Copied from the answer so far, after a matching run of tokens.
+        DATASTORE: Copied from a datastore, after a matching run of tokens.
         RECYCLED: Among the target's cached top tokens (Token Recycling).
-        WINDOW: From a lookahead window, computed by the target for a later position.
-        POOL: From a pool of n-grams from earlier steps or answers.
+        WINDOW: Taken from a lookahead window, which the target computed for a later position.
+        POOL: Taken from a pool of n-grams from earlier steps or answers.
         MODEL: Predicted by a draft model.
         DRAFT_HEAD: Predicted by the draft head from the target's hidden state.
         GRAMMAR: The only continuation that the request's grammar allows.
-        PREDICTION: From the text that the caller predicted.
+        PREDICTION: Taken from the caller's predicted text.
     """
 
     TARGET = 0

@@ -1,7 +1,7 @@
-"""Run transformers logits processors on steps with several tokens.
+"""Run transformers logits processors in steps that emit several tokens.
 
-A processor may keep state, so it is called exactly as in plain decoding: once per emitted token, in
-order, with all preceding tokens. It never sees draft nodes that the target rejects.
+A processor may keep state, so it is called exactly as in plain decoding: once per emitted token,
+in order, with all preceding tokens. It never sees rejected draft tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class Processed:
-    """A request's logits processors, with the tokens chosen so far.
+    """A request's logits processors and its tokens so far.
 
     Args:
-        process: All processors combined into one function, such as a `LogitsProcessorList`.
-        ids: Tokens before the next one, [1, n].
+        process: All processors combined into one callable, such as a `LogitsProcessorList`.
+        ids: Tokens of the request, [1, n].
     """
 
     def __init__(self, process: Processor, ids: Tensor) -> None:
@@ -51,7 +51,7 @@ class Processed:
         """Return the processed scores for the token after `ids`, [1, vocab].
 
         Args:
-            scores: Scores from the model, float32 [1, vocab]; may be changed in place.
+            scores: The model's scores, float32 [1, vocab]; may be modified in place.
         """
         return self._process(self.ids, scores)
 
@@ -60,7 +60,7 @@ class OwnProcessors:
     """Shallow copies of one request's processors, called in order.
 
     Raises:
-        ConfigError: a processor fails, or does not return scores of the same shape.
+        ConfigError: A processor fails or changes the shape of the scores.
     """
 
     def __init__(self, processors: Sequence[Callable[..., Any]]) -> None:

@@ -22,9 +22,9 @@ _ids = itertools.count()
 
 @dataclass(slots=True)
 class Counters:
-    """Raw counts for one request; `paceline.core.metrics` has the formulas.
+    """Raw counts for one request; `paceline.core.metrics` defines the formulas.
 
-    The model, the engine and the drafter update these counters.
+    The model, the engine and the drafter update these counts.
     """
 
     target_forwards: int = 0
@@ -50,26 +50,26 @@ class Request:
         max_length: Length at which the request ends, in tokens.
         eos_token_ids: Tokens that end the request, including `SamplingParams.stop_token_ids`.
         cached: Number of leading tokens whose keys and values are in the model's cache.
-        rotary_length: Text length that determines the rotary frequencies for the first tokens, in
-            models whose frequencies depend on the text length. For later tokens, the text up to the
-            token determines them.
-        media: Images, videos and audio in the prompt; None means text only.
-        position_offset: Number that is added to the index of a token after the last image to get
-            its position; 0 without images.
+        rotary_length: Text length that sets the rotary frequencies of the first tokens, in models
+            whose frequencies depend on the text length. Each later token uses its own text length.
+        media: Images, videos and audio in the prompt; None for text only.
+        position_offset: Number added to the index of a token after the last image to get its
+            position; 0 without images.
         slot: Slot in the KV cache; -1 before the model opens the request.
-        finish_reason: "stop" or "length" once it has ended; None before.
+        finish_reason: "stop" or "length" once the request has ended; None before.
         logprobs: For each token of the answer, if requested: token id -> log-probability, most
             likely first.
-        prompt_logprobs: For each prompt token computed so far: None for the first token, then as in
-            `logprobs`. None means not requested.
+        prompt_logprobs: For each prompt token computed so far: None for the first token, then
+            entries as in `logprobs`. None if not requested.
         states: The target's hidden states for this request, if its drafter requested them in
             `start`.
         processed: The request's logits processors, created on first use.
-        token_counts: Counts of its tokens on the device, if penalties need them.
+        token_counts: Counts of the request's tokens, on the device; None if no penalty needs them.
         tainted: Whether keys or values may be NaN; if so, the model clears the slot before it is
             reused.
-        without_draft: Whether the next step runs this request without a draft tree.
-        failure: Error that ends only this request, because its next token cannot be chosen.
+        without_draft: Whether the next step decodes this request without a draft tree.
+        failure: Error that ends this request, because its next token cannot be chosen; None if
+            there is none.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Request:
 
     @property
     def pending(self) -> int:
-        """Number of tokens not cached yet: 1 while decoding, or the rest of the prompt."""
+        """Number of tokens not yet cached: 1 while decoding, or the rest of the prompt."""
         return len(self.token_ids) - self.cached
 
     def ends_prefill(self, prefill_chunk: int) -> bool:
-        """Return True if the next prefill chunk of this size reaches the newest token."""
+        """Return True if the next prefill chunk includes the newest token."""
         return self.pending <= prefill_chunk
 
     @property
@@ -141,11 +141,11 @@ class Request:
     def end_reason(self, run: list[int]) -> str | None:
         """Return why the request ends with the last token of `run`, or None.
 
-        Verification calls this method for every token in an accepted run, so no token follows an
+        Verification calls this method for every accepted token, so nothing is appended after the
         end.
 
         Args:
-            run: Tokens that are about to be appended, the newest last.
+            run: Tokens about to be appended, in order.
         """
         if run[-1] in self.eos_token_ids:
             return "stop"
@@ -164,10 +164,10 @@ class Request:
             return True
 
     def append(self, run: list[int], logprobs: Iterable[dict[int, float]] = ()) -> None:
-        """Append tokens that the target has chosen.
+        """Append tokens chosen by the target.
 
         Args:
-            run: The tokens, in order.
+            run: Tokens in order.
             logprobs: Log-probabilities for each token, if requested.
         """
         if run:

@@ -1,4 +1,4 @@
-"""Define a request's options and check their values."""
+"""Define and validate the options of a request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _Check = tuple[str, Callable[[Any], bool], str]  # option, condition, descriptio
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Options for one request: token choice, length, stop conditions and reports.
+    """Options for one request: sampling, length, stop conditions and reported values.
 
     Attributes:
-        max_new_tokens: Maximum number of tokens in an answer; at least 0; 0 computes the prompt and
-            generates nothing.
+        max_new_tokens: Maximum number of tokens in an answer; at least 0. With 0, the model only
+            processes the prompt.
         temperature: Divisor of the logits; at least 0; 0 is greedy (argmax).
         top_k: Keep the k most likely tokens; at least 0; 0 keeps all.
         top_p: Keep the smallest set of tokens whose probability reaches top_p; above 0, at most 1;
@@ -37,46 +37,46 @@ class SamplingParams:
             from 0 to 1; 0 drops none.
         repetition_penalty: Divide positive logits and multiply negative logits by this number, for
             tokens already in the prompt or answer; above 0; 1 disables the penalty.
-        seed: Random seed. The same seed gives the same text in any batch and with every drafter
+        seed: Random seed. The same seed gives the same text in any batch, and with any drafter
             that does not sample its drafts.
-        stop: Strings that end the answer; the text is cut before the stop string. Special tokens
-            are allowed. Default: none.
+        stop: Strings that end the answer; the text is cut before the stop string. They may be
+            special tokens. Default: none.
         ignore_eos: Continue after an end-of-sequence token.
         min_tokens: Minimum number of tokens in an answer before an end token may stop it; at least
             0. Stop strings may end the answer earlier.
-        presence_penalty: Number subtracted from the logits of tokens already in the answer; from -2
-            to 2; 0 disables the penalty.
-        frequency_penalty: Number subtracted from a token's logit for each time the token occurs in
-            the answer; from -2 to 2; 0 disables the penalty.
+        presence_penalty: Number subtracted from the logits of tokens already in the answer; from
+            -2 to 2; 0 disables the penalty.
+        frequency_penalty: Number subtracted from a token's logit for each occurrence of the token
+            in the answer; from -2 to 2; 0 disables the penalty.
         stop_token_ids: Tokens that end the answer, even with `ignore_eos`. The stop token is the
             last token of the answer.
-        logit_bias: Value added to the logit of each given token id; from -100 to 100; None changes
+        logit_bias: Value to add to the logit of each listed token id; from -100 to 100. Default:
             none.
-        bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
-            the start of the text and after a space. When the answer ends with all tokens of an
-            entry but the last, the sampler bans that last token.
-        logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores float32
-            [1, vocab]) -> scores [1, vocab]. They run once per token, in order, on the prompt and
-            the answer before that token. Each answer gets a shallow copy of every processor, so a
-            processor may keep state in its attributes.
+        bad_words: Words or lists of token ids that the answer must not contain. A word is banned
+            at the start of the text and after a space. If the answer ends with all tokens of an
+            entry except the last, the sampler bans the last one.
+        logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores
+            float32 [1, vocab]) -> scores [1, vocab]. They run once per token, in order, on the
+            prompt and the answer before that token. Each answer gets a shallow copy of every
+            processor, so a processor may keep state in its attributes.
         logprobs: Number of most likely tokens whose log-probabilities are reported for each token
             of the answer, in addition to the chosen token. They are computed from the model's own
-            logits (`Completion.logprobs`). None reports none.
-        prompt_logprobs: The same number for each token of the prompt
-            (`Completion.prompt_logprobs`). The model then computes the whole prompt, even if the
-            cache holds its beginning. None reports none.
-        skip_special_tokens: Leave special tokens out of the text. False writes them as the
+            logits (`Completion.logprobs`). Default: none.
+        prompt_logprobs: Number of most likely tokens whose log-probabilities are reported for each
+            token of the prompt (`Completion.prompt_logprobs`). The model then computes the whole
+            prompt, even if its beginning is cached. Default: none.
+        skip_special_tokens: Omit special tokens from the text. With False, they appear as the
             tokenizer spells them, including the end-of-sequence token.
-        n: Number of answers, with seed, seed + 1, ...; several answers need a temperature above 0
-            (`Completion.outputs`).
+        n: Number of answers (`Completion.outputs`), generated with seed, seed + 1, ...; more than
+            one needs a temperature above 0.
         speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None uses
             the engine's drafter. The drafter changes the speed, not the text.
         prediction: Token ids or text that the answer is expected to contain, such as the text to
             edit. `auto` drafts from it; the answer does not change. Default: none.
-        max_nodes: Maximum number of draft nodes verified per step; None means as many as the engine
-            allows.
-        priority: Requests with a lower number get a slot first and may preempt others; ties go to
-            the older request.
+        max_nodes: Maximum number of draft nodes verified per step; None means as many as the
+            engine allows.
+        priority: Requests with a lower number get a slot first and may preempt others; the older
+            request wins a tie.
 
     The logits are changed in this order: logit_bias, repetition_penalty, frequency_penalty,
     presence_penalty, bad_words, min_tokens, logits_processors, temperature, top_k, top_p, min_p.
@@ -168,7 +168,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is always chosen, without sampling."""
+        """True if every token is the most likely one (no sampling)."""
         return self.temperature == 0.0
 
     @property

@@ -1,6 +1,6 @@
 """Define constants and option types that several packages share.
 
-Only the limits of sampling parameters can change an answer.
+Of these, only the limits on sampling parameters can change an answer.
 """
 
 from __future__ import annotations

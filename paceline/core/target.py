@@ -36,20 +36,20 @@ class CacheSlots(Protocol):
         """Return the total number of tokens in all slots."""
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other` with its first `length` cache positions."""
+        """Give `request` the slot of `other`, keeping the first `length` cache positions."""
 
     def copy(self, request: Request, other: Request, length: int) -> None:
         """Copy the first `length` cache positions of `other` into the slot of `request`."""
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Return the copies of recurrent states, for models that have any."""
+        """Return the copies of recurrent states, if the model has any."""
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to a number of slots and of cache positions per slot."""
+        """Resize the cache to the given number of slots and cache positions per slot."""
 
     def gather(self, requests: Sequence[Request]) -> None:
-        """Move the requests in one step to the first slots, in any order."""
+        """Move the requests of one step to the first slots, in any order."""
 
 
 class Target(Protocol):
@@ -68,7 +68,7 @@ class Target(Protocol):
 
     @property
     def model(self) -> Any:
-        """Return the model itself, as drafters see it."""
+        """Return the underlying model, for drafters."""
 
     @property
     def vocab_size(self) -> int:
@@ -76,7 +76,7 @@ class Target(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Return the maximum length of a request in tokens."""
+        """Return the maximum length of a request, in tokens."""
 
     @property
     def forward_seconds(self) -> float:
@@ -84,11 +84,11 @@ class Target(Protocol):
 
     @property
     def takes_trees(self) -> bool:
-        """Return True if the model can verify trees, False if it can verify only chains."""
+        """Return True if the model can verify trees, or False if only chains."""
 
     @property
     def packs(self) -> bool:
-        """Return True if requests of any width can share a forward pass without padding."""
+        """Return True if a forward pass needs no padding for requests of different widths."""
 
     @property
     def uses_target_states(self) -> bool:
@@ -112,14 +112,14 @@ class Target(Protocol):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, which represent one text length."""
+        """Return True if layers keep recurrent states, each valid for one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of the first `length` tokens another request can take over."""
+        """Return how many of the first `length` cached tokens another request can reuse."""
 
     @property
     def growth_step(self) -> int:
-        """Return the step in cache positions by which the cache should grow."""
+        """Return the number of cache positions by which to grow the cache."""
 
     def check_length(self, request: Request) -> None:
         """Check that a request is not longer than the context.
@@ -129,14 +129,14 @@ class Target(Protocol):
         """
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Give a request a new slot, or take over a finished request's first positions."""
+        """Assign a slot: a new one, or a finished request's slot with its first positions."""
 
     def prefill_media(self, request: Request) -> None:
-        """Compute an open request's tokens up to its last image, video or audio.
+        """Compute an open request's tokens up to its last image, video or audio clip.
 
         Raises:
-            ConfigError: the model rejects the images, videos or audio.
-            UnsupportedModelError: the model cannot continue after them losslessly.
+            ConfigError: The model rejects the images, videos or audio.
+            UnsupportedModelError: The model cannot continue losslessly after them.
         """
 
     def close(self, request: Request) -> None:
@@ -169,7 +169,7 @@ class Target(Protocol):
         """Drop a request's cache from position `length` onwards."""
 
     def clear_after(self, request: Request) -> None:
-        """Zero a request's slot after its cached tokens."""
+        """Set a request's slot to zero after its cached tokens."""
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
         """Return the part of a draft tree that the model can verify for the request."""
@@ -178,4 +178,4 @@ class Target(Protocol):
         """Drop a request's cache if its new length changes how its tokens are encoded."""
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
-        """Return True if equal first tokens of two requests have equal keys and values."""
+        """Return True if a common prefix of two requests has the same keys and values."""

@@ -1,4 +1,4 @@
-"""Hold how often each token occurs in a request."""
+"""Count how often each token occurs in a request."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Hold the counts of one request.
+    """Token counts of one request.
 
     Attributes:
         table: Counts of several requests, float32 [requests, 2, vocab].
         row: Row of the request in the table.
-        answer: Tokens of the answer that are counted; of the prompt, all are.
+        answer: Tokens of the answer that have been counted. All tokens of the prompt are counted.
     """
 
     table: Tensor

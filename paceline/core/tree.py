@@ -1,7 +1,8 @@
 """Define draft trees, and the arrays from which attention masks are built.
 
-A tree is `token_ids` and `parents` (parents[i] < i; -1 is the root, the last committed token).
-Everything else is derived from them. The module imports only numpy, so drafters do not need torch.
+A tree consists of `token_ids` and `parents` (parents[i] < i; -1 is the root, the last committed
+token). Everything else is derived from these lists. The module imports numpy only, so drafters do
+not need torch.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ class DraftTree:
     Attributes:
         token_ids: Token ids of the n nodes.
         parents: Parent of each node; parents[i] < i, -1 = the root.
-        probs: Distribution that each node was sampled from, [vocab], given its ancestors and
-            earlier siblings. None for a node means that it is a guess; None for all = guesses only.
-        confidence: Estimated probability that each node is accepted if its parent is.
-        probes: Number of nodes at the end that are never accepted. For these, the target only
-            computes the next token.
+        probs: Distribution from which each node was sampled, [vocab], given its ancestors and
+            earlier siblings. An entry is None if the node was not sampled; `probs` is None if no
+            node was.
+        confidence: Estimated probability that each node is accepted, given that its parent is.
+        probes: Number of nodes at the end that are never accepted. The target only computes the
+            token that follows each of them.
         origins: Source of each node (`Origin`); ignored in comparisons.
-        leaf_first: Whether the target verifies sampled nodes from the leaves to the root (traversal
-            verification). Acceptance then depends on later nodes, so every step must sample with
-            new random numbers. Default False: rejection sampling from the root.
+        leaf_first: Whether the target verifies sampled nodes from the leaves to the root
+            (traversal verification). Acceptance then depends on later nodes, so every step must
+            sample with new random numbers. Default False: rejection sampling from the root.
     """
 
     token_ids: list[int]
@@ -62,8 +64,8 @@ class DraftTree:
         """Map (parent, token) to node.
 
         Args:
-            count: Number of nodes to map, from the first; None means all nodes that may be
-                accepted.
+            count: Number of nodes to map, starting with the first; None means all nodes that may
+                be accepted.
         """
         nodes = range(self.num_candidates if count is None else count)
         return dict(zip(zip(self.parents, self.token_ids, strict=True), nodes, strict=False))
@@ -76,18 +78,18 @@ class DraftTree:
         origins: Sequence[int] | None = None,
         leaf_first: bool = False,
     ) -> DraftTree:
-        """Return a tree without branches: each token is the child of the previous one."""
+        """Return a tree without branches: each token's parent is the previous token."""
         parents = list(range(-1, len(token_ids) - 1))
         return DraftTree(token_ids, parents, probs, confidence, 0, origins, leaf_first)
 
     def is_chain(self) -> bool:
-        """Return whether the tree is a chain, so that no node has a sibling."""
+        """Return whether the tree is a chain, in which no node has siblings."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     def children(self) -> list[list[int]]:
-        """Return the children of the root (index 0) and of every node i (index i + 1).
+        """Return the children of the root (index 0) and of each node i (index i + 1).
 
-        Probes are left out.
+        Probes are excluded.
         """
         result: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
         for node, parent in enumerate(self.parents[: self.num_candidates]):
@@ -103,7 +105,7 @@ class DraftTree:
         return path[::-1]
 
     def path_chances(self) -> list[float]:
-        """Return the probability of acceptance for each node and all its ancestors."""
+        """Return, for each node, the probability that it and its ancestors are accepted."""
         assert self.confidence is not None, "trees with confidence only"
         chances: list[float] = []
         for parent, confidence in zip(self.parents, self.confidence, strict=True):
@@ -111,11 +113,11 @@ class DraftTree:
         return chances
 
     def best_chain(self) -> DraftTree:
-        """Return the single path to verify if the target cannot verify trees.
+        """Return the path to verify if the target cannot verify trees.
 
         With `confidence`, it is the path with the highest expected number of accepted tokens;
-        otherwise, the first of the deepest paths. Sampled nodes already form chains, so none is
-        dropped.
+        otherwise, the first of the deepest paths. Sampled nodes already form a chain, so all of
+        them remain.
         """
         if self.is_chain() and not self.probes:
             return self
@@ -138,7 +140,7 @@ class DraftTree:
         )
 
     def first(self, count: int) -> DraftTree:
-        """Return the tree formed by the first `count` nodes; parents come before children."""
+        """Return the tree formed by the first `count` nodes."""
         if count >= len(self):
             return self
         if count <= 0:
@@ -153,7 +155,7 @@ class DraftTree:
         )
 
     def shallower_than(self, depth: int) -> DraftTree:
-        """Return the tree formed by the nodes with a depth below `depth`."""
+        """Return the tree formed by the nodes above depth `depth`."""
         nodes = np.flatnonzero(node_depths(self.parents) < depth).tolist()
         index = {-1: -1, **{node: new for new, node in enumerate(nodes)}}
         return DraftTree(
@@ -187,11 +189,11 @@ class TreeBuilder:
         return len(self.token_ids)
 
     def __contains__(self, edge: tuple[int, int]) -> bool:
-        """Return whether `parent` has a child with this token, as (parent, token)."""
+        """Return whether the edge (parent, token) exists."""
         return edge in self._child
 
     def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Add one node, or find it; return `parent` if the tree is full."""
+        """Add a node unless it exists, and return it; return `parent` if the tree is full."""
         node = self._child.get((parent, token))
         if node is not None:
             return node
@@ -211,13 +213,13 @@ class TreeBuilder:
     def add_path(
         self, token_ids: Sequence[int], parent: int = -1, origin: Origin = Origin.DRAFT
     ) -> int:
-        """Add a path below `parent`; return the last node that fitted.
+        """Add a path below `parent`, and return the last node that fits.
 
         Existing nodes are reused.
 
         Args:
             token_ids: Tokens of the path.
-            parent: Node that the path starts from.
+            parent: Node to which the path is attached.
             origin: Source of the new nodes.
         """
         for token in token_ids:
@@ -247,7 +249,7 @@ def node_depths(parents: Sequence[int]) -> IntArray:
 
 
 def ancestor_mask(parents: Sequence[int]) -> BoolArray:
-    """Return a mask [n, n] that is True where node j is node i or its ancestor."""
+    """Return the mask [n, n] that is True where node j is node i or an ancestor of it."""
     return tree_shape(tuple(parents))[1]
 
 
@@ -255,7 +257,7 @@ def ancestor_mask(parents: Sequence[int]) -> BoolArray:
 def tree_shape(parents: tuple[int, ...]) -> tuple[IntArray, BoolArray]:
     """Return the depths [n] and the ancestor mask [n, n] of a tree shape.
 
-    Results are cached, since drafters repeat their shapes.
+    Results are cached, because drafters reuse the same shapes.
     """
     count = len(parents)
     if parents == tuple(range(-1, count - 1)):

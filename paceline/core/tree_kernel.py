@@ -1,4 +1,4 @@
-"""Derive depths and ancestors of a draft tree in compiled code."""
+"""Compute the depths and ancestors of draft-tree nodes in compiled code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def fill_shape(
     """Fill the depths and the ancestor mask of a tree shape.
 
     Args:
-        parents: [n] parent of each node; parents[i] < i, -1 = the root.
-        depths: [n] depth of each node, filled; 1 for a child of the root.
-        ancestors: [n, n] of False, set to True where node j is node i or its ancestor.
+        parents: Parent of each node, [n]; parents[i] < i, and -1 is the root.
+        depths: Output: depth of each node, [n]; 1 for a child of the root.
+        ancestors: Output: mask [n, n], initially False; set to True where node j is node i or an
+            ancestor of it.
     """
     for node in range(len(parents)):
         above = parents[node]

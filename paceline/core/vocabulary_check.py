@@ -10,15 +10,15 @@ from paceline.text.token_ids import is_padded, size, token_ids_of
 
 
 def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> None:
-    """Check the drafter's vocabulary against the target's. Called once per engine.
+    """Check the drafter's vocabulary against the target's, once per engine.
 
     Args:
-        drafter: The drafter to check.
+        drafter: Drafter to check.
         vocab: Number of tokens in the target's vocabulary.
         tokenizer: Tokenizer of the prompts, if known.
     Raises:
-        ConfigError: the sizes differ, or the drafter may propose ids that the target lacks; the
-            message gives both sizes. Also raised by `Drafter.check_vocab_size`.
+        ConfigError: The sizes differ, or the drafter may propose ids outside the target's
+            vocabulary; the message gives both sizes. Also raised by `Drafter.check_vocab_size`.
     """
     if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Calibrate a drafter's confidence from counts of accepted draft tokens.
 
-Confidences are grouped into buckets. A node counts as a trial once the target has predicted a token
-after its parent, whether or not the engine verified the node. An example with one drafter:
+Confidences are grouped into buckets. A node counts as a trial once the target has predicted the
+token after its parent, whether or not the engine verified the node. Example for one drafter:
 
     bucket       0.25-0.4   0.4-0.55   0.55-0.7
     predicted       0.33       0.48       0.62
@@ -24,13 +24,13 @@ Floats = NDArray[np.float64]
 
 
 class AcceptanceCalibration(NamedTuple):
-    """Count trials and accepted tokens per confidence bucket.
+    """Counts of trials and accepted tokens per confidence bucket.
 
     Attributes:
-        edges: [buckets - 1] edges between the buckets, in ascending order.
-        predicted: [buckets] sum of the confidences of the nodes that were tried.
-        trials: [buckets] number of nodes that were tried.
-        hits: [buckets] number of accepted nodes.
+        edges: Edges between the buckets, [buckets - 1], in ascending order.
+        predicted: Sum of the confidences of the nodes tried, [buckets].
+        trials: Number of nodes tried, [buckets].
+        hits: Number of nodes accepted, [buckets].
         prior_trials: Weight of the drafter's own confidence, as a number of trials.
         memory: Number of trials in a bucket after which older trials count half as much.
     """
@@ -44,13 +44,13 @@ class AcceptanceCalibration(NamedTuple):
 
 
 class FlatTrees(NamedTuple):
-    """Hold a step's draft trees, one after another.
+    """A step's draft trees, concatenated.
 
     Attributes:
-        parents: [nodes] parent in the tree; -1 is the root.
-        token_ids: [nodes] token ids.
-        confidence: [nodes] acceptance probability given the parent, according to the drafter.
-        starts: [1 + trees] index of each tree's first node, and the end.
+        parents: Parent of each node within its tree, [nodes]; -1 is the root.
+        token_ids: Token ids, [nodes].
+        confidence: Acceptance probability given the parent, according to the drafter, [nodes].
+        starts: Index of each tree's first node, followed by the total, [1 + trees].
     """
 
     parents: IntArray
@@ -100,7 +100,7 @@ def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> F
 
 @kernel
 def bucket_of(edges: Any, value: float) -> int:
-    """Return a value's bucket: the number of ascending edges that it reaches."""
+    """Return a value's bucket: the number of edges at or below the value."""
     bucket = 0
     for edge in edges:
         bucket += value >= edge
@@ -127,7 +127,7 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
 @kernel
 def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Return a node's acceptance probability from the counts in its bucket."""
+    """Return a node's acceptance probability, corrected by the counts in its bucket."""
     bucket = bucket_of(calibration.edges, confidence)
     prior = calibration.prior_trials * confidence
     probability: float = min(
@@ -141,7 +141,7 @@ def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
 
 @compiled
 def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> Floats:
-    """Return the calibrated path probability for each node."""
+    """Return the calibrated path probability of each node."""
     result = np.empty(len(trees.parents))
     _fill_path_probabilities(calibration, trees, result)
     return result
@@ -151,12 +151,12 @@ def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> 
 def add_path_probabilities(
     calibration: AcceptanceCalibration, trees: FlatTrees, gains: Floats
 ) -> None:
-    """Add the calibrated path probability of each node to the gain of its index.
+    """Sum the calibrated path probabilities of nodes with the same index.
 
     Args:
         calibration: Counts of the drafter.
         trees: Trees of the drafter.
-        gains: [1 + nodes of the largest tree] sum by 1 + index of the node in its tree.
+        gains: Sums, [1 + nodes of the largest tree]; entry 1 + i belongs to node i of each tree.
     """
     paths = np.empty(len(trees.parents))
     _fill_path_probabilities(calibration, trees, paths)
@@ -182,13 +182,13 @@ def _fill_path_probabilities(
 def count(
     calibration: AcceptanceCalibration, trees: FlatTrees, new_tokens: IntArray, ends: IntArray
 ) -> None:
-    """Count the nodes that the target decided: all children of the nodes it passed.
+    """Count the nodes that the target decided: all children of the nodes on its path.
 
     Args:
         calibration: Counts to update.
         trees: Trees as proposed by the drafter.
-        new_tokens: New tokens for all requests.
-        ends: [1 + trees] index of each request's first new token, and the end.
+        new_tokens: New tokens of all requests, concatenated.
+        ends: Index of each request's first new token, followed by the total, [1 + trees].
     """
     for tree in range(len(trees.starts) - 1):
         parent, first = -1, trees.starts[tree]

@@ -1,7 +1,7 @@
 """Count accepted draft tokens by source and probability, in plain Python.
 
 `AcceptanceCalibration` corrects a drafter's confidence by the ratio of hits to predictions. These
-counts instead blend the observed rate with a prior that the drafter gives for each token.
+counts instead combine the observed rate with a prior for each token, supplied by the drafter.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from math import inf
 
 
 class AcceptanceCounts:
-    """Count trials and hits by group and probability bucket, for all requests.
+    """Counts trials and hits by group and probability bucket, over all requests.
 
     Args:
-        num_groups: Number of sources that are counted separately.
+        num_groups: Number of sources to count separately.
         num_buckets: Number of equally wide probability buckets.
         prior_trials: Weight of the prior, as a number of trials.
         memory: Number of trials in a bucket after which older trials count half as much; default:
@@ -31,7 +31,7 @@ class AcceptanceCounts:
         """Return a token's estimated acceptance rate.
 
         Args:
-            prior: Acceptance rate before any counts.
+            prior: Acceptance rate assumed before any counts.
             prob: Probability of the token according to its source; from 0 to 1.
             group: Index of the source.
         """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class DecayingMean:
-    """Track a weighted mean in which earlier values lose weight with each new value.
+    """A weighted mean in which earlier values lose weight with each new value.
 
     Args:
-        decay: Factor applied to the weight of earlier values at every new value; in (0, 1].
+        decay: Factor applied to the weight of earlier values with every new value; in (0, 1].
     Attributes:
-        sum: Decayed sum of the values.
+        sum: Decayed, weighted sum of the values.
         weight: Decayed sum of the weights; 0 before the first value.
     """
 
@@ -18,24 +18,24 @@ class DecayingMean:
         self.sum = self.weight = 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Add a value; `weight` is the amount that the value represents."""
+        """Add a value with a weight."""
         self.sum, self.weight = (
             self._decay * self.sum + value,
             self._decay * self.weight + weight,
         )
 
     def reset(self) -> None:
-        """Forget all values."""
+        """Discard all values."""
         self.sum = self.weight = 0.0
 
     @property
     def value(self) -> float:
-        """Decayed sum of the values divided by that of the weights."""
+        """The weighted mean."""
         return self.sum / self.weight
 
 
 class MovingAverage:
-    """Track an exponential moving average that starts at the first value.
+    """An exponential moving average that starts at the first value.
 
     Args:
         rate: Weight of the newest value; in (0, 1].

@@ -1,7 +1,7 @@
-"""Find the number of sorted draft nodes that maximises tokens per second.
+"""Find the number of draft nodes that maximises tokens per second.
 
-A step produces one token per request. Each draft node adds its gain: the probability that the
-target accepts the path to the node. Each node also makes the step longer. Nodes are sorted by
+A step produces one token per request. Each draft node adds its gain, which is the probability that
+the target accepts the path to the node, but also makes the step longer. Nodes are sorted by
 decreasing gain.
 """
 
@@ -14,25 +14,25 @@ from paceline.draft_budget.acceptance_calibration import Floats
 
 
 def best_count(tokens: Floats, seconds: Floats) -> int:
-    """Return the number of nodes that gives the most tokens per second.
+    """Return the number of nodes that yields the most tokens per second.
 
     Args:
-        tokens: Expected number of tokens in a step by its number of nodes, from 0.
-        seconds: Duration of the step by its number of nodes, from 0.
+        tokens: Expected number of tokens in a step with 0, 1, 2, ... nodes.
+        seconds: Duration of a step with 0, 1, 2, ... nodes.
     """
     return int((tokens / seconds).argmax())
 
 
 def tree_of_nodes(starts: IntArray) -> IntArray:
-    """Return the tree of each node; see `FlatTrees.starts`."""
+    """Return the index of each node's tree; see `FlatTrees.starts`."""
     return np.repeat(np.arange(len(starts) - 1), np.diff(starts))
 
 
 def nodes_per_tree(trees: IntArray, nodes: IntArray, num_trees: int) -> list[int]:
-    """Return the number of `nodes` that belong to each tree.
+    """Count the chosen nodes in each tree.
 
     Args:
-        trees: Index of the tree that each node belongs to.
+        trees: Index of each node's tree.
         nodes: Chosen nodes.
         num_trees: Number of trees.
     """

@@ -1,19 +1,19 @@
 """Decide how many of a step's draft nodes the target verifies.
 
-A step takes t(rows) seconds for a batch and produces Y expected tokens: one per request, plus the
-path probability of each draft node. Trees list their most likely paths first, so a tree's first
-nodes are its best nodes together with their parents. In a ragged batch, the budget ranks the nodes
-of the whole batch by path probability, regardless of drafter. It takes the number of nodes that
-maximises tokens per second. In a padded batch, it chooses one width for all trees. 0 nodes means
-plain decoding. The cost curve is measured with two text lengths. Measured steps correct the curve
+A step takes t(rows) seconds for a batch and yields Y expected tokens: one per request, plus the
+path probability of each draft node. Trees list their most likely paths first, so the first nodes
+of a tree are its best ones, and include their parents. In a ragged batch, the budget ranks the
+nodes of the whole batch by path probability, regardless of drafter, and takes the number that
+maximises tokens per second. In a padded batch, it chooses one width for all trees. With 0 nodes,
+the step decodes plainly. The cost curve is measured at two text lengths. Measured steps correct it
 separately for each number of requests.
 
 Trees without confidences are verified whole or not at all. Their drafter is paused while it
-produces fewer tokens than plain decoding in the same time, and is retried at growing intervals. The
-same applies to a drafter that requires a draft model, because the draft model has already run
-before there is a tree to cut. In a batch with several drafters, whole trees are added to the cut
-trees. In a padded batch, nodes up to the width of the whole trees are free. A whole tree is charged
-for the rows by which it exceeds the next narrower tree.
+produces fewer tokens than plain decoding in the same time, and retried at growing intervals. The
+same applies to a drafter that requires a draft model, because the model has already run by the
+time there is a tree to cut. In a batch with several drafters, whole trees are added to the cut
+trees. In a padded batch, nodes up to the width of the whole trees are free. A whole tree is
+charged for the rows by which it exceeds the next narrower tree.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftBudget:
-    """Select the draft nodes in each step for one engine.
+    """Selects the draft nodes to verify in each step of an engine.
 
     Args:
         curve: Function that returns the cost of forward passes; called when the cost is first
             needed.
-        renew: Function called between steps with the duration of the steps since the last call, in
-            seconds. It returns whether `curve` now has a different result. None: the curve was
-            given, and measured steps do not correct it.
+        renew: Function called between steps with the seconds spent in steps since the previous
+            call. It returns whether the curve has changed. None if the user supplied the curve;
+            measured steps then do not correct it.
         settings: Settings for the selection and the correction.
     Attributes:
         decisions: Decisions in the most recent steps, if `DraftBudgetSettings.recorded_steps` or
@@ -78,8 +78,8 @@ class DraftBudget:
     def plain_seconds(self) -> float | None:
         """Seconds per step for one request without drafts.
 
-        The value comes from the cost curve, corrected with measurements of such steps. It is None
-        before the curve is first needed.
+        The value comes from the cost curve, corrected by measured steps. It is None until the
+        curve is first needed.
         """
         if self._curve is None:
             return None
@@ -107,13 +107,13 @@ class DraftBudget:
         Trees without confidences and sampled trees are left unchanged.
 
         Args:
-            drafts: Drafts in the step.
+            drafts: Drafts of the step.
             num_requests: Number of requests in the forward pass.
             rows: Number of rows in the forward pass without trees, including padding.
-            ragged: Whether the batch is ragged; if not, each request is padded to the width of the
+            ragged: Whether the batch is ragged. If not, each request is padded to the width of the
                 widest tree.
         Returns:
-            The drafts with the trees to verify; `observe` takes them back after the step.
+            The drafts with the trees to verify, to be passed to `observe` after the step.
         """
         cut = [BudgetedDrafts(each) for each in drafts]
         selector = RaggedSelector(cut) if ragged else PaddedSelector(cut, num_requests)
@@ -146,11 +146,11 @@ class DraftBudget:
         draft_seconds: float,
         seconds: float,
     ) -> None:
-        """Learn from the outcomes and the time of the newest step.
+        """Learn from the outcomes and the duration of the most recent step.
 
         Args:
             cut: Result of `cut`.
-            outcomes: Outcomes of the ready requests, per drafts.
+            outcomes: Outcomes of the ready requests, for each entry of `cut`.
             draft_seconds: Seconds spent in draft models and draft heads during the step.
             seconds: Duration of the whole step, including drafting.
         """
@@ -174,7 +174,7 @@ class DraftBudget:
     def _correction(self, num_requests: int) -> CostCorrection:
         """Return the correction for a given number of requests.
 
-        The correction for a new number starts with the values of the most recently used correction.
+        A new correction starts with the values of the most recently used one.
         """
         if num_requests not in self._corrections:
             self._corrections[num_requests] = CostCorrection(self._settings, self._newest)
@@ -188,14 +188,14 @@ class DraftBudget:
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the step's duration by its number of units, at its text length."""
+        """Return the step's duration by number of units, at the current text length."""
         cached = sum(request.cached for each in drafts for request in each.batch.requests)
         step = self._settings.context_step
         self._context = round(cached / num_requests / step) * step
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)
 
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
-        """Return the duration of steps with 0 to `num_units` units, from the curve."""
+        """Return the durations of steps with 0 to `num_units` units, from the curve."""
         key = rows, rows_per_unit, self._context
         if len(self._costs.get(key, ())) <= num_units:
             self._curve = self._curve or self._make_curve()
@@ -212,10 +212,10 @@ def _charge_drafting(
 ) -> None:
     """Add the time spent in draft models to the cost of their drafts.
 
-    A paused drafter did not run its model, so the step does not affect its statistics.
+    A paused drafter has not run its model, so the step does not affect its statistics.
 
     Args:
-        cut: Drafts in the step, after the cut.
+        cut: Drafts of the step, after the cut.
         selector: Selector that cut the trees.
         costs: Cost of the step by its number of units, in multiples of a step without trees.
         plain_s: Duration of a step without trees, in seconds.

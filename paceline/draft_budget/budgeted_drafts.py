@@ -1,4 +1,4 @@
-"""Follow one drafter's drafts through a step: cut, cost and outcomes."""
+"""Track one drafter's drafts through a step: cut, cost and outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.draft_budget.drafts import DrafterState, Drafts
 
 
 class BudgetedDrafts:
-    """Hold drafts whose trees the budget may cut.
+    """Drafts whose trees the budget may cut.
 
     `DraftBudget` creates, cuts and evaluates them.
 
@@ -25,9 +25,9 @@ class BudgetedDrafts:
         proposed: The drafts as proposed.
         trees: Draft trees that the target verifies, one per ready request.
         flat: The proposed trees as arrays, if the budget may cut them; otherwise None.
-        cost: Duration of the step with the trees, in multiples of a step without them; 0 means the
-            back-off does not need the cost. A drafter that requires a draft model has a cost even
-            if its trees are cut, because the draft model has already run.
+        cost: Duration of the step with the trees, in multiples of a step without them; 0 if the
+            back-off does not need it. A drafter that requires a draft model has a cost even if its
+            trees are cut, because the model has already run.
     """
 
     def __init__(self, proposed: Drafts) -> None:
@@ -57,7 +57,7 @@ class BudgetedDrafts:
 
     @property
     def ready(self) -> Sequence[Request]:
-        """Return the requests that the trees belong to."""
+        """Return the requests to which the trees belong."""
         return self.proposed.ready
 
     @property
@@ -90,11 +90,11 @@ class BudgetedDrafts:
 
 
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
-    """Return the tokens that drafts added: a harmonic mean over the requests.
+    """Return the tokens gained by drafting, as a harmonic mean over requests.
 
-    When some of a batch's requests have ended, a step takes only slightly less time. Drafts that
-    speed up only one request therefore save the batch little time, and the harmonic mean gives them
-    little weight.
+    A step takes only slightly less time when some of its requests have ended. Drafts that speed up
+    a single request therefore save the batch little time, and the harmonic mean gives them little
+    weight.
     """
     drafted = [outcome for outcome in outcomes if len(outcome.tree)]
     if not drafted:

@@ -8,15 +8,16 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class CostCorrection:
-    """Track how measured steps differ from the cost curve, for one number of requests.
+    """Tracks how far measured steps differ from the cost curve.
 
-    Two averages of log(measured / expected) are kept: one for steps without drafts and one for
-    steps with drafts. Unlike `MovingAverage`, they start as plain means, limit outliers, and decay
-    together.
+    One object serves one number of requests. It keeps two averages of log(measured / expected),
+    for steps with and without drafts. Unlike `MovingAverage`, they start as plain means, limit
+    outliers and decay together.
 
     Args:
         settings: Rates and limits.
-        similar: Correction for another number of requests, to start from; default: none.
+        similar: Correction for another number of requests, used as the starting point; default:
+            none.
     """
 
     def __init__(
@@ -33,14 +34,14 @@ class CostCorrection:
 
     @property
     def factor(self) -> float:
-        """Factor for the time of steps with drafts, relative to steps without drafts."""
+        """Factor for the duration of steps with drafts, relative to steps without drafts."""
         if not all(self._num_steps):
             return 1.0
         return self._limited(self._log_ratios[1] - self._log_ratios[0])
 
     @property
     def plain(self) -> float:
-        """Factor for the time of steps without drafts."""
+        """Factor for the duration of steps without drafts."""
         return self._limited(self._log_ratios[0]) if self._num_steps[0] else 1.0
 
     def note(self, drafted: bool, seconds: float, expected: float) -> None:

@@ -1,4 +1,4 @@
-"""Hold forward-pass times by number of rows and text length."""
+"""Define forward-pass times by number of rows and text length."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paceline.util.stopwatch import Conditions
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Give the seconds per forward pass for any number of rows.
+    """Seconds per forward pass for any number of rows.
 
-    The cost is interpolated linearly between the given numbers of rows, and extrapolated beyond
-    them along the last segment.
+    The cost is interpolated linearly between the measured row counts, and extrapolated beyond them
+    along the last segment.
 
     Attributes:
-        rows: Numbers of rows, in ascending order, starting with 1.
-        seconds: Seconds per forward pass for each number of rows; never decreasing.
-        further: Seconds added per token of text beyond the measured text length, for each number of
-            rows; empty for none.
+        rows: Row counts, in ascending order, starting with 1.
+        seconds: Seconds per forward pass for each row count; never decreasing.
+        further: Seconds added per token of text beyond the measured text length, for each row
+            count; empty if the cost does not grow.
     """
 
     rows: tuple[int, ...]
@@ -32,7 +32,7 @@ class CostCurve:
     further: tuple[float, ...] = ()
 
     def of(self, rows: IntArray, context: float = 0.0) -> NDArray[np.float64]:
-        """Return the seconds of forward passes.
+        """Return the durations of forward passes, in seconds.
 
         Args:
             rows: Number of rows in each forward pass.
@@ -53,11 +53,11 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """Hold a measured curve in the form in which it is cached.
+    """A measured curve in its cached form.
 
     Attributes:
         curve: The curve.
-        spreads: Relative interquartile range of the repeats, for each number of rows.
+        spreads: Relative interquartile range of the repeats, for each row count.
         conditions: Conditions of the measurement.
     """
 
@@ -67,7 +67,7 @@ class MeasuredCurve:
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> MeasuredCurve:
-        """Return the curve built from saved attributes.
+        """Build a curve from cached attributes.
 
         Raises:
             LookupError, TypeError, ValueError: The attributes are damaged.

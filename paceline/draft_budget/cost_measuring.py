@@ -1,9 +1,9 @@
-"""Time the forward passes of a cost curve, and check a curve with a few of them.
+"""Measure the cost curve, and check an existing curve with a few forward passes.
 
-For each number of rows, the forward pass processes one token after a short text, plus a chain of
-draft nodes. Some numbers are also timed after a longer text, where each row attends to more
-positions. The forward passes are interleaved, so that other programs affect all of them equally.
-Only the shortest repeat counts, because other programs can only make a forward pass slower.
+Each forward pass processes one token after a short text, plus a chain of draft nodes. Some row
+counts are also timed after a longer text, where each row attends to more positions. Passes with
+different row counts are interleaved, so that other programs affect all of them equally. Only the
+shortest repeat counts, because other programs can only slow a forward pass down.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Check:
     """Result of comparing a curve with a few forward passes.
 
     Attributes:
-        off: Largest relative difference between the cost of rows in the curve and the current cost.
+        off: Largest relative difference between the cost of rows in the curve and the current
+            cost.
         quiet: Whether the forward passes ran without noticeable load from other programs.
     """
 
@@ -55,7 +56,7 @@ class Check:
 
 
 class _Timer:
-    """Time one model's forward passes in a cache used for nothing else."""
+    """Times one model's forward passes in a dedicated cache."""
 
     def __init__(self, model: CachedLM) -> None:
         self.model = model.apart()
@@ -69,7 +70,7 @@ class _Timer:
 
         Args:
             rows: Number of rows.
-            text: 0 = after the short text, 1 = after the long text.
+            text: 0 for the short text, 1 for the long text.
         """
         return _timed(self.stopwatch, self.model, self._texts[text], rows)
 
@@ -77,8 +78,8 @@ class _Timer:
         """Repeat interleaved forward passes until the shortest times agree.
 
         Args:
-            repeats: Seconds of the repeats so far; the list is extended.
-            end: Time after which no new round begins.
+            repeats: Seconds of the repeats so far; extended by this call.
+            end: Time after which no new round starts.
         """
         for _ in range(TIMING.max_rounds):
             for (text, rows), seconds in repeats.items():
@@ -111,16 +112,16 @@ def measure(
     known: CostCurve | None = None,
     settings: DraftBudgetSettings = DEFAULTS,
 ) -> MeasuredCurve:
-    """Measure the curve in a separate cache.
+    """Measure the cost curve in a separate cache.
 
     Args:
         model: The model to time.
-        max_rows: Maximum number of rows; default: all numbers in the settings.
-        max_seconds: Number of seconds after which no new number of rows is started; default: from
-            the settings.
-        known: Curve that already includes the cost of longer texts; None measures this cost as
+        max_rows: Maximum row count; default: all row counts in the settings.
+        max_seconds: Number of seconds after which no new row count is started; default: from the
+            settings.
+        known: Curve that already includes the cost of longer texts. None measures that cost as
             well, which takes several more seconds.
-        settings: Rows and limits for the measurement.
+        settings: Row counts and limits for the measurement.
     """
     limit = settings.max_measure_seconds if max_seconds is None else max_seconds
     begin, timer = time.perf_counter(), _Timer(model)
@@ -151,7 +152,7 @@ def measure(
 
 
 def check(model: CachedLM, curve: CostCurve) -> Check | None:
-    """Compare a curve with a few forward passes; None if they would take too long."""
+    """Compare a curve with a few forward passes; return None if they take too long."""
     rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
     expected = curve.of(np.array(rows))
     while (
@@ -174,10 +175,10 @@ def check(model: CachedLM, curve: CostCurve) -> Check | None:
 
 
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
-    """Return the numbers of rows for which there is time to measure after a long text.
+    """Return the row counts that can be measured after a long text in the time left.
 
-    The smallest and the largest number are dropped last; the result has at least two numbers or
-    none.
+    The smallest and largest row counts are dropped last. The result is either empty or has at
+    least two entries.
     """
     result = [rows for rows in sorted(settings.measured_rows_long) if rows in best]
     limit = settings.max_measure_seconds - settings.measure_seconds
@@ -193,7 +194,7 @@ def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> l
 def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
     """Return the seconds that each token of text adds per forward pass.
 
-    They never decrease as the number of rows grows.
+    They never decrease as the row count grows.
     """
     timer.open_long_text()
     repeats: _Repeats = {(text, rows): [] for rows in long_rows for text in (0, 1)}
@@ -217,5 +218,5 @@ def _enough(forward_s: float, limit: float, settings: DraftBudgetSettings) -> fl
 
 
 def _tokens(model: CachedLM, count: int) -> list[int]:
-    """Return different tokens, which use different experts."""
+    """Return different tokens, which are routed to different experts."""
     return [index * TOKEN_STRIDE % model.vocab_size for index in range(count)]

@@ -1,8 +1,8 @@
-"""Load, measure, check and replace one engine's cost curve.
+"""Load, measure, check and replace an engine's cost curve.
 
-If other load disturbed the measurement of a curve, the curve is still used, but a check on an idle
-machine replaces it. The environment variable $PACELINE_COST_CURVE names a JSON file with one curve
-for every model (`rows` and `seconds`, two lists). In that case, nothing is measured.
+A curve whose measurement was disturbed by other load is still used, but a check on an idle machine
+replaces it. The environment variable $PACELINE_COST_CURVE names a JSON file with a curve for every
+model (two lists, `rows` and `seconds`). If it is set, nothing is measured.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _KIND = "cost-v13"  # changes when the measured or saved data change
 
 
 class Costs:
-    """Provide the cost of a model's forward passes on this machine.
+    """The cost of a model's forward passes on this machine.
 
     Args:
-        model: The model with its cache.
+        model: Model with its cache.
         max_rows: Maximum number of rows in a forward pass; None means no limit.
-        given: The curve to use; None means the curve from $PACELINE_COST_CURVE, or else a measured
-            curve.
-        settings: Rows and limits for the measurement.
+        given: Curve to use; None means the curve from $PACELINE_COST_CURVE if set, and otherwise a
+            measured curve.
+        settings: Row counts and limits for the measurement.
     Raises:
-        ConfigError: $PACELINE_COST_CURVE names no such file.
+        ConfigError: $PACELINE_COST_CURVE does not name a valid file.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Costs:
 
     @property
     def given(self) -> bool:
-        """True if the curve was supplied; measured steps then do not adjust it."""
+        """True if the user supplied the curve; measured steps then do not adjust it."""
         return self._given is not None
 
     def curve(self) -> CostCurve:
-        """Return the curve, loading or measuring it when it is first needed."""
+        """Return the curve; load or measure it on first use."""
         if self._given is not None:
             return self._given
         if self._measured is None:
@@ -67,7 +67,7 @@ class Costs:
         return self._measured.curve
 
     def recall(self) -> MeasuredCurve | None:
-        """Return the curve in use, or a cached one, or None; measures nothing."""
+        """Return the curve in use or a cached one; None if there is neither."""
         if self.given or self._measured is not None:
             return self._measured
         return result_cache.load(self._key(), MeasuredCurve.read)
@@ -82,7 +82,7 @@ class Costs:
         """Check the curve between two steps, if a check is due.
 
         Args:
-            seconds: Seconds of use since the last call.
+            seconds: Seconds of use since the previous call.
         Returns:
             Whether a different curve replaced it.
         """
@@ -103,7 +103,7 @@ class Costs:
         return False
 
     def _load_or_measure(self) -> MeasuredCurve:
-        """Return the cached curve after a check, or measure a new curve."""
+        """Return the cached curve if it passes a check, otherwise measure a new one."""
         fresh: list[MeasuredCurve] = []
 
         def compute() -> MeasuredCurve:
@@ -119,12 +119,12 @@ class Costs:
         return checked
 
     def _checked(self, curve: MeasuredCurve, max_seconds: float | None = None) -> MeasuredCurve:
-        """Return the curve if a few forward passes confirm it, or else a new curve.
+        """Return the curve if a few forward passes confirm it, otherwise a new curve.
 
         Args:
-            curve: The curve to check.
-            max_seconds: Time limit for a new measurement while the curve is in use, in seconds;
-                None = the check happens at load time.
+            curve: Curve to check.
+            max_seconds: Time limit in seconds for a new measurement while the curve is in use;
+                None at load time.
         """
         check, quiet = cost_measuring.check(self._model, curve.curve), curve.conditions.quiet
         if check is None:
@@ -179,7 +179,7 @@ class Costs:
 
 
 def _curve_of_environment() -> CostCurve | None:
-    """Return the curve named by $PACELINE_COST_CURVE, or None."""
+    """Return the curve from the file in $PACELINE_COST_CURVE, or None."""
     path = os.environ.get(VARIABLE)
     if not path:
         return None

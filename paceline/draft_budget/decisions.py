@@ -1,4 +1,4 @@
-"""Record why the draft budget kept or dropped each draft node in a step."""
+"""Record why the draft budget included or dropped each draft node in a step."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ NOT_PROPOSED = "no draft: the drafter proposed no nodes"
 
 
 class NodeDecision(NamedTuple):
-    """Describe the budget's decision about one draft node.
+    """The budget's decision about one draft node.
 
     Attributes:
         drafter: Name of the drafter.
         request_id: Id of the request.
         node: Index of the node in the proposed tree; -1 if there is no tree.
         token_id: Token of the node; -1 if there is no tree.
-        probability: Calibrated acceptance probability given the parent; None if the tree is never
+        probability: Calibrated acceptance probability given the parent; None if the tree cannot be
             cut.
         path_probability: Calibrated probability of the path to the node, which is the expected
             number of tokens that the node adds.
         price_s: Seconds that the node's unit adds to the step. A unit is one node in a ragged
             batch, and one node of every tree in a padded batch.
         verified: Whether the target verifies the node.
-        reason: Reason for the decision, in words.
+        reason: Reason for the decision, as text.
     """
 
     drafter: str
@@ -52,13 +52,13 @@ class NodeDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepDecision:
-    """Describe the decisions in one step.
+    """The budget's decisions in one step.
 
     Attributes:
         num_requests: Number of requests in the forward pass.
         plain_s: Expected duration of the step without drafts, in seconds.
         step_s: Expected duration of the step as decided, in seconds.
-        nodes: Decisions about each proposed node and about each request without a draft.
+        nodes: Decisions about each proposed node and each request without a draft.
     """
 
     num_requests: int
@@ -91,12 +91,12 @@ def decide_step(
     seconds: Floats,
     num_units: int,
 ) -> StepDecision:
-    """Return the decisions in a step after its trees were cut.
+    """Return the decisions made in a step, after its trees have been cut.
 
     Args:
         selector: Selector that cut the trees.
-        all_drafts: Drafts in the step, after the cut.
-        seconds: Expected duration of the step by its number of units, in seconds.
+        all_drafts: Drafts of the step, after the cut.
+        seconds: Expected duration of the step by number of units, in seconds.
         num_units: Number of units in the step after the cut.
     """
     nodes: list[NodeDecision] = []

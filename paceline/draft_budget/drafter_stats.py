@@ -11,11 +11,11 @@ from paceline.draft_budget.settings import DraftBudgetSettings
 
 @dataclass(eq=False, slots=True)
 class DrafterStats:
-    """Acceptance rates of a drafter's nodes, and whether drafting saves time.
+    """Statistics on how often a drafter's nodes are accepted, and on the time saved.
 
     Attributes:
-        acceptance_calibration: How often nodes were accepted, by confidence.
-        gate: Switches the drafter off while drafting is slower than plain decoding.
+        acceptance_calibration: Acceptance rates by confidence.
+        gate: Gate that switches the drafter off while drafting is slower than plain decoding.
     """
 
     acceptance_calibration: AcceptanceCalibration = field(default_factory=new_calibration)

@@ -1,8 +1,8 @@
-"""Back off from drafters that save no time: retry in bursts, at growing intervals.
+"""Pause drafters that save no time, and retry them in bursts.
 
-A burst starts with a few of a batch's requests, if they can draft separately. Once their drafts
-save time, all requests draft. A drafter whose trees the budget can cut drafts in most steps. After
-its trees have been cut to nothing for a long time, it drafts in one step out of five.
+A burst starts with a few of a batch's requests, if requests can draft separately. Once their
+drafts save time, all requests draft. A drafter whose trees the budget can cut drafts in most
+steps. If its trees have been cut to nothing for a long time, it drafts in one step out of five.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftingBackoff:
-    """Admit a drafter while it yields at least as many tokens as plain decoding.
+    """Admits a drafter as long as it yields at least as many tokens as plain decoding.
 
-    The back-off judges whole drafts by the tokens and the time of the step. In contrast,
-    `DraftModelGate` judges one source of a tree by the nodes that the source adds.
+    The back-off compares the tokens and the duration of whole steps. In contrast, `DraftModelGate`
+    evaluates one source of a tree by the nodes that the source adds.
 
     Args:
         settings: Limits for bursts and pauses.
@@ -32,7 +32,7 @@ class DraftingBackoff:
         self._tried = True  # on trial: not yet known to save time
 
     def opens(self) -> bool:
-        """Return whether the next step has drafts."""
+        """Return whether drafting is allowed in the next step."""
         return not self._pause.waits()
 
     @property
@@ -41,11 +41,11 @@ class DraftingBackoff:
         return self._settings.burst_requests if self._tried else None
 
     def admits(self, num_requests: int, ragged: bool) -> int:
-        """Return how many requests draft in the next step.
+        """Return the number of requests that draft in the next step.
 
         Args:
             num_requests: Number of requests in the batch.
-            ragged: Whether the forward pass pads no rows, so that each request adds only its own
+            ragged: Whether the forward pass has no padding, so that each request adds only its own
                 draft tokens.
         """
         if not self.opens():
@@ -95,7 +95,7 @@ class DraftingBackoff:
 
     @property
     def _is_hopeless(self) -> bool:
-        """True if the burst costs much and gains little."""
+        """Return whether the burst has a high cost and little gain."""
         tokens, cost = self._burst.sum, self._burst.weight
         return cost > self._settings.high_cost and tokens - 1 < self._settings.min_gain_share * (
             cost - 1

@@ -1,4 +1,4 @@
-"""Define a drafter's input in a step, and the draft trees that it proposes."""
+"""Define a drafter's input in a step, and the draft trees it proposes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DrafterState:
     """A drafter and its statistics in one engine.
 
     Attributes:
-        drafter: Proposes the draft trees.
-        stats: Statistics on its draft trees; None means the engine verifies the trees as proposed.
+        drafter: Drafter that proposes the trees.
+        stats: Statistics on its draft trees; None if the engine verifies all trees as proposed.
     """
 
     drafter: Drafter
@@ -36,8 +36,7 @@ class DrafterBatch:
         drafter_state: The drafter and its statistics.
         requests: Requests that take part in the step.
         max_nodes: Maximum number of nodes in the draft tree, for each request.
-        draft_head: Hidden-state draft head whose drafts are added to the outcomes; None means no
-            draft head.
+        draft_head: Hidden-state draft head whose drafts are added to the outcomes, or None.
         num_head_tokens: Number of tokens that the draft head drafts per request.
     """
 
@@ -76,7 +75,7 @@ class Drafts:
         return self.batch.drafter_state
 
     def without(self, requests: Container[Request]) -> Drafts:
-        """Return the drafts without those for some requests."""
+        """Return the drafts without the given requests."""
         members = [
             (request, tree)
             for request, tree in zip(self.ready, self.trees, strict=True)

@@ -1,7 +1,7 @@
-"""Select the draft nodes in a step that give the most tokens per second.
+"""Select the draft nodes in a step that yield the most tokens per second.
 
-The selection counts in units. In a ragged batch, a unit is one node, because every node is one row.
-In a padded batch, a unit is one node from every tree, because all trees are padded to the widest
+The selection counts in units. In a ragged batch, where every node is one row, a unit is one node.
+In a padded batch, where all trees are padded to the widest tree, a unit is one node from every
 tree.
 """
 
@@ -26,14 +26,14 @@ from paceline.util.compiled import compiled
 
 
 class NodeSelector(ABC):
-    """Hold a step's trees; trees with `BudgetedDrafts.flat` may be cut.
+    """Selects nodes in a step's trees. Trees with `BudgetedDrafts.flat` can be cut.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
     Attributes:
         rows_per_unit: Number of rows per unit.
         num_units: Number of units.
-        num_free_units: Number of units that cost nothing, because trees that may not be cut need
+        num_free_units: Number of units that cost nothing, because trees that cannot be cut need
             their rows anyway.
     """
 
@@ -48,33 +48,33 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of units in the current `trees` of drafts, cut or uncut."""
+        """Return the number of budget units used by the current `trees` of drafts."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the unit at which each node is included, for drafts that may be cut."""
+        """Return the unit in which each node is included, for drafts that can be cut."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees that may be cut; return the number of units left in the step.
+        """Cut the trees that can be cut, and return the remaining number of units.
 
         Args:
-            seconds: Time of the step by its number of units, [1 + num_units].
+            seconds: Duration of the step by number of units, [1 + num_units].
         """
 
     @abstractmethod
     def _best_units(self, seconds: Floats) -> int:
-        """Return the best number of units considering only trees that may be cut."""
+        """Return the best number of units, considering only trees that can be cut."""
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
-        """Return the number of units in a step of `num_units` after adding whole trees."""
+        """Return the number of units in a step after whole trees have been added."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set the cost of whole trees for the back-off, in steps without them.
+        """Set the cost of whole trees for the back-off.
 
         Args:
-            seconds: Time of the step by its number of units, [1 + num_units].
+            seconds: Duration of the step by number of units, [1 + num_units].
         """
         before = self._best_units(seconds) if self._whole else 0
         for drafts in sorted(self._whole, key=self.units):
@@ -85,7 +85,7 @@ class NodeSelector(ABC):
 
 
 class PaddedSelector(NodeSelector):
-    """Select one width for all trees, because rows are padded to the widest tree.
+    """Selects one width for all trees, because rows are padded to the widest tree.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
@@ -119,7 +119,7 @@ class PaddedSelector(NodeSelector):
         return best_count(self._tokens, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Cut to one width, which is at least the width of the whole trees."""
+        """Cut all trees to the same width, at least that of the widest whole tree."""
         floor = width = self.num_free_units
         if len(self._whole) < len(self._drafts):
             width = floor + best_count(self._tokens[floor:], seconds[floor:])
@@ -133,7 +133,7 @@ class PaddedSelector(NodeSelector):
 
 
 class RaggedSelector(NodeSelector):
-    """Select the most likely nodes in the whole batch; every node is one row."""
+    """Selects the most likely nodes in the whole batch; every node is one row."""
 
     def __init__(self, all_drafts: Sequence[BudgetedDrafts]) -> None:
         super().__init__(all_drafts)
@@ -163,7 +163,7 @@ class RaggedSelector(NodeSelector):
         return sum(map(len, drafts.trees))
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return each node's rank in the whole batch, after the whole trees."""
+        """Return each node's rank in the whole batch, counted after the whole trees."""
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))
@@ -174,7 +174,7 @@ class RaggedSelector(NodeSelector):
         return best_count(self._tokens, seconds[: len(self._tokens)])
 
     def cut(self, seconds: Floats) -> int:
-        """Cut to the most likely nodes in the batch, which come first in every tree."""
+        """Keep the most likely nodes in the batch, which come first in every tree."""
         count = best_count(self._tokens, seconds[self._whole_units :])
         lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
         for drafts in self._drafts:
@@ -190,7 +190,8 @@ class RaggedSelector(NodeSelector):
 def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
     """Return each node's path probability, and its running minimum in the tree.
 
-    The minimum never increases within a tree, so sorting by it keeps the nodes in order.
+    The running minimum never increases within a tree, so sorting by it preserves the order of the
+    nodes.
     """
     probabilities = path_probabilities(calibration, trees)
     bounds = np.empty(len(probabilities))

@@ -7,7 +7,7 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class PrefillChunkController:
-    """Choose prefill chunk sizes from the measured speed of forward passes.
+    """Chooses prefill chunk sizes from the measured speed of forward passes.
 
     Args:
         max_tokens: Largest chunk, in tokens.

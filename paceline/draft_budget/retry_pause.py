@@ -1,10 +1,10 @@
-"""Wait between trials of a drafter, with exponential back-off."""
+"""Pause between trials of a drafter, with exponential back-off."""
 
 from __future__ import annotations
 
 
 class RetryPause:
-    """Count down the steps until the next trial.
+    """Counts down the steps until the next trial.
 
     Args:
         min_steps: Length of the first pause, in steps.
@@ -16,7 +16,7 @@ class RetryPause:
         self._left, self._next = 0, min_steps
 
     def waits(self) -> bool:
-        """Return whether the next step is part of the pause, and count down the pause."""
+        """Return whether the next step is part of the pause, and advance the countdown."""
         if self._left > 0:
             self._left -= 1
             return True
@@ -26,15 +26,15 @@ class RetryPause:
         """Start a pause; the next pause is twice as long.
 
         Args:
-            factor: Factor by which this pause is longer than planned; at least 1.
+            factor: Factor by which this pause is lengthened; at least 1.
         """
         self._left = min(factor * self._next, self._max_steps)
         self._next = min(2 * self._left, self._max_steps)
 
     def rest(self, num_steps: int) -> None:
-        """Wait exactly `num_steps` steps, and leave later pauses unchanged."""
+        """Pause for exactly `num_steps` steps, without lengthening later pauses."""
         self._left = num_steps
 
     def reset(self) -> None:
-        """Set the next pause to its minimum length."""
+        """Reset the next pause to its minimum length."""
         self._next = self._min_steps

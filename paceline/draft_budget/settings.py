@@ -1,4 +1,4 @@
-"""Hold all settings for the draft budget, with the setup they were chosen on."""
+"""Define all settings for the draft budget, and how they were chosen."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ TOKEN_STRIDE = 7919
 
 @dataclass(frozen=True, slots=True)
 class DraftBudgetSettings:
-    """Tune how many draft nodes the engine verifies, and when to draft at all.
+    """Settings that decide how many draft nodes are verified, and when to draft.
 
     The defaults were chosen with SmolLM2-135M-Instruct (bfloat16, about 120 prompts) on CPUs with
-    two cores. They were not tuned again for other models. The measured costs and acceptance rates
-    adapt the budget to each model and machine.
+    two cores. They were not retuned for other models; measured costs and acceptance rates adapt
+    the budget to each model and machine.
 
     Attributes:
-        bucket_edges: Acceptance calibration: edges between the confidence buckets; in ascending
+        bucket_edges: Acceptance calibration: edges between the confidence buckets, in ascending
             order, between 0 and 1.
-        prior_trials: Acceptance calibration: weight of the drafter's own confidence, as a number of
-            trials per bucket; above 0.
+        prior_trials: Acceptance calibration: weight of the drafter's own confidence, as a number
+            of trials per bucket; above 0.
         calibration_memory: Acceptance calibration: number of trials in a bucket after which older
             trials count half as much; at least 1.
         gain_margin: Node selection: factor applied to the time of a step with drafts, because
             smaller gains are within the error of the measured times. At least 1.
-        context_step: Node selection: number of tokens to a multiple of which a text length is
-            rounded before its cost is looked up; at least 1.
+        context_step: Node selection: granularity, in tokens, to which a text length is rounded
+            before its cost is looked up; at least 1.
         max_cached_costs: Node selection: number of looked-up costs to keep in memory; at least 1.
         correction_rate: Cost correction: weight of the newest step in the ratio of measured time
             to the cost curve; in (0, 1]. The first steps have equal weights.
@@ -43,43 +43,43 @@ class DraftBudgetSettings:
             to 1.
         max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
-        outlier_steps: Cost correction: number of steps after which outliers are limited; at least
-            1.
-        outlier_factor: Cost correction: factor to which an outlier is limited; above 1.
+        outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.
+        outlier_factor: Cost correction: maximum ratio of an outlier to the expected time; above 1.
         burst_samples: Back-off: number of drafted requests after which a trial burst may end; at
             least 1.
-        min_burst_steps: Back-off: number of steps before a burst is judged by its mean; at least 1.
+        min_burst_steps: Back-off: minimum number of steps before a burst is evaluated by its mean;
+            at least 1.
         min_pause_steps: Back-off: number of steps without drafts after the first failed burst; at
             least 1.
         max_pause_steps: Back-off: maximum length of the doubling pause, in steps; at least
             `min_pause_steps`.
-        empty_steps: Back-off: number of consecutive steps whose trees are cut to nothing before the
-            drafter skips a step; 0 or more.
+        empty_steps: Back-off: number of consecutive steps whose trees are cut to nothing before
+            the drafter skips a step; 0 or more.
         max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips after
             such trees; 0 or more.
-        burst_slack: Back-off: number of tokens per request that a burst may lose before a pause
-            follows; 0 or more.
+        burst_slack: Back-off: number of tokens per request that a burst may lose before it ends; 0
+            or more.
         burst_memory: Back-off: factor applied to the weight of a burst's earlier steps at every
             step; in (0, 1].
-        burst_requests: Back-off: number of requests in a batch that a burst starts with; at least
+        burst_requests: Back-off: number of requests that draft at the start of a burst; at least
             1.
         high_cost: Back-off: cost of a burst, in plain decoding steps, above which it may end
             early; at least 1.
         min_gain_share: Back-off: share of the break-even gain below which such a burst ends; from
             0 to 1.
         early_pause_factor: Back-off: factor applied to the pause after such a burst; at least 1.
-        prefill_stall: Prefill chunks: maximum duration of a prefill forward pass between two decode
-            steps, in multiples of a decode step; above 0.
+        prefill_stall: Prefill chunks: maximum duration of a prefill forward pass between two
+            decode steps, in multiples of a decode step; above 0.
         first_chunk_tokens: Prefill chunks: number of tokens in the first chunk; at least 1.
         min_chunk_tokens: Prefill chunks: smallest chunk, in tokens; at least 1.
         prefill_rate: Prefill chunks: weight of the newest step in the measured speed; in (0, 1].
-        measured_rows: Cost curve: numbers of rows to time, in this order; the first is 1. CPU
-            kernels process 4 or 16 rows at a time, so the number after each full block is timed
-            too. For a slow model, only the first numbers are timed. They are far apart, because the
-            cost of a wide tree cannot be estimated from the few rows that cost nothing.
-        measured_rows_long: Cost curve: numbers of rows that are also timed after a long text.
-        planned_rounds: Cost curve: number of rounds for which there should be time; at least 1.
-        measure_seconds: Cost curve: number of seconds after which no new number of rows is started.
+        measured_rows: Cost curve: row counts to time, in this order; the first is 1. CPU kernels
+            process 4 or 16 rows at a time, so the count after each full block is timed, too. For a
+            slow model, only the first counts are timed. These are far apart, because timings of a
+            few rows cannot predict the cost of a wide tree.
+        measured_rows_long: Cost curve: row counts that are also timed after a long text.
+        planned_rounds: Cost curve: number of rounds for which to reserve time; at least 1.
+        measure_seconds: Cost curve: number of seconds after which no new row count is started.
         max_measure_seconds: Cost curve: the same limit for a slow model; at least
             `measure_seconds`.
         measure_forwards: Cost curve: a model is slow if this many forward passes of one row take
@@ -179,7 +179,7 @@ def _check(name: str, value: float, low: float, high: float = _INFINITE) -> None
 
 @dataclass(frozen=True, slots=True)
 class StepCostSettings:
-    """Tune `StepCosts`, the linear model of step times.
+    """Settings of `StepCosts`, the linear model of step times.
 
     The model is ``seconds = a + b * requests + c * (1 if any draft) + d * draft tokens``. The
     defaults were chosen inside vLLM, with SmolLM2-135M on CPUs with two cores.
@@ -187,14 +187,14 @@ class StepCostSettings:
     Attributes:
         window: Number of recent steps that the fit uses.
         refit_interval: Number of steps between two fits.
-        outlier_factor: Steps that take longer than this multiple of the median step are ignored.
+        outlier_factor: Multiple of the median duration above which a step is ignored.
         prior: Values of a, b, c and d before any measurement, in median steps. The prior assumes
             inexpensive drafts, so that drafting is tried.
         prior_weight: Weight of each prior value, as a number of steps.
         margin: Factor applied to the time of a step with drafts, because smaller gains are within
             the fit's error.
-        lead_tokens: A request that is ahead by this many tokens is e times less likely to finish
-            last.
+        lead_tokens: Number of tokens by which a request must be ahead to be e times less likely to
+            finish last.
         unknown_probability: Probability assigned to a draft token whose drafter reports none.
     """
 

@@ -1,13 +1,13 @@
 """Choose draft lengths from measured step times, without a cost curve.
 
-vLLM runs the forward passes, so this package cannot time them individually as `cost_measuring`
-does. Instead, the cost of a step is fitted to recent steps:
+vLLM runs the forward passes, so paceline cannot time them individually as `cost_measuring` does.
+Instead, a linear model is fitted to recent steps:
 
     seconds = a + b * requests + c * (1 if any draft) + d * draft tokens
 
-vLLM verifies rows of any length in one forward pass, as in a ragged batch. The proposer sorts the
-draft tokens in the whole batch by gain and takes the number that maximises tokens per second. Path
-probabilities decrease along a chain, so the chosen tokens form a prefix.
+vLLM verifies drafts of different lengths in one forward pass, as in a ragged batch. The proposer
+sorts all draft tokens in the batch by gain and takes the number that maximises tokens per second.
+Path probabilities decrease along a chain, so the chosen tokens of each chain form a prefix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.draft_budget.settings import STEP_COST_DEFAULTS, StepCostSettings
 
 
 class StepCosts:
-    """Model the duration of a step from recent steps (ridge regression).
+    """Predicts the duration of a step from recent steps (ridge regression).
 
     In contrast, `CostCurve` holds the times of individually timed forward passes, and
     `CostCorrection` adapts the curve to measured steps.
@@ -58,7 +58,7 @@ class StepCosts:
             self._fit = self._fitted(np.array(self._steps))
 
     def seconds(self, num_requests: int, max_tokens: int) -> Floats:
-        """Return step durations with 0 to `max_tokens` draft tokens, in median steps."""
+        """Return the durations of steps with 0 to `max_tokens` drafts, in median steps."""
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
         result[1:] = (result[1:] + drafting) * self._settings.margin
@@ -67,9 +67,9 @@ class StepCosts:
     def token_values(self, num_tokens: Sequence[int]) -> Floats:
         """Return the relative value of a token for each request; the mean is 1.
 
-        Each token saves a row in a later step, but saves a whole step only if the last running
-        request finishes earlier. Tokens for a request that is behind count more. Tokens for a
-        request that is ahead count for little more than their row.
+        Each accepted token saves a row in a later step, but saves a whole step only if the last
+        running request finishes earlier. Tokens therefore count more for requests that are behind.
+        For requests that are ahead, they count for little more than their row.
 
         Args:
             num_tokens: Number of tokens generated so far for each request.
@@ -86,7 +86,7 @@ class StepCosts:
         return result
 
     def _parts(self, num_requests: int) -> tuple[float, float, float]:
-        """Return the time of a plain step, and the extra time for drafting and per token."""
+        """Return the duration of a plain step, and what drafting and each token add to it."""
         a, b, c, d = self._fit
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
@@ -116,8 +116,8 @@ def flatten_chains(
 ) -> FlatTrees:
     """Convert chains into the arrays used by the acceptance calibration.
 
-    Confidences that are not probabilities are replaced, because drafters from other packages may
-    report such values.
+    Confidences that are not probabilities are replaced; drafters from other packages may report
+    them.
     """
     trees = flatten_trees(chains, settings.unknown_probability)
     return trees._replace(confidence=np.nan_to_num(trees.confidence).clip(0.0, 1.0))
@@ -128,7 +128,7 @@ def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[in
 
     Args:
         gains: Expected gain per node: path probability times the token's value; [nodes].
-        starts: Index of each chain's first node, and the end; [1 + chains].
+        starts: Index of each chain's first node, followed by the total; [1 + chains].
         seconds: Duration of the step by number of draft tokens; [1 + nodes].
     """
     num_requests = len(starts) - 1

@@ -1,4 +1,4 @@
-"""Advance requests from coroutines while a thread runs the steps."""
+"""Serve requests from coroutines, and run the engine's steps in a thread."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _LoopState:
     """State shared by the callers in one event loop.
 
     Attributes:
-        steps: Task that runs steps while a caller waits.
-        waiting: One future per request, set when the request has new outcomes or has ended.
-            Thousands of callers may wait, so only the callers of that request wake up.
-        streams: Collected outcomes of streamed requests that the callers have not taken yet.
+        steps: Task that runs steps as long as a caller waits.
+        waiting: One future per request, set when the request has new outcomes or has ended. Only
+            that request's callers wake up, because thousands may be waiting.
+        streams: Outcomes of streamed requests that the callers have not yet read.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class _LoopState:
         self.streams: dict[RequestHandle, _Collected] = {}
 
     def wake(self) -> None:
-        """Wake the callers whose requests have ended or have outcomes to collect."""
+        """Wake the callers whose requests have new outcomes or have ended."""
         for handle in [
             handle for handle in self.waiting if handle.done or self.streams.get(handle)
         ]:
@@ -43,7 +43,7 @@ class _LoopState:
                 news.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Raise the error that ended the steps in all waiting callers."""
+        """Raise the error that ended a step in all waiting callers."""
         for news in {*self.waiting.values()}:
             if isinstance(error, asyncio.CancelledError):
                 news.cancel()
@@ -53,10 +53,10 @@ class _LoopState:
 
 
 class AsyncEngine:
-    """Serves requests from coroutines; a step does not block the event loop.
+    """Serves requests from coroutines without blocking the event loop.
 
     Args:
-        engine: The engine that runs all requests.
+        engine: Engine that runs all requests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -71,7 +71,7 @@ class AsyncEngine:
     async def submit(
         self, requests: Sequence[Request], keep_outcomes: bool = False
     ) -> list[RequestHandle]:
-        """Queue requests like `Engine.submit`; a thread builds the drafters they name."""
+        """Queue requests like `Engine.submit`; create any new drafters in a thread."""
         if self._engine.has_drafters(requests):
             return self._engine.submit(requests, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
@@ -88,13 +88,13 @@ class AsyncEngine:
     def _withdraw(
         self, loop: asyncio.AbstractEventLoop, submitted: asyncio.Future[list[RequestHandle]]
     ) -> None:
-        """Withdraw requests whose caller was cancelled during submission."""
+        """Withdraw requests whose caller was cancelled during `submit`."""
         if submitted.exception() is None:
             loop.run_in_executor(None, self._engine.withdraw, submitted.result())
 
     @asynccontextmanager
     async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
-        """Withdraw the requests at the end of the context, even after an error."""
+        """Withdraw the requests when the context ends, even after an error."""
         loop = asyncio.get_running_loop()
         state = self._loops.setdefault(loop, _LoopState())
         state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})
@@ -110,14 +110,14 @@ class AsyncEngine:
         """Wait until all requests are done.
 
         Raises:
-            Exception: the error that ended one of them.
+            Exception: The error that ended a request.
         """
         while unfinished := [handle for handle in handles if not handle.done]:
             await self._wait_for_news(unfinished)
             raise_errors(handles)
 
     async def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Wait for outcomes of a streamed request; returns the same as `Engine.collect`."""
+        """Wait for outcomes of a streamed request, and return them like `Engine.collect`."""
         collected = self._loops[asyncio.get_running_loop()].streams[handle]
         while not collected:
             if not handle.outcomes:
@@ -126,7 +126,7 @@ class AsyncEngine:
         return collected.popleft()
 
     async def _wait_for_news(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until a request is done or has outcomes; start the steps if necessary."""
+        """Wait until a request has outcomes or is done; start the steps if necessary."""
         loop = asyncio.get_running_loop()
         state = self._loops[loop]
         news = loop.create_future()
@@ -153,7 +153,7 @@ class AsyncEngine:
             state.steps = None
 
     def _advance(self, state: _LoopState) -> None:
-        """Run a step and collect its outcomes before the next step can start."""
+        """Run a step, and collect its outcomes before the next step can start."""
         self._engine.step()
         for handle, collected in state.streams.copy().items():
             if handle.outcomes:

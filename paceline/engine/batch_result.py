@@ -1,4 +1,4 @@
-"""Define a step's result per drafter, and distribute outcomes to drafters."""
+"""Build a step's outcomes, and group them by drafter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paceline.verification.logprobs import score_outcomes
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The outcomes of a step for one drafter's requests.
+    """A step's outcomes for the requests of one drafter.
 
     Attributes:
         batch: The drafter batch.
-        outcomes: Outcomes of the batch's ready requests.
+        outcomes: Outcomes of the requests that were ready to decode.
         draft_seconds: Seconds spent in the draft model and in the hidden-state draft head.
-        error: Error raised by the drafter; it affects only the requests in this batch.
+        error: Error raised by the drafter, or None; it affects only the requests in this batch.
     """
 
     batch: DrafterBatch
@@ -35,15 +35,15 @@ class BatchResult:
 def distribute_outcomes(
     outcomes: Sequence[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
 ) -> list[BatchResult]:
-    """Return the outcomes by drafter, with what only some requests or drafters need.
+    """Return the outcomes by drafter, with the values that drafters and requests need.
 
-    These are log-probabilities, top tokens and the trees of draft heads. One copy brings them from
-    the device.
+    These values are log-probabilities, top tokens and the trees of draft heads. A single transfer
+    copies them from the device.
 
     Args:
-        outcomes: Outcomes in a step.
+        outcomes: Outcomes of the step.
         drafts: Drafts of each drafter.
-        logits: Logits with rows in the order of `outcomes`.
+        logits: Logits, with rows in the order of `outcomes`.
     """
     rows = {outcome.request: row for row, outcome in enumerate(outcomes)}
     pending = [score_outcomes(outcomes, logits)]
@@ -77,7 +77,7 @@ def _completed(
     logprobs: list[dict[int, float]] | None,
     head_draft: DraftTree | None,
 ) -> Outcome:
-    """Return an outcome with the results that the drafter and the request want."""
+    """Return an outcome with the values that the drafter and the request need."""
     top = outcome.target_top
     if top is not None and top.token_ids.shape[1] != top_k:
         top = top.first(top_k) if top_k else None

@@ -19,12 +19,12 @@ from paceline.text.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """Plan for the answers to one conversation.
+    """Constraints and parsers for the answers to one conversation.
 
     Attributes:
         tokenizer: Tokenizer of the model.
         prompt_ids: Token ids of the conversation.
-        answers: Constraints and parsers of the answers.
+        answers: Plan of the answers' constraints and parsers.
     """
 
     tokenizer: Any
@@ -49,15 +49,15 @@ class ChatPlan:
         return ChatPlan(tokenizer, prompt_ids, answers)
 
     def params(self, params: SamplingParams | None) -> SamplingParams:
-        """Return the caller's parameters with the constraints of the plan."""
+        """Return the caller's parameters with the plan's constraints added."""
         return planned_params(params or SamplingParams(), self.answers)
 
     def with_messages(self, completion: Completion, params: SamplingParams | None) -> Completion:
-        """Add the messages to a completion and its siblings.
+        """Add the parsed messages to all completions for a prompt.
 
         Args:
             completion: Completion for the prompt.
-            params: Parameters of the caller, which also decide about special tokens in the text.
+            params: The caller's parameters; `skip_special_tokens` also applies to the messages.
         """
         given = params or SamplingParams()
         others = tuple(self._with_message(other, given) for other in completion.others)
@@ -84,7 +84,7 @@ class ChatPlan:
 
 
 def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:
-    """Return parameters with the processors of a plan and the text it reads."""
+    """Add a plan's logits processors, and keep the special tokens that it needs."""
     skips = params.skip_special_tokens and plan.new_reader is None
     processors = (*params.logits_processors, *plan.processors)
     return replace(params, logits_processors=processors, skip_special_tokens=skips)

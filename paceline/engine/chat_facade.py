@@ -1,4 +1,4 @@
-"""Offer conversations on top of an engine that generates answers to prompts."""
+"""Add chat methods to an engine that answers prompts."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ class ChatFacade(EngineFacade):
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
     ) -> Completion:
-        """Answer a conversation; `Completion.message` holds reasoning and tool calls.
+        """Answer a conversation.
 
-        Arguments and errors are those of `chat_prompt` and `generate`.
+        `Completion.message` contains the reasoning and the tool calls. The other arguments and the
+        errors are those of `chat_prompt` and `generate`.
 
         Args:
-            tool_choice: "auto": the model decides whether it calls tools. "required", or
-                {"type": "function", "function": {"name": NAME}}: the answer is a call with valid
-                arguments. "none": the model does not see the tools.
+            tool_choice: "auto": the model decides whether to call a tool. "required", or {"type":
+                "function", "function": {"name": NAME}}: the answer is a call with valid arguments.
+                "none": the model does not see the tools.
         """
         from paceline.engine.chat import ChatPlan
 
@@ -78,22 +79,22 @@ class ChatFacade(EngineFacade):
         """Return the token ids of a conversation, for `generate` and `stream`.
 
         Args:
-            messages: Each message has a `role` and `content`, which is a string or a list of parts.
-                A part is {"type": "text", "text": ...}, {"type": "image", "image": ...} with a
-                Pillow image, path, bytes or data URL, or OpenAI's {"type": "image_url",
-                "image_url": {"url": "data:..."}}. The content of an assistant message with
-                tool_calls may be None. All other fields are passed to the chat template unchanged.
-            chat_template_kwargs: Variables for the chat template, under the names that the template
-                uses, such as {"enable_thinking": False}. They may include the two options
-                after `tools`.
-            tools: Definitions in OpenAI's format, or Python functions with type hints and
+            messages: Each message has a `role` and `content`, which is a string or a list of
+                parts. A part is {"type": "text", "text": ...}, {"type": "image", "image": ...}
+                with a Pillow image, path, bytes or data URL, or OpenAI's {"type": "image_url",
+                "image_url": {"url": "data:..."}}. It may be None in an assistant message with
+                `tool_calls`. All other fields are passed to the chat template unchanged.
+            chat_template_kwargs: Variables for the chat template, under the names that the
+                template uses, such as {"enable_thinking": False}. `add_generation_prompt` and
+                `continue_final_message` may be given here, too.
+            tools: Tool definitions in OpenAI's format, or Python functions with type hints and
                 docstrings.
-            add_generation_prompt: Have the template open the assistant's answer. Default: True, but
-                False with `continue_final_message`.
-            continue_final_message: End the prompt with the text of the final message, which must be
-                the assistant's; the answer continues that text. Default: False.
-            local_files: Whether image parts may name files or hold objects. False accepts data URLs
-                only, as a server must for its clients. Default: True.
+            add_generation_prompt: Whether the template starts the assistant's turn. Default: True,
+                or False with `continue_final_message`.
+            continue_final_message: End the prompt with the text of the final message, which must
+                be the assistant's; the answer continues that text. Default: False.
+            local_files: Whether image parts may be file paths or objects. With False, only data
+                URLs are accepted, as required in a server. Default: True.
         Returns:
             Token ids; an `EncodedPrompt` if the messages contain images, videos or audio.
         Raises:

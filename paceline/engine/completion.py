@@ -16,20 +16,20 @@ class Completion:
     """An answer to one prompt.
 
     Attributes:
-        text: Text of the answer, cut before a stop string; "" without a tokenizer. It continues the
-            prompt's text, so the two strings joined are the text of all tokens. An incomplete
-            character at the end becomes U+FFFD.
+        text: Text of the answer, cut before a stop string; "" without a tokenizer. The text of the
+            prompt and this text join without any separator. An incomplete character at the end
+            becomes U+FFFD.
         token_ids: Tokens of the answer, including an end-of-sequence token.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
         stats: Counts for the request.
-        logprobs: For each token, with `SamplingParams.logprobs`: token id -> log-probability,
-            computed from the model's own logits before any option changes them. The entries are the
-            most likely tokens, in descending order, and the chosen token.
-        prompt_logprobs: For each token of the prompt, with `SamplingParams.prompt_logprobs`, as in
-            `logprobs`. None for the first token, because no token precedes it.
-        message: Answer of a chat, split into content, reasoning and tool calls. None if it is not
-            of a chat.
-        others: The additional answers, with `SamplingParams.n`.
+        logprobs: For each token, if `SamplingParams.logprobs` is set: token id -> log-probability,
+            computed from the model's own logits before any option changes them. The most likely
+            tokens come first, in descending order, followed by the chosen token.
+        prompt_logprobs: For each token of the prompt, if `SamplingParams.prompt_logprobs` is set:
+            entries as in `logprobs`. None for the first token, because no token precedes it.
+        message: For a chat, the answer split into content, reasoning and tool calls; otherwise
+            None.
+        others: The additional answers, if `SamplingParams.n` is above 1.
     """
 
     text: str
@@ -52,23 +52,26 @@ class Chunk:
     """The tokens and the text that one step added to a streamed answer.
 
     Attributes:
-        text: Text that became final. The texts of all chunks joined are the completion's text.
+        text: Text that became final in this step. Joined together, all chunks give the
+            completion's text.
         token_ids: Tokens from this step.
         accepted: For each token, whether it came from the draft tree.
-        pieces: (text, accepted) for each token with text, for display; their texts joined are
-            `text`.
+        pieces: (text, accepted) for each token with text, for display. Joined together, the texts
+            give `text`.
         completion: The finished answer, in the last chunk.
-        logprobs: As in `Completion`, for the tokens from this step.
+        logprobs: Log-probabilities of the tokens from this step, in the format of
+            `Completion.logprobs`.
         origins: Source of each token, as a lower-case name from `paceline.core.origin.Origin`:
             "target" (the bonus token or a plainly decoded token), "prompt", "output", "datastore",
             ...
-        marks: Token that each entry of `pieces` belongs to. Text that may become a stop string is
-            held back, possibly for several steps.
-        outcome: Outcome of this step, with the verified draft tree; None outside an engine.
+        marks: Token of each entry of `pieces`. Text that may turn into a stop string is held back,
+            possibly for several steps.
+        outcome: Outcome of this step, with the verified draft tree, or None.
         step: Number of steps for the answer so far, including prefill.
-        forwards: Number of target forward passes so far, including prefill. Forward passes repeated
-            after a preemption do not count.
-        prompt_logprobs: As in `Completion`, in the first chunk.
+        forwards: Number of target forward passes so far, including prefill. Forward passes
+            repeated after a preemption do not count.
+        prompt_logprobs: Log-probabilities of the prompt, in the first chunk only, in the format of
+            `Completion.prompt_logprobs`.
     """
 
     text: str
@@ -97,9 +100,9 @@ class Chunk:
         Args:
             outcome: Outcome of the step.
             written: Parts of the text that became final in this step.
-            step: As in `Chunk`.
-            forwards: As in `Chunk`.
-            completion: As in `Chunk`.
+            step: Number of steps so far.
+            forwards: Number of target forward passes so far.
+            completion: The finished answer, if this is the last chunk.
         """
         origins = token_origins(outcome)
         return Chunk(

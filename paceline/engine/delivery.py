@@ -1,4 +1,4 @@
-"""Make completions and stream chunks from requests and outcomes."""
+"""Build completions and stream chunks from requests and outcomes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Chunks:
-    """Makes the chunks of one stream.
+    """Builds the chunks of one stream.
 
     Args:
         handle: Handle of the streamed request.
-        tokenizer: The model's tokenizer; None leaves the texts empty.
+        tokenizer: The model's tokenizer; with None, all texts are empty.
     """
 
     def __init__(self, handle: RequestHandle, tokenizer: Any) -> None:
@@ -33,7 +33,7 @@ class Chunks:
         """Yield one chunk per step.
 
         Args:
-            outcomes: Outcomes since the last call.
+            outcomes: Outcomes since the previous call.
             done: Whether the last outcome ended the request.
         """
         writer = self._writer
@@ -49,8 +49,8 @@ def stream_chunks(engine: Engine, request: Request, tokenizer: Any) -> Generator
     """Run steps until a request ends, and yield one chunk per step.
 
     Args:
-        engine: The engine that runs the request.
-        request: The request, not yet submitted.
+        engine: Engine that runs the request.
+        request: Request that has not been submitted yet.
         tokenizer: Tokenizer of the model, or None.
     """
     (handle,) = engine.submit([request], keep_outcomes=True)
@@ -74,7 +74,7 @@ def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
 
 
 def completion_of(handle: RequestHandle, tokenizer: Any) -> Completion:
-    """Return the completion for a request, whether or not it has ended."""
+    """Return the completion for a request, which may still be running."""
     ids, writer = handle.request.output_ids, writer_of(handle.request, tokenizer)
     writer.write(ids, [Origin.TARGET] * len(ids), last=True)
     return _completion(handle, writer.text)
@@ -92,7 +92,7 @@ def _completion(handle: RequestHandle, text: str) -> Completion:
 def completions_of(
     groups: Sequence[list[Request]], handles: Sequence[RequestHandle], tokenizer: Any
 ) -> list[Completion]:
-    """Return one completion per prompt; with `SamplingParams.n`, it holds the others.
+    """Return one completion per prompt, which contains any additional answers.
 
     Args:
         groups: Requests for each prompt.

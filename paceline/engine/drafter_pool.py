@@ -1,4 +1,4 @@
-"""Hold one engine's drafters: its default, and those that requests name."""
+"""Hold an engine's drafters: its default, and those named in requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def no_maker(spec: str) -> Drafter:
     """Reject a drafter spec in an engine that cannot create drafters.
 
     Raises:
-        ConfigError: always.
+        ConfigError: Always.
     """
     raise ConfigError(
         f"got {spec!r}; expected None, since this engine was given one drafter and no way to make"
@@ -39,7 +39,7 @@ def refuse_others(spec: str) -> Drafter:
     """Reject a drafter spec in a lookahead-parallel engine.
 
     Raises:
-        ConfigError: always.
+        ConfigError: Always.
     """
     raise ConfigError(
         f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one"
@@ -48,12 +48,12 @@ def refuse_others(spec: str) -> Drafter:
 
 
 class DrafterPool:
-    """Creates one drafter for each spec that requests name, and keeps its statistics.
+    """Creates one drafter for each spec named in requests, and keeps its statistics.
 
     Args:
-        make: Creates a drafter from its spec.
-        check: Raises an error if a drafter does not fit the engine.
-        new_stats: Returns empty statistics if a draft budget may cut trees; otherwise None.
+        make: Function that creates a drafter from its spec.
+        check: Function that raises an error if a drafter does not fit the engine.
+        new_stats: Function that returns empty statistics, or None if no draft budget cuts trees.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DrafterPool:
 
     @property
     def own(self) -> DrafterState:
-        """Return the engine's default drafter, for requests that name none."""
+        """Return the default drafter, for requests that do not name one."""
         assert self._own is not None, "use comes first"
         return self._own
 
@@ -88,9 +88,9 @@ class DrafterPool:
         Args:
             drafter: The drafter.
             spec: Spec from which the drafter was created, if known. Requests that name this spec
-                get `drafter`.
+                use the same object.
         Raises:
-            ConfigError, DatastoreError: the drafter does not fit the engine.
+            ConfigError, DatastoreError: The drafter does not fit the engine.
         """
         self._check(drafter)
         self._own, self._own_key = self._state_of(drafter), None if spec is None else spec_key(spec)
@@ -98,15 +98,15 @@ class DrafterPool:
     def find(
         self, spec: str | None, in_use: Callable[[], AbstractSet[DrafterState]]
     ) -> DrafterState:
-        """Return the drafter for a spec; the engine's default for None.
+        """Return the drafter for a spec, creating it if necessary.
 
         Args:
-            spec: Drafter spec.
-            in_use: Returns the drafters of open requests. An idle drafter makes room for a new
-                drafter.
+            spec: Drafter spec; None means the engine's default.
+            in_use: Function that returns the drafters of open requests. Other drafters may be
+                evicted.
         Raises:
-            ConfigError: the drafter cannot be created or does not fit.
-            BusyError: too many drafters are in use.
+            ConfigError: The drafter cannot be created or does not fit.
+            BusyError: Too many drafters are in use.
         """
         if spec is None:
             return self.own
@@ -130,7 +130,7 @@ class DrafterPool:
         """Return the drafter for every request, according to its `params.speculation`.
 
         Raises:
-            ConfigError, BusyError: as in `find`; the message names the prompt.
+            ConfigError, BusyError: As for `find`; the message names the prompt.
         """
         states = []
         for index, request in enumerate(requests):

@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 
 class Engine(SharedSteps):
-    """Runs steps for up to `max_batch` requests from any number of callers.
+    """Runs decode steps for requests from any number of callers.
 
-    Arguments that are not listed here are described in `paceline.llm.LLM`.
+    `paceline.llm.LLM` describes the other arguments.
 
     Args:
         model: Decoder-only transformers model, in eval mode, on its device.
-        drafter: Drafter for all requests that name no other drafter.
+        drafter: Drafter for requests that do not name one.
         spec: Spec from which `drafter` was created, if known.
-        make: Function that creates the drafters that requests name, from their specs.
+        make: Function that creates a drafter from a spec named in a request.
         tokenizer: Tokenizer of the prompts, for drafters that depend on a particular tokenizer.
         max_batch: Maximum number of requests per forward pass; None means no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
             may lower this limit. None means the default for the model's device.
-        ranks: Processes that share the work on every draft tree (`engine/parallel`).
+        ranks: Processes that share the computation of every draft tree (`engine/parallel`).
         verify: Verification rule that chooses the tokens; None means
             `paceline.verification.verify`.
     Attributes:
@@ -59,9 +59,9 @@ class Engine(SharedSteps):
         costs: Measured cost of forward passes; None with ranks.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
     Raises:
-        ConfigError, DatastoreError: the drafter does not fit, or batch invariance is required but
+        ConfigError, DatastoreError: The drafter does not fit, or batch invariance is required but
             impossible.
-        UnsupportedModelError: the model cannot be verified losslessly.
+        UnsupportedModelError: The model cannot be verified losslessly.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class Engine(SharedSteps):
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter for requests that name none."""
+        """Drafter for requests that do not name one."""
         return self._drafters.own.drafter
 
     def change_drafter(self, drafter: Drafter) -> None:
-        """Change the drafter for requests that name none; only while no request is open.
+        """Change the default drafter; allowed only while no request is open.
 
         Raises:
-            ConfigError: requests are open, `drafter` is not a drafter, or it does not fit the
+            ConfigError: Requests are open, `drafter` is not a drafter, or it does not fit the
                 model.
         """
         require_drafter("change_drafter", drafter)
@@ -174,20 +174,20 @@ class Engine(SharedSteps):
     def submit(
         self, requests: Sequence[Request], *, keep_outcomes: bool = False, keep_slots: bool = False
     ) -> list[RequestHandle]:
-        """Queue requests and return their handles; never waits for a step.
+        """Queue requests and return their handles, without waiting for a step.
 
         The engine admits them in order as slots become free.
 
         Args:
             requests: The requests to queue.
             keep_outcomes: Collect the outcome of every step in `RequestHandle.outcomes`.
-            keep_slots: Keep the requests' slots in the cache after they end, until `withdraw`.
+            keep_slots: Keep the requests' cache slots after they end, until `withdraw`.
         Raises:
-            CapacityError: the cache could not hold a request even on its own. Nothing is queued in
-                this case.
-            ConfigError: a drafter that a request names cannot be used; nothing is queued in this
-                case. Or the number of torch threads is not the one that batch invariance was
-                checked with. Or this process was forked while another thread ran a step.
+            CapacityError: A request does not fit into the cache even on its own. Nothing is
+                queued.
+            ConfigError: A drafter named in a request cannot be used, or the number of torch
+                threads has changed since the batch-invariance check. Also raised if this process
+                was forked while another thread ran a step. Nothing is queued.
         """
         self._turn.check()
         self.invariance.check_threads()
@@ -210,17 +210,17 @@ class Engine(SharedSteps):
         return handles
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
-        """Return whether the drafters that the requests name already exist."""
+        """Return whether all drafters named in the requests already exist."""
         return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def step(self) -> list[Outcome]:
-        """Run one decode step for one group of requests; ended requests free their slots.
+        """Run one decode step for a group of requests, and free the slots of ended ones.
 
         An error ends the requests in the group; an error in a drafter ends only that drafter's
         requests.
 
         Raises:
-            ConfigError: a drafter called its own engine from inside a step.
+            ConfigError: A drafter called its own engine from inside a step.
         """
         with self._turn, self._drafters_turn:
             if self._stepping:
@@ -237,13 +237,13 @@ class Engine(SharedSteps):
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
     def admit(self) -> None:
-        """Give waiting requests a slot in the cache and start their drafters."""
+        """Assign cache slots to waiting requests, and start their drafters."""
         if len(self._schedule.waiting):
             with self._turn, self._drafters_turn:
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests, whether waiting, running or ended, and free everything they hold."""
+        """Drop requests in any state, and free everything they hold."""
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:

@@ -1,4 +1,4 @@
-"""Check the limits that users set for an engine."""
+"""Check the limits that users set on an engine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check_limits(
     max_length: object,
     on_drafter_error: object,
 ) -> None:
-    """Reject limits that no engine can keep; `paceline.llm.LLM` describes them.
+    """Reject invalid limits, which are arguments of `paceline.llm.LLM`.
 
     Raises:
-        ConfigError: one of them is out of range.
+        ConfigError: A limit is out of range.
     """
     require_count("LLM", "max_batch", max_batch, 1)
     require_count("LLM", "max_nodes", max_nodes, 0)

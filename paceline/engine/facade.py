@@ -1,4 +1,4 @@
-"""Give access to the state and metrics of an `LLM`'s engine."""
+"""Expose the state and metrics of an `LLM`'s engine."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class EngineFacade:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter for requests that name none."""
+        """Drafter for requests that do not name one."""
         return self._engine.drafter
 
     def change_drafter(self, drafter: Drafter) -> None:
-        """Change the drafter from now on; only while no request is open.
+        """Change the default drafter; allowed only while no request is open.
 
         Args:
             drafter: The new drafter.
         Raises:
-            ConfigError: requests are open, or the drafter does not fit the model.
+            ConfigError: Requests are open, or the drafter does not fit the model.
         """
         self._engine.change_drafter(drafter)
 
@@ -48,21 +48,21 @@ class EngineFacade:
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Observed acceptance rates, binned by confidence; None without a budget."""
+        """Observed acceptance rates, binned by confidence; None without a draft budget."""
         return self._engine.acceptance_calibration
 
     @property
     def cost_curve(self) -> CostCurve | None:
         """Seconds per forward pass by number of rows, as used by the draft budget.
 
-        None before the budget first needs the curve, or without a budget.
+        None without a draft budget, or until the budget first needs the curve.
         """
         draft_budget = self._engine.draft_budget
         return None if draft_budget is None else draft_budget.curve
 
     @property
     def costs(self) -> Costs | None:
-        """The cost-curve measurement: its conditions, and a way to repeat it.
+        """Measured cost of forward passes, with the conditions of the measurement.
 
         None without a draft budget.
         """
@@ -79,19 +79,20 @@ class EngineFacade:
 
     @property
     def plain_seconds(self) -> float | None:
-        """Seconds per step for one request without drafts; None like the cost curve.
+        """Seconds per step for one request without drafts.
 
-        The value comes from the cost curve, corrected with measurements of such steps.
+        The value comes from the cost curve, corrected by measured steps. It is None whenever
+        `cost_curve` is None.
         """
         draft_budget = self._engine.draft_budget
         return None if draft_budget is None else draft_budget.plain_seconds
 
     @property
     def timing(self) -> Timing:
-        """Time spent in all steps since this object was built, by kind of work."""
+        """Time spent in all steps since construction, by kind of work."""
         return self._engine.timing
 
     @property
     def load(self) -> EngineLoad:
-        """Counts for completed work and currently open requests, over all callers."""
+        """Counts for completed work and open requests, over all callers."""
         return self._engine.load

@@ -34,12 +34,12 @@ class StepGroup:
 
     @property
     def num_drafting(self) -> int:
-        """Return the number of requests whose newest token the step processes."""
+        """Return the number of requests that draft in the step."""
         return sum(handle.request.ends_prefill(self.prefill_chunk) for handle in self.handles)
 
 
 def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
-    """Return a request's number of pending tokens in the next forward pass."""
+    """Return the number of a request's pending tokens in the next forward pass."""
     return min(handle.request.pending, prefill_chunk)
 
 
@@ -49,16 +49,16 @@ def select_prompts(
     max_rows: int | None = None,
     packed: bool = False,
 ) -> list[RequestHandle]:
-    """Return the first prompt, and prompts in the next slots that fit its pass.
+    """Return the first prompt and those in the next slots that fit the same pass.
 
-    A prompt is added if it causes little padding.
+    A prompt fits if it adds little padding.
 
     Args:
         prompts: Requests in prefill; at least one.
         prefill_chunk: Maximum number of a request's pending tokens in the forward pass.
         max_rows: Maximum number of rows in the forward pass, including padding; None means no
             limit.
-        packed: Whether the forward pass works without padding.
+        packed: Whether the forward pass needs no padding.
     """
     first = min(prompts, key=lambda handle: handle.rank)
     by_slot = {handle.request.slot: handle for handle in prompts}
@@ -79,11 +79,11 @@ def select_prompts(
 def group_by_drafter(
     group: StepGroup, model: Target, max_nodes: int, max_rows: int | None = None
 ) -> list[DrafterBatch]:
-    """Return a step's requests by drafter, with each request's node limit.
+    """Group a step's requests by drafter, and set a node limit for each request.
 
     Args:
         group: The requests in the step.
-        model: The target.
+        model: Target model.
         max_nodes: Maximum number of nodes in any draft tree.
         max_rows: Maximum number of rows in the forward pass, including padding; None means no
             limit.

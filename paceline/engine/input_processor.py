@@ -1,4 +1,4 @@
-"""Check prompts and sampling parameters, and turn them into requests."""
+"""Validate prompts and sampling parameters, and turn them into requests."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class InputProcessor:
 
     Attributes:
         tokenizer: The model's tokenizer, or None.
-        source: The caller's model argument, where the tokenizer was searched for.
-        vocab_size: Number of token ids that the model has.
+        source: The caller's `model` argument, used in messages about a missing tokenizer.
+        vocab_size: Size of the model's vocabulary.
         eos_token_ids: Tokens that end an answer.
         max_length: Maximum number of tokens in the prompt and answer together.
         media: Encodes prompts with images, videos or audio.
@@ -52,13 +52,13 @@ class InputProcessor:
         """Return one request per prompt.
 
         Args:
-            prompts: One string or several strings; or lists, tuples or one-dimensional arrays of
-                token ids; or a two-dimensional array. Arrays may be tensors. Or prompts with
-                images, videos and audio.
-            params: One `SamplingParams` for all prompts, or one for each prompt; None means the
+            prompts: A string or a list of strings; a list of token-id sequences (lists, tuples,
+                arrays or tensors) or a two-dimensional array; or prompts with images, videos or
+                audio.
+            params: One `SamplingParams` for all prompts, or one per prompt; None means the
                 default.
         Raises:
-            ConfigError, CapacityError: a prompt or parameter cannot be used.
+            ConfigError, CapacityError: A prompt or parameter cannot be used.
         """
         if isinstance(prompts, str | MultimodalPrompt | EncodedPrompt):
             prompts = [prompts]
@@ -82,7 +82,8 @@ class InputProcessor:
         """Return the request for a prompt with a single answer.
 
         Raises:
-            ConfigError, CapacityError: as in `requests`, or the parameters request several answers.
+            ConfigError, CapacityError: As for `requests`, or the parameters request several
+                answers.
         """
         (request,) = self.requests([prompt], params)
         if request.params.n > 1:
@@ -121,7 +122,7 @@ class InputProcessor:
         return request
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
-        """Check the token ids in the parameters, and encode bad words."""
+        """Validate the token ids in the parameters, and encode bad words."""
         words = [entry for entry in params.bad_words if isinstance(entry, str)]
         if words:
             if self.tokenizer is None:
@@ -150,7 +151,7 @@ class InputProcessor:
         return params
 
     def _predicted_ids(self, text: str) -> list[int]:
-        """Return the tokens of a predicted text, which needs a tokenizer."""
+        """Return the tokens of a predicted text; requires a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError(
                 "prediction: got text and no tokenizer; expected both, or token ids. Pass"
@@ -213,7 +214,7 @@ class InputProcessor:
 
 
 def _plain(value: Any) -> Any:
-    """Return arrays and tensors as lists, and other values unchanged."""
+    """Convert arrays and tensors to lists; return other values unchanged."""
     return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
 
 

@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held(hold: bool = True) -> Iterator[None]:
-    """Delay SIGINT while the context is open; its handler runs afterwards.
+    """Delay SIGINT while the context is open, then run its handler.
 
     Args:
-        hold: If False, nothing is delayed. SIGINT is also not delayed outside the main thread.
+        hold: False delays nothing. Outside the main thread, SIGINT is never delayed.
     """
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()

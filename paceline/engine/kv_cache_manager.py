@@ -33,9 +33,8 @@ class KVCacheManager:
     """Assigns KV-cache slots, and keeps finished requests for later prompts.
 
     Args:
-        model: The target.
-        max_batch: Maximum number of requests that have a slot at the same time; None means no
-            limit.
+        model: Target model.
+        max_batch: Maximum number of requests with a slot at the same time; None means no limit.
         max_kept: Maximum number of finished requests that stay cached; the least recently used is
             evicted first.
         max_bytes: Maximum size of the cache in bytes; None means no limit.
@@ -61,9 +60,9 @@ class KVCacheManager:
         return len(self._kept)
 
     def usage(self) -> float:
-        """Return the share of the cache's memory limit that holds tokens.
+        """Return the share of the cache's memory limit in use.
 
-        Without a limit, this is the share of the allocated memory.
+        Without a limit, return the share of the allocated memory.
         """
         each, slots = self._model.position_bytes, len(self._model.slots)
         states = self._model.state_bytes
@@ -72,10 +71,10 @@ class KVCacheManager:
         return min(1.0, used / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
-        """Check that a request would fit on its own.
+        """Check that a request fits into the cache on its own.
 
         Raises:
-            CapacityError: the request needs more memory than the cache may take.
+            CapacityError: The request needs more memory than the cache may use.
         """
         limit = self._max_positions(1)
         if request.max_length + SPARE_NODE_POSITIONS > limit:
@@ -92,10 +91,10 @@ class KVCacheManager:
             request: The request to admit.
             active: Requests that have a slot.
         Returns:
-            False if the cache currently has no room.
+            False if the cache is currently full.
         Raises:
-            CapacityError: the request is longer than the model's context.
-            ConfigError, UnsupportedModelError: the model cannot process the request's images.
+            CapacityError: The request is longer than the model's context.
+            ConfigError, UnsupportedModelError: The model cannot process the request's images.
         """
         self._model.check_length(request)
         if self._model.stale:
@@ -132,7 +131,7 @@ class KVCacheManager:
         return True
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if there is none."""
+        """Make room for the next tokens of all requests; return False if impossible."""
         longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
         if longest <= self._model.capacity:
             return True
@@ -141,7 +140,7 @@ class KVCacheManager:
         return self._ensure(len(active), longest, min(ideal, final))
 
     def close(self, request: Request, reusable: bool = True) -> None:
-        """Free the slot of a request; keep its contents for later prompts if `reusable`."""
+        """Free a request's slot; if `reusable`, keep its contents for later prompts."""
         # Accepted tokens are pending if recurrent states could not advance by them.
         checked = self._model.keeps_states and len(request) > request.prompt_length
         if request.pending > 1 and not checked:
@@ -152,7 +151,7 @@ class KVCacheManager:
         self.free(request)
 
     def free(self, request: Request) -> None:
-        """Free the slot of a request, if it has one."""
+        """Free a request's slot, if it has one."""
         self._model.close(request)
 
     def forget_all(self) -> None:
@@ -161,7 +160,7 @@ class KVCacheManager:
             pass
 
     def _keep(self, request: Request) -> None:
-        """Keep a finished request's cached tokens; drop kept requests that they cover."""
+        """Cache a finished request's tokens, and drop cached requests that it extends."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
         prefix.prompt_length = min(request.prompt_length, request.cached)
@@ -184,7 +183,7 @@ class KVCacheManager:
     def _longest_prefix(
         self, request: Request, active: Sequence[Request]
     ) -> tuple[Request | None, int]:
-        """Return the cached request with the longest common prefix, and its length."""
+        """Return the cached request with the longest common prefix, and the prefix length."""
         if request.scoring:  # scoring needs logits, which are not cached
             return None, 0
         if not self._max_kept and request.media is None:
@@ -208,12 +207,12 @@ class KVCacheManager:
         return best, best_length
 
     def _ensure(self, num_slots: int, positions: int, ideal: int) -> bool:
-        """Provide slots of a given size; drop kept requests if memory is short.
+        """Provide slots of a given size; evict finished requests if memory is short.
 
         Args:
-            num_slots: Slots for active requests.
-            positions: Number of cache positions that each slot must have.
-            ideal: Number of cache positions that each slot should have if the cache has to grow.
+            num_slots: Number of slots for active requests.
+            positions: Minimum number of cache positions per slot.
+            ideal: Number of cache positions per slot to allocate if the cache has to grow.
         """
         while True:
             slots = num_slots + len(self._kept)
@@ -246,7 +245,7 @@ class KVCacheManager:
         return max(slots, min(2 * current, self._max_batch + self._max_kept))
 
     def _max_positions(self, slots: int) -> int:
-        """Return the maximum number of cache positions per slot for this number of slots."""
+        """Return the maximum number of cache positions per slot for `slots` slots."""
         if self._max_bytes is None:
             return UNLIMITED_POSITIONS
         each = slots * self._model.position_bytes

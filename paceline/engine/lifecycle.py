@@ -1,4 +1,4 @@
-"""Admit requests, deliver their tokens and end them.
+"""Admit requests, deliver their tokens, and end them.
 
 An error in one request does not affect the others.
 """
@@ -25,10 +25,9 @@ class Lifecycle:
     """Handles one engine's requests between forward passes.
 
     Args:
-        schedule: Holds the waiting and active requests.
-        kv_cache: Assigns cache slots.
-        survives_drafter_errors: Whether a request whose drafter raises an error continues without
-            drafts.
+        schedule: Waiting and active requests.
+        kv_cache: Manager of the cache slots.
+        survives_drafter_errors: Whether a request continues without drafts if its drafter fails.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Lifecycle:
         )
 
     def admit(self) -> None:
-        """Give waiting requests cache slots while any are free, and start their drafters."""
+        """Assign free cache slots to waiting requests, and start their drafters."""
         while (handle := self._schedule.waiting.first()) is not None:
             try:
                 if not self._schedule.admit(handle):
@@ -80,7 +79,7 @@ class Lifecycle:
         self._load.forwards += 1
 
     def deliver(self, handle: RequestHandle, outcome: Outcome) -> None:
-        """Give a request the outcome of a step; end the request if it has finished."""
+        """Add a step's outcome to its request, and end the request if it has finished."""
         # The cache was dropped: the prompt is computed again with different rotary frequencies.
         handle.prefilling = handle.request.cached == 0
         self._load.new_tokens += len(outcome.new_token_ids)
@@ -118,7 +117,7 @@ class Lifecycle:
         return True
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
-        """End requests with an error, which is raised in their callers."""
+        """End requests with an error, which their callers raise."""
         reason = (
             error
             if isinstance(error, Exception)
@@ -134,7 +133,7 @@ class Lifecycle:
                     self._retire(handle)
 
     def disown(self) -> None:
-        """End all open requests in a forked child; the parent answers them."""
+        """End all open requests in a forked child process; the parent completes them."""
         for handle in (*self._schedule.waiting, *self._schedule.active):
             handle.error = PacelineError(
                 "this process was forked while the request was open; the parent answers it. Send"
@@ -144,7 +143,7 @@ class Lifecycle:
                 self._retire(handle)
 
     def drop(self, handle: RequestHandle) -> None:
-        """End a request that no caller waits for, and free everything it holds."""
+        """End a request whose caller no longer waits, and free everything it holds."""
         if handle in self._schedule.active or handle in self._schedule.waiting:
             self._retire(handle)
         if handle.keep_slot:

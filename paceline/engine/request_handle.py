@@ -1,4 +1,4 @@
-"""Define the handle that a caller holds for a submitted request."""
+"""Define the handle of a submitted request."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ class RequestHandle:
     Attributes:
         request: The request.
         drafter_state: The request's drafter, with statistics on its draft trees.
-        outcomes: Outcomes that the caller has not collected yet; None means the caller does not
-            collect outcomes.
-        keep_slot: Whether the slot stays in the cache after the request ends, until the request is
-            withdrawn.
+        outcomes: Outcomes not yet collected by the caller; None if the caller does not collect
+            outcomes.
+        keep_slot: Whether the request keeps its cache slot after it ends, until it is withdrawn.
         batch_invariant: Whether the engine computes the request batch-invariantly.
         prefilling: Whether some prompt tokens have not been computed yet.
         started: Whether the drafter has been started for the request.
-        done: Whether no more outcomes will come.
-        error: Error that ended the request early.
-        admitted: Time of admission to the batch, from `time.perf_counter`; 0 means not yet
-            admitted.
-        ended: Time at which the request left the batch; 0 means still open.
+        done: Whether the request has produced its last outcome.
+        error: Error that ended the request early, or None.
+        admitted: Time of admission to the batch, from `time.perf_counter`; 0 if not yet admitted.
+        ended: Time at which the request left the batch; 0 if still open.
     """
 
     request: Request
@@ -52,7 +50,7 @@ class RequestHandle:
         return self.request.params.priority, self.request.id
 
     def stats(self) -> Stats:
-        """Return the counts so far, with the seconds from admission to the end or to now."""
+        """Return the counts so far, with the time since admission (or until the end)."""
         return Stats.of(
             self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant
         )
@@ -60,7 +58,7 @@ class RequestHandle:
 
 @dataclass(frozen=True, slots=True)
 class CallProgress:
-    """Progress of a call.
+    """Progress of a call to `generate`.
 
     Attributes:
         finished: Number of finished answers.
@@ -74,13 +72,13 @@ class CallProgress:
 
     @staticmethod
     def of(handles: Sequence[RequestHandle]) -> CallProgress:
-        """Return the progress of the call that holds `handles`."""
+        """Return the progress of a call from the handles of its requests."""
         tokens = sum(len(handle.request) - handle.request.prompt_length for handle in handles)
         return CallProgress(sum(handle.done for handle in handles), len(handles), tokens)
 
 
 def raise_errors(handles: Iterable[RequestHandle]) -> None:
-    """Raise the first error that ended one of the requests early."""
+    """Raise the first error that ended a request early."""
     for handle in handles:
         if handle.error is not None:
             raise handle.error

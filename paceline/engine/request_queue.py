@@ -11,7 +11,7 @@ from paceline.engine.request_handle import RequestHandle
 
 
 class RequestQueue:
-    """Waiting requests; any thread may add to them during a step.
+    """The requests waiting for a slot; any thread may add to the queue during a step.
 
     Attributes:
         lock: Held while the queue changes.

@@ -1,4 +1,4 @@
-"""Schedule requests: admission, preemption, and the choice for the next step."""
+"""Schedule requests: admission, preemption and selection for the next step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 class Scheduler:
     """Holds one engine's waiting and active requests.
 
-    Prompts are processed first, in forward passes without decoding requests. While a stream is
-    open, prompt chunks and decode steps alternate, and the chunks are short enough not to stall the
-    stream.
+    Prompts are processed first, in separate forward passes. While a stream is open, decode steps
+    alternate with prompt chunks short enough not to stall the stream.
 
     Args:
-        model: The target.
-        kv_cache: Assigns cache slots.
+        model: Target model.
+        kv_cache: Manager of the cache slots.
         max_batch: Maximum number of active requests; None means no limit.
         max_rows: Maximum number of rows in a forward pass, including padding; None means no limit.
-        chunking: Limits prefill chunks while streams are open; None means full chunks.
+        chunking: Controller that limits prefill chunks while streams are open; None means full
+            chunks.
     Attributes:
         waiting: Requests without a slot.
         active: Requests with a slot, in the order of admission.
-        preemptions: Number of times a request has lost its slot so far.
+        preemptions: Number of preemptions so far.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Scheduler:
         return {handle.drafter_state for handle in (*self.waiting, *self.active.copy())}
 
     def admit(self, handle: RequestHandle) -> bool:
-        """Give a waiting request a slot; preempts lower-priority requests if needed.
+        """Assign a slot to a waiting request; preempt others of lower priority if needed.
 
         Returns:
             False if no slot is free and no active request has a lower priority.
         Raises:
-            CapacityError, MemoryError, RuntimeError: no slot will ever be large enough. In this
-                case, the request counts as active.
+            CapacityError, MemoryError, RuntimeError: No slot will ever be large enough. The
+                request then counts as active.
         """
         self.waiting.leave(handle)
         while True:
@@ -81,7 +81,7 @@ class Scheduler:
             self.preempt(last)
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Take an active request's slot away; the request waits and continues later."""
+        """Take the slot from an active request, which continues later."""
         self.active.remove(handle)
         self._kv_cache.close(handle.request)
         handle.request.cached = 0
@@ -89,12 +89,12 @@ class Scheduler:
         self.waiting.join([handle])
 
     def remove(self, handle: RequestHandle) -> None:
-        """Remove a request, whether waiting or active."""
+        """Remove a waiting or active request."""
         if not self.waiting.leave(handle):
             self.active.remove(handle)
 
     def grow_cache(self) -> None:
-        """Grow the cache with the answers; preempt the newest requests if it cannot grow."""
+        """Grow the cache as answers grow; if it cannot grow, preempt the newest requests."""
         while (
             not self._kv_cache.grow([handle.request for handle in self.active])
             and len(self.active) > 1
@@ -105,7 +105,7 @@ class Scheduler:
         """Choose the requests for the next step.
 
         Returns:
-            The requests in the order of their slots; none if no request is active.
+            The requests in the order of their slots; empty if no request is active.
         """
         prompts = [handle for handle in self.active if handle.prefilling]
         decoding = [handle for handle in self.active if not handle.prefilling]
@@ -127,7 +127,7 @@ class Scheduler:
         return StepGroup(sorted(decoding, key=attrgetter("request.slot")), chunk)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the duration of the newest group's step.
+        """Record the duration of the most recent group's step.
 
         Args:
             tokens: Number of pending tokens that the step computed.

@@ -1,4 +1,4 @@
-"""Constants of the engine. They affect time and memory, never the answers."""
+"""Constants of the engine. They affect speed and memory, never the answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Let callers that wait for answers run the steps for all callers.
+"""Run steps in the threads of callers that wait for answers.
 
-The engine has no thread. A caller that waits for an answer runs the steps for all callers
-(`advance`), taking turns with other threads. Several threads therefore share forward passes.
+The engine has no thread. A caller that waits for an answer runs steps for all callers (`advance`),
+taking turns with other threads. In this way, several threads share forward passes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SharedSteps(ABC):
-    """Steps that a waiting caller runs for all callers; `Engine` sets the attributes."""
+    """Steps run by a waiting caller for all callers; `Engine` sets the attributes."""
 
     _parallel: ParallelLM | None
     _runner: StepRunner
@@ -31,7 +31,7 @@ class SharedSteps(ABC):
 
     @abstractmethod
     def step(self) -> list[Outcome]:
-        """Run one decode step for one group of requests."""
+        """Run one decode step for a group of requests."""
 
     def advance(self, handles: Sequence[RequestHandle]) -> None:
         """Run one step for all requests, unless another thread has just run it.
@@ -39,8 +39,8 @@ class SharedSteps(ABC):
         Args:
             handles: The requests that the caller waits for.
         Raises:
-            Exception: the error that ended one of `handles`.
-            KeyboardInterrupt: raised between two steps if other callers share the steps.
+            Exception: The error that ended one of `handles`.
+            KeyboardInterrupt: Raised between two steps if other callers share the steps.
         """
         before = self._runner.steps
         with self._turn:
@@ -58,11 +58,11 @@ class SharedSteps(ABC):
         """Run steps, taking turns with other threads, until all `handles` are done.
 
         Args:
-            handles: The requests to finish.
-            stepped: Callback invoked after each step with the number of requests that ended in the
-                step.
+            handles: Requests to finish.
+            stepped: Callback invoked after each step with the number of requests that ended in
+                that step.
         Raises:
-            Exception: the error that ended one of `handles`.
+            Exception: The error that ended one of `handles`.
         """
         while unfinished := [handle for handle in handles if not handle.done]:
             self.advance(unfinished)
@@ -70,14 +70,14 @@ class SharedSteps(ABC):
         raise_errors(handles)  # another thread's step may have ended a request
 
     def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Take a request's outcomes; runs a step first if there are none.
+        """Return a request's new outcomes; run a step first if there are none.
 
         Args:
-            handle: A request submitted with `keep_outcomes`.
+            handle: Request submitted with `keep_outcomes`.
         Returns:
             The outcomes, and whether they are the last.
         Raises:
-            Exception: the error that ended the request early, after its last outcomes.
+            Exception: The error that ended the request, once all its outcomes have been collected.
         """
         assert handle.outcomes is not None, "submit with keep_outcomes=True"
         with self._turn:  # never read the outcomes of an unfinished step

@@ -1,6 +1,6 @@
 """Record the target's hidden states for tokens that stay in the KV cache.
 
-Draft models that read target states (EAGLE) get them from `Request.states`.
+Draft models that use the target's states (EAGLE) read them from `Request.states`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def record_states(
     layers: tuple[int, ...],
     accepted: Sequence[Sequence[int]],
 ) -> None:
-    """Store the hidden states for tokens that stay in the cache, before the commit.
+    """Before the commit, record the hidden states of tokens that stay in the cache.
 
     Args:
-        requests: The requests of the forward pass.
-        logits: The result of the forward pass, with hidden states.
+        requests: Requests in the forward pass.
+        logits: Result of the forward pass, with hidden states.
         layers: Layers whose states `logits` contains.
         accepted: Accepted nodes for each request.
     """

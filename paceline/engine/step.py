@@ -35,20 +35,20 @@ def decode_step(
     verify: Verifier = verify_batch,
     reduced_logits: bool = False,
 ) -> list[Outcome]:
-    """Advance every request by one target forward pass, all with one drafter.
+    """Advance requests that share a drafter by one target forward pass.
 
     The target verifies the trees exactly as proposed, without a draft budget.
 
     Args:
-        model: The target with its cache.
-        drafter: The drafter for all requests.
-        requests: The requests to advance.
+        model: Target model with its cache.
+        drafter: Drafter for all requests.
+        requests: Requests to advance.
         max_nodes: For each request, the maximum number of nodes that may be verified.
         verify: Verification rule that chooses the tokens.
         reduced_logits: Whether the rule reads only the logits of a reduced vocabulary; see
             `CachedLM.forward_nodes`.
     Raises:
-        DrafterError: the drafter broke its contract.
+        DrafterError: The drafter broke its contract.
     """
     batch = DrafterBatch(DrafterState(drafter, None), list(requests), max_nodes)
     (result,) = run_step(model, [batch], verify, reduced_logits=reduced_logits)
@@ -68,16 +68,17 @@ def run_step(
     """Advance the requests in all drafter batches by one target forward pass.
 
     A request with more pending tokens than a prefill chunk advances by one chunk and gets no
-    outcome yet. If a drafter raises an error, the step leaves out that drafter's requests.
+    outcome yet. If a drafter raises an error, the step skips that drafter's requests.
 
     Args:
-        model: The target with its cache.
-        batches: The requests, grouped by drafter.
+        model: Target model with its cache.
+        batches: Requests grouped by drafter.
         verify: Verification rule that chooses the tokens.
         draft_budget: Draft budget that cuts the trees; None verifies the trees as proposed.
         prefill_chunk: Maximum number of pending tokens per request; None means the model's
             `prefill_chunk`.
-        reduced_logits: As in `decode_step`.
+        reduced_logits: Whether the rule reads only the logits of a reduced vocabulary; see
+            `CachedLM.forward_nodes`.
     Returns:
         One result per batch; the results of failed drafters come first.
     """
@@ -115,7 +116,7 @@ def _end_step(model: Target, result: BatchResult) -> None:
 
 
 def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchResult:
-    """Let the drafter propose trees for the requests that are ready to decode.
+    """Propose trees for the requests that are ready to decode.
 
     Returns:
         The drafts, or a result with the drafter's error.
@@ -157,7 +158,7 @@ def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
 def _trees_of(
     drafts: Sequence[Drafts], requests: Sequence[Request]
 ) -> tuple[list[DraftTree], list[int]]:
-    """Return one tree per request, empty in prefill, and the ready requests' rows."""
+    """Return one tree per request (empty in prefill), and the rows of ready requests."""
     if len(drafts) == 1 and len(drafts[0].ready) == len(requests):  # in the order of `requests`
         return list(drafts[0].trees), list(range(len(requests)))
     by_request = {
@@ -180,8 +181,8 @@ def _forward(
     """Run the target over the pending tokens and the draft trees.
 
     Returns:
-        Logits for all requests; and the layers whose states are recorded, or None if no request
-        records states.
+        Logits for all requests, and the layers whose states are recorded (None if no request
+        records any).
     """
     # A draft model that reads target states has no states to record.
     records_states = not model.uses_target_states and any(
@@ -210,7 +211,8 @@ def _verify_drafts(
     """Run the target, choose new tokens, and commit them to the cache and requests.
 
     Returns:
-        One result for each `Drafts`; and True if some requests must run again without a draft tree.
+        One result for each `Drafts`, and whether some requests must run again without a draft
+        tree.
     """
     trees, ready = _trees_of(drafts, requests)
     all_logits, layers = _forward(model, drafts, requests, trees, chunk, reduced_logits)
@@ -241,18 +243,18 @@ def _verify_drafts(
 
 
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
-    """Return the drafts without the requests that run again."""
+    """Return the drafts, excluding requests that run again."""
     for request in retries:
         request.without_draft = True
     return [each.without(retries) for each in drafts]
 
 
 def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
-    """Drop this step's tokens from the cache, for requests that run again.
+    """Drop this step's tokens from the cache of each request that runs again.
 
     Args:
-        model: The target.
-        retries: Number of cached tokens before the step, for each request.
+        model: Target model.
+        retries: For each request, its number of cached tokens before the step.
     """
     for request, cached in retries.items():
         model.rewind(request, cached)
@@ -272,7 +274,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Let the drafter observe its outcomes; return the result with any error."""
+    """Pass a drafter its outcomes; return the result, with any error that occurs."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter
@@ -287,7 +289,7 @@ def _observe(result: BatchResult) -> BatchResult:
 
 
 def _end_scored(batch: DrafterBatch) -> list[Outcome]:
-    """End requests that only compute their prompt, once the whole prompt is cached."""
+    """End requests that only compute their prompt, once it is fully cached."""
     outcomes = []
     for request in batch.requests:
         if request.prefill_only and not request.pending:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class StepRunner:
-    """Runs one step at a time; the engine holds the locks.
+    """Runs one step at a time; the engine manages the locks.
 
     Args:
-        target: The target and its draft budget.
-        schedule: Chooses the requests for a step.
-        lifecycle: Receives outcomes and errors.
+        target: Target model and its draft budget.
+        schedule: Scheduler that chooses the requests for a step.
+        lifecycle: Receiver of outcomes and errors.
         max_nodes: Maximum draft nodes verified per request and step.
-        verify: Verification rule; None means the default. With ranks, the parallel model's rule is
-            used instead.
+        verify: Verification rule; None means the default. With ranks, the parallel model's rule
+            replaces it.
     Attributes:
         steps: Number of steps so far.
     """
@@ -56,9 +56,9 @@ class StepRunner:
         return Timing(self._step_seconds, self._model.forward_seconds, self._draft_seconds)
 
     def run(self) -> list[Outcome]:
-        """Admit waiting requests, and run one step for one group of requests.
+        """Admit waiting requests, and run one step for a group of requests.
 
-        An error ends the requests in the group and is raised in their callers.
+        An error ends the requests in the group, and their callers raise it.
         """
         start = time.perf_counter()
         handles: list[RequestHandle] = []
@@ -106,9 +106,9 @@ class StepRunner:
     def _with_draft_heads(
         self, batches: list[DrafterBatch]
     ) -> tuple[list[DrafterBatch], list[BatchResult]]:
-        """Return the batches with the draft heads that their drafters use.
+        """Add the draft heads that drafters use to their batches.
 
-        The first use of a head takes seconds, because the head may have to be fitted.
+        The first use of a head may take seconds, because the head may need fitting.
 
         Returns:
             The batches that can step, and a result for each batch whose drafter raised an error.

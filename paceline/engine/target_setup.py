@@ -1,7 +1,7 @@
 """Set up a transformers model as the target of an engine.
 
-The engine imports this module when it is built, and imports no model code before that. From then
-on, the engine works with the protocol `paceline.core.target.Target`.
+The engine imports this module, and with it the model code, only when it is constructed. After
+that, it works with the protocol `paceline.core.target.Target`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ class TargetOptions:
     Attributes:
         max_batch: Maximum number of requests per forward pass; None means no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
-        prefill_chunk: Maximum number of a request's pending tokens per step; None means the default
-            for the model's device.
+        prefill_chunk: Maximum number of a request's pending tokens per step; None means the
+            default for the model's device.
         batch_invariant: True, False or "auto".
         fixed_shapes: True, False or "auto".
-        ranks: Processes that share the work on every draft tree; None means this process alone.
-        cost_curve: Cost of forward passes; None measures the cost.
-        draft_budget: Settings of the draft budget; None means the defaults.
+        ranks: Processes that share the computation of every draft tree; None means this process
+            alone.
+        cost_curve: Cost of forward passes; None means that it is measured.
+        draft_budget: Settings for the draft budget; None means the defaults.
     """
 
     max_batch: int | None
@@ -63,15 +64,15 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class TargetSetup:
-    """A target that is ready for requests.
+    """A target model that is ready for requests.
 
     Attributes:
         model: The model with its KV cache.
-        invariance: State of batch invariance.
+        invariance: State of batch invariance: on or off, and the reason.
         costs: Measured cost of the model's forward passes; None with ranks, because their measured
             times differ.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
-        chunking: Limits prefill chunks while streams are open; None with ranks.
+        chunking: Controller that limits prefill chunks while streams are open; None with ranks.
         draft_heads: Hidden-state draft heads of the model; None with ranks.
     """
 
@@ -84,17 +85,17 @@ class TargetSetup:
 
     @property
     def parallel(self) -> ParallelLM | None:
-        """Return the model if processes share its work, otherwise None."""
+        """Return the model if processes share its computation, otherwise None."""
         return self.model if isinstance(self.model, ParallelLM) else None
 
     def check_drafter(self, drafter: Drafter, tokenizer: Any) -> None:
-        """Check that a drafter fits the target, and attach the drafter.
+        """Check that a drafter fits the target, and attach it to the target.
 
         Args:
-            drafter: The drafter.
+            drafter: Drafter to attach.
             tokenizer: Tokenizer of the prompts; None means unknown.
         Raises:
-            ConfigError, DatastoreError, UnsupportedModelError: the drafter does not fit.
+            ConfigError, DatastoreError, UnsupportedModelError: The drafter does not fit.
         """
         check_vocabulary(drafter, self.model.vocab_size, tokenizer)
         drafter.attach(self.model.model, tokenizer)
@@ -105,15 +106,15 @@ class TargetSetup:
 
 
 def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
-    """Check a loaded model and give it a KV cache.
+    """Validate a loaded model, and create its KV cache.
 
     Args:
         model: Decoder-only transformers model, in eval mode, on its device.
-        drafter: Drafter of the engine; its trees must be divisible among ranks.
+        drafter: The engine's drafter; with ranks, its trees must be divisible among them.
         options: The engine's options for the model.
     Raises:
-        UnsupportedModelError: the model cannot be verified losslessly.
-        ConfigError: batch invariance is required but impossible, or the ranks do not fit.
+        UnsupportedModelError: The model cannot be verified losslessly.
+        ConfigError: Batch invariance is required but impossible, or the ranks do not fit.
     """
     ranks, batch_invariant = options.ranks, options.batch_invariant
     if ranks is not None and batch_invariant == "auto":
@@ -148,7 +149,6 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
 def _model_options(
     model: PreTrainedModel, options: TargetOptions, invariance: Invariance
 ) -> dict[str, Any]:
-    """Return the options of `CachedLM`."""
     on_cuda = model.device.type == "cuda"
     default_chunk = PREFILL_CHUNK_ON_CUDA if on_cuda else PREFILL_CHUNK
     model_options = invariance.model_options(options.prefill_chunk or default_chunk)

@@ -1,4 +1,4 @@
-"""Lock an engine while its state changes, even across forks."""
+"""Lock an engine while its state changes, even when a process forks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.util.threads import follow_forks
 
 
 class Lock(Protocol):
-    """Methods that the two lock types of `threading` share."""
+    """Methods shared by the two lock types of `threading`."""
 
     def acquire(self, blocking: bool = ...) -> bool:
         """Acquire the lock; return False if it is not free."""
@@ -22,17 +22,17 @@ class Lock(Protocol):
 
 
 class Turn:
-    """A re-entrant lock: one thread at a time changes the engine.
+    """A re-entrant lock that lets one thread at a time change the engine.
 
-    If a process forks while one of its threads holds the lock, the child gets a half-changed engine
-    without that thread. Every call in such a child raises an error.
+    If a process forks while another thread holds the lock, the child process gets an inconsistent
+    engine. Every call in such a child raises an error.
 
     Args:
-        others: Returns additional locks that protect the engine's state.
+        others: Function that returns additional locks that protect the engine's state.
     Attributes:
-        torn: Whether this process is such a child.
+        torn: Whether this process is a child with an inconsistent engine.
         inherited: Whether the engine still holds requests that were open at the fork; the parent
-            answers them.
+            completes them.
     """
 
     def __init__(self, others: Callable[[], list[Lock]]) -> None:
@@ -57,7 +57,7 @@ class Turn:
         """Raise an error in a child process whose engine cannot be used.
 
         Raises:
-            ConfigError: a thread of the parent was changing the engine when this process was
+            ConfigError: A thread of the parent was changing the engine when this process was
                 forked.
         """
         if self.torn:

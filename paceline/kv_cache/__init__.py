@@ -1,1 +1,1 @@
-"""Store keys and values in slots that never move."""
+"""Store keys and values in slots with fixed addresses."""

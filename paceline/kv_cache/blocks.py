@@ -1,4 +1,4 @@
-"""Allocate the memory of keys and values, in blocks of stores with one shape."""
+"""Allocate memory for keys and values, in blocks of stores with the same shape."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Store:
     """Keys or values of one layer.
 
     Attributes:
-        tensor: [slots, heads, capacity, dim].
-        rows: The same memory as [slots * heads * capacity + 1, dim]. The last row is scratch:
-            columns that stand for no token write there.
+        tensor: Keys or values, [slots, heads, capacity, dim].
+        rows: The same memory as [slots * heads * capacity + 1, dim]. The last row is scratch space
+            for columns without a token.
     """
 
     tensor: Tensor
@@ -26,15 +26,16 @@ class Store:
 
 
 class Block:
-    """Stores of one shape in one tensor.
+    """Stores with the same shape, in one tensor.
 
     Args:
-        like: Keys or values [batch, heads, queries, dim] that decide heads, dim, dtype and device.
+        like: Keys or values, [batch, heads, queries, dim], which determine heads, dim, dtype and
+            device.
         num_stores: Number of stores.
         slots: Number of slots.
-        capacity: Cache positions per slot.
+        capacity: Number of cache positions per slot.
     Attributes:
-        stores: [stores, slots, heads, capacity, dim].
+        stores: All stores, [stores, slots, heads, capacity, dim].
     """
 
     def __init__(self, like: Tensor, num_stores: int, slots: int, capacity: int) -> None:
@@ -44,7 +45,7 @@ class Block:
         self._num_taken = 0
 
     def fits(self, states: Tensor) -> bool:
-        """Return whether a free store takes states [batch, heads, queries, dim]."""
+        """Return whether a free store fits states [batch, heads, queries, dim]."""
         shape, stores = states.shape, self.stores
         return self._num_taken < len(stores) and (shape[1], shape[3], states.dtype) == (
             stores.shape[2],
@@ -53,12 +54,12 @@ class Block:
         )
 
     def take(self) -> int:
-        """Return the index of the next free store."""
+        """Take the next free store, and return its index."""
         self._num_taken += 1
         return self._num_taken - 1
 
     def store(self, index: int) -> Store:
-        """Return a store of the block."""
+        """Return the store at an index."""
         return Store(self.stores[index], self._rows[index])
 
     @property
@@ -67,7 +68,7 @@ class Block:
         return self.stores[: self._num_taken]
 
     def resized(self, slots_kept: slice | list[int], slots: int, capacity: int) -> Block:
-        """Return a block of another size with the content of some slots in front.
+        """Return a block of another size, which starts with copies of some slots.
 
         Args:
             slots_kept: Slots whose content is copied, in order.
@@ -84,10 +85,10 @@ class Block:
 
 
 class BlockList:
-    """Blocks of one cache.
+    """The blocks of one cache.
 
     Args:
-        stores_per_block: Number of stores that a new block holds.
+        stores_per_block: Number of stores in a new block.
     """
 
     def __init__(self, stores_per_block: int) -> None:
@@ -95,16 +96,16 @@ class BlockList:
         self._blocks: list[Block] = []
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Return the stores in use of each block, [stores, slots, heads, capacity, dim]."""
+        """Yield the used stores of each block, [stores, slots, heads, capacity, dim]."""
         return (block.taken for block in self._blocks)
 
     def take(self, states: Tensor, slots: int, capacity: int) -> tuple[int, int]:
-        """Return the block and index of a free store; the last block is tried first.
+        """Take a free store, and return its block and index.
 
         Args:
-            states: First states of the layer, [batch, heads, queries, dim].
+            states: The layer's first states, [batch, heads, queries, dim].
             slots: Number of slots.
-            capacity: Cache positions per slot.
+            capacity: Number of cache positions per slot.
         """
         if not self._blocks or not self._blocks[-1].fits(states):
             self._blocks.append(Block(states, self._stores_per_block, slots, capacity))
@@ -116,13 +117,12 @@ class BlockList:
         return self._blocks[block].store(index)
 
     def resize(self, slots_kept: slice | list[int], slots: int, capacity: int) -> None:
-        """Resize every block in turn, so that one block at most is in memory twice."""
+        """Resize the blocks one by one, so that at most one is in memory twice."""
         for number, block in enumerate(self._blocks):
             self._blocks[number] = block.resized(slots_kept, slots, capacity)
 
 
 def _zeros(like: Tensor, *shape: int) -> Tensor:
-    """Return zeros with the dtype and device of `like`."""
     # Not all forward passes that write to them are in inference mode.
     with torch.inference_mode(False):
         if like.device.type != "cpu":

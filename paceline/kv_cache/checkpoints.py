@@ -1,6 +1,7 @@
-"""Keep copies of recurrent states, so that prompts can share the start of a text.
+"""Copy recurrent states, so that prompts with a common prefix can share them.
 
-Keys and values of a text serve any of its first tokens. A recurrent state serves one length only.
+The keys and values of a text are valid for any prefix. A recurrent state is valid for one length
+only.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from paceline.kv_cache.state_layer import StateLayer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """States after the first tokens of a text.
+    """Recurrent states after the first tokens of a text.
 
     Attributes:
-        states: States by layer index and name, [1, ...] each.
-        size_bytes: Size of the states.
+        states: States by layer index and name, each [1, ...].
+        size_bytes: Size of all states.
     """
 
     states: dict[int, dict[str, Tensor]]
@@ -30,14 +31,14 @@ class Checkpoint:
 
 
 class StateCheckpoints:
-    """Copies of the states of requests that have a slot.
+    """Copies of the recurrent states of requests that have a slot.
 
-    The least recently used ones are dropped.
+    The least recently used copies are dropped first.
 
     Args:
-        layers: Held states by layer index; empty for a model without recurrent layers.
+        layers: Stored states by layer index; empty for a model without recurrent layers.
     Attributes:
-        max_bytes: Maximum size of all copies. Default 0, which keeps none.
+        max_bytes: Maximum total size of the copies. 0 (default) stores no copies.
     """
 
     def __init__(self, layers: Mapping[int, StateLayer]) -> None:
@@ -65,7 +66,7 @@ class StateCheckpoints:
             self._drop_oldest()
 
     def longest(self, request: Request, length: int) -> int:
-        """Return the most tokens up to `length` with a checkpoint; 0 for none."""
+        """Return the length of the longest checkpoint up to `length`; 0 if there is none."""
         return max(
             (known for known in self._by_length.get(request, ()) if known <= length), default=0
         )
@@ -80,10 +81,10 @@ class StateCheckpoints:
             layer.hold(self._slot(layer, request), states)
 
     def share(self, source: Request, target: Request, length: int) -> None:
-        """Let a request use the checkpoints of another one with the same first tokens.
+        """Let a request use the checkpoints of another request with the same prefix.
 
         Args:
-            source: Request whose checkpoints are used.
+            source: Request that has the checkpoints.
             target: Request with the same first `length` tokens.
             length: Number of tokens.
         """
@@ -96,7 +97,7 @@ class StateCheckpoints:
             self._by_length.setdefault(target, {}).update(shared)
 
     def drop(self, request: Request) -> None:
-        """Drop the checkpoints of a request that loses its slot."""
+        """Drop the checkpoints of a request that is losing its slot."""
         for checkpoint in self._by_length.pop(request, {}).values():
             if not any(checkpoint in other.values() for other in self._by_length.values()):
                 del self._by_use[checkpoint]

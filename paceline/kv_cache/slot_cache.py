@@ -1,9 +1,10 @@
 """Store keys, values and recurrent states in preallocated slots, one per request.
 
 A forward pass writes the states of its query tokens after the cached tokens of each slot.
-`SlotCache.move` then moves the rows of accepted tree nodes to the front; the next forward pass
-overwrites the others. Rolling back only lowers the number of cached tokens. Layers with a sliding
-window keep all positions, and the mask applies the window, so rejected tokens evict nothing.
+`SlotCache.move` then moves the rows of accepted tree nodes directly after the cached tokens; the
+next forward pass overwrites the others. Rolling back only lowers the number of cached tokens.
+Layers with a sliding window store all positions, and the mask applies the window, so rejected
+tokens do not evict others.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ from paceline.kv_cache.state_layer import MixedLayer, StateKind, StateLayer
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Keys and values of all layers, and the list of free slots.
+    """The keys and values of all layers, with the list of free slots.
 
     Args:
         layers: Number of decoder layers.
-        stores_per_block: Number of stores, two per layer, that share one tensor. All stores in one
-            tensor are moved by one operation, but growing holds them twice. Default 1.
-        states: Layers that keep recurrent states, by index; None means no layer does.
+        stores_per_block: Number of stores (two per layer) that share one tensor. One operation
+            moves all stores of a tensor, but growing the cache needs their memory twice. Default
+            1.
+        states: Layers with recurrent states, by index; None means no such layers.
     Attributes:
-        slots: Number of slots, taken and free.
-        capacity: Cache positions per slot.
+        slots: Total number of slots.
+        capacity: Number of cache positions per slot.
         window: Cache positions that the current forward pass writes.
         blocks: Memory of the keys and values.
-        generation: Number of allocations so far; each changes the addresses of stores.
-        state_layers: Layers that keep recurrent states, by index.
+        generation: Number of allocations so far; each allocation changes the addresses of the
+            stores.
+        state_layers: Layers with recurrent states, by index.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes of a cache position in all layers; 0 before the first forward."""
+        """Return the bytes per cache position, over all layers; 0 before the first pass."""
         return sum(
             len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
             for stores in self.blocks
@@ -72,11 +75,11 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of one slot's recurrent states; 0 before the first commit."""
+        """Return the size of one slot's recurrent states; 0 before the first commit."""
         return sum(layer.slot_bytes for layer in self.state_layers.values())
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Grow to at least `slots` slots of `capacity` positions, with their content."""
+        """Grow to at least `slots` slots of `capacity` positions; existing content stays."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         new_slots = max(slots, self.slots)
@@ -85,11 +88,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.slots = new_slots
 
     def compact(self, slots: int, capacity: int) -> dict[int, int]:
-        """Resize the cache, with the taken slots in front.
+        """Resize the cache, moving the taken slots to the front.
 
         Args:
-            slots: New number of slots; at least the taken ones.
-            capacity: New number of positions per slot; at least the used ones.
+            slots: New number of slots; at least the number of taken slots.
+            capacity: New number of positions per slot; at least the number in use.
         Returns:
             New slot of each taken slot.
         """
@@ -109,7 +112,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Return the block and index of a store for a layer with these first states."""
+        """Take a store that fits a layer's first states; return its block and index."""
         self._forget_addresses()
         return self.blocks.take(states, self.slots, self.capacity)
 
@@ -118,7 +121,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.generation += 1
 
     def take(self) -> int:
-        """Take the lowest free slot, with empty states; grow by one slot if there is none."""
+        """Take the lowest free slot and clear its states; add a slot if none is free."""
         if not self._free:
             self.reserve(self.slots + 1, self.capacity)
         slot = min(self._free)
@@ -133,11 +136,11 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.clear(slot)
 
     def give_back(self, slot: int) -> None:
-        """Free a slot; its content will be overwritten."""
+        """Free a slot, whose content may then be overwritten."""
         self._free.append(slot)
 
     def exchange_free(self, taken: int, freed: int) -> None:
-        """Record that a request moved from slot `freed` to the free slot `taken`."""
+        """Record that a request has moved from slot `freed` to the free slot `taken`."""
         self._free.remove(taken)
         self._free.append(freed)
 
@@ -158,7 +161,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return row numbers in a store seen as [slots * heads * capacity, dim].
+        """Return row indices into a store viewed as [slots * heads * capacity, dim].
 
         Args:
             slots: Slots, [n, width] or [n, 1].
@@ -166,7 +169,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             heads: Number of key heads.
             device: Device of the result.
         Returns:
-            int64 [n * heads * width], in this order.
+            Row indices, int64 [n * heads * width], in this order.
         """
         key = (id(positions), heads, device)
         index = self.window.indices.get(key)
@@ -181,14 +184,14 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write states to the positions of one slot from `first` on, in one layer.
+        """Write keys and values of one layer to a slot, starting at position `first`.
 
         Args:
             slot: Slot to write to.
             layer: Index of the layer.
             first: First cache position.
-            keys: [heads, n, dim].
-            values: [heads, n, dim].
+            keys: Keys, [heads, n, dim].
+            values: Values, [heads, n, dim].
         """
         stores = self.layers[layer]
         if not stores.is_initialized:
@@ -198,15 +201,16 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def clear(self, slot: int, first: int) -> None:
-        """Write zeros to the positions of a slot from `first` on."""
+        """Write zeros to the positions of a slot, starting at `first`."""
         for stores in self.blocks:
             stores[:, slot, :, first:] = 0
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
-        """Return keys and values of the first `length` positions of a slot, as views.
+        """Return views of the keys and values in a slot's first `length` positions.
 
         Returns:
-            A pair [heads, length, dim] per layer; None for a layer that stores nothing.
+            Keys and values of each layer, each [heads, length, dim]; None for a layer without a
+            cache.
         """
         return [
             (layer.keys[slot, :, :length], layer.values[slot, :, :length])
@@ -220,9 +224,9 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Copy cache positions within slots, in every layer.
 
         Args:
-            slots: [rows, 1].
-            source: [rows, m], ascending.
-            target: [rows, m], ascending; none lies behind its source.
+            slots: Slot of each row, [rows, 1].
+            source: Source positions, [rows, m], ascending.
+            target: Target positions, [rows, m], ascending; none is greater than its source.
         """
         if self._mover is None:
             blocks = list(self.blocks)
@@ -233,7 +237,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot, and its states, to another."""
+        """Copy the first `length` positions and the states of one slot to another."""
         for stores in self.blocks:
             stores[:, target, :, :length] = stores[:, source, :, :length]
         for layer in self.state_layers.values():
@@ -241,7 +245,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, length: int) -> None:
-        """Swap the first `length` positions of two slots, and their states."""
+        """Swap the first `length` positions and the states of two slots."""
         for stores in self.blocks:
             before = stores[:, first, :, :length].clone()
             stores[:, first, :, :length] = stores[:, second, :, :length]

@@ -1,4 +1,4 @@
-"""Hold the keys and values of one decoder layer, one text per slot."""
+"""Store the keys and values of one decoder layer, with one text per slot."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class WriteWindow:
 
     Attributes:
         first: First slot of the forward pass.
-        rows: Number of consecutive slots that take part.
+        rows: Number of consecutive slots in the forward pass.
         positions: Cache position of each query column, [rows, width]; [1, queries] if requests are
             packed.
-        slots: Slot of each query column, in the same shape or [rows, 1].
-        visible: Number of cache positions that attention sees, the largest of `positions` plus 1.
-        in_order: True if the columns of every row have consecutive cache positions.
+        slots: Slot of each query column, in the shape of `positions` or [rows, 1].
+        visible: Number of cache positions visible to attention: the largest entry of `positions`
+            plus 1.
+        in_order: Whether the columns of every row have consecutive cache positions.
         indices: Results of `SlotCache.flat_index` for this window.
     """
 
@@ -39,11 +40,11 @@ class WriteWindow:
 
 
 class SlotMemory(Protocol):
-    """The cache that a layer belongs to, as the layer uses it.
+    """Interface of the cache, as used by its layers.
 
     Attributes:
         slots: Number of slots.
-        capacity: Cache positions per slot.
+        capacity: Number of cache positions per slot.
         window: Cache positions that the current forward pass writes.
         blocks: Memory of the keys and values.
     """
@@ -54,12 +55,12 @@ class SlotMemory(Protocol):
     blocks: BlockList
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Return the block and index of a store for a layer with these first states."""
+        """Take a store that fits a layer's first states; return its block and index."""
 
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return row numbers in a store seen as [slots * heads * capacity, dim]."""
+        """Return row indices into a store viewed as [slots * heads * capacity, dim]."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -74,14 +75,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._addresses: list[tuple[int, int]] = []  # of its stores, in the owner's blocks
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the stores of a layer, with the heads and sizes of its first states."""
+        """Allocate a layer's stores, with the head counts and sizes of its first states."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self._addresses = [self._owner.take_store(states) for states in (key_states, value_states)]
         self.is_initialized = True
         self.find_stores()
 
     def find_stores(self) -> None:
-        """Look up the stores after an allocation."""
+        """Look up the stores after the cache has been reallocated."""
         keys, values = map(self._owner.blocks.store, self._addresses)
         self.keys, self.key_rows = keys.tensor, keys.rows
         self.values, self.value_rows = values.tensor, values.rows
@@ -107,13 +108,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return length and offset of the keys, for models that build their own mask."""
+        """Return the length and offset of the keys, for models that build their own mask."""
         return self._owner.window.visible, 0
 
     def get_seq_length(self) -> int:
         """Return the number of tokens in the longest row before this forward pass.
 
-        It is 0 if more tokens are packed in a row than any slot holds.
+        It is 0 if a packed row has more tokens than any slot.
         """
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 

@@ -1,4 +1,4 @@
-"""Assign the slots of a cache to requests, and move them for a forward pass."""
+"""Assign cache slots to requests, and move slots before a forward pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from paceline.kv_cache.slot_cache import SlotCache
 
 
 class Slots:
-    """Assign the slots of one cache to requests.
+    """Assigns the slots of one cache to requests.
 
     Args:
-        cache: The cache.
+        cache: Cache whose slots are assigned.
     Attributes:
         checkpoints: Copies of recurrent states, by request and length.
     """
@@ -24,7 +24,7 @@ class Slots:
         self._owner: dict[int, Request] = {}  # by slot
 
     def __len__(self) -> int:
-        """Return the number of slots, taken and free."""
+        """Return the total number of slots."""
         return self._cache.slots
 
     @property
@@ -33,7 +33,7 @@ class Slots:
         return sum(request.cached for request in list(self._owner.values()))
 
     def take(self, request: Request) -> None:
-        """Give `request` an empty slot; the cache grows if none is free."""
+        """Assign an empty slot to `request`; the cache grows if none is free."""
         request.slot, request.cached = self._cache.take(), 0
         self._owner[request.slot] = request
 
@@ -46,9 +46,9 @@ class Slots:
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other` with its first `length` cache positions.
+        """Give `request` the slot of `other`, keeping the first `length` cache positions.
 
-        If the model has recurrent layers, `length` is a result of `reusable_length`.
+        If the model has recurrent layers, `length` must be a result of `reusable_length`.
         """
         request.slot, request.cached, other.slot = other.slot, length, -1
         self._owner[request.slot] = request
@@ -59,7 +59,7 @@ class Slots:
     def copy(self, request: Request, other: Request, length: int) -> None:
         """Copy the first `length` cache positions of `other` to the slot of `request`.
 
-        If the model has recurrent layers, `length` is a result of `reusable_length`.
+        If the model has recurrent layers, `length` must be a result of `reusable_length`.
         """
         self._cache.copy(other.slot, request.slot, length)
         request.cached = length
@@ -67,12 +67,12 @@ class Slots:
         self._set_states(request, other.cached)
 
     def _set_states(self, request: Request, length: int) -> None:
-        """Set the recurrent states of a slot whose states represent `length` tokens."""
+        """Set the recurrent states of a slot to those after `length` tokens."""
         if self._cache.state_layers and request.cached != length:
             self.checkpoints.restore(request, request.cached)
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of the first `length` tokens can be taken over.
+        """Return how many of the first `length` cached tokens another request can reuse.
 
         Args:
             source: Request with a slot.
@@ -84,9 +84,9 @@ class Slots:
         return source.cached if longest < source.cached <= length else longest
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to a number of slots and of cache positions per slot.
+        """Resize the cache to the given number of slots and cache positions per slot.
 
-        Both must suffice for the taken slots and their content.
+        Both must be large enough for the taken slots and their content.
         """
         if slots >= self._cache.slots and positions >= self._cache.capacity:
             self._cache.reserve(slots, positions)

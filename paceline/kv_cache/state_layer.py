@@ -1,9 +1,9 @@
-"""Hold the recurrent states of one decoder layer, one per slot.
+"""Store the recurrent states of one decoder layer, one per slot.
 
 A state represents a text of exactly one length: the first `Request.cached` tokens of the slot's
-request. Forward passes do not change the stored states. They work on copies, and
-`SlotCache.advance` stores the states that a commit confirms. Zeros are the state before the first
-token, so new requests and running ones can share a forward pass.
+request. Forward passes work on copies and leave the stored states unchanged. `SlotCache.advance`
+stores the states that a commit confirms. The state before the first token is zero, so new and
+running requests can share a forward pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONVOLUTION, _RECURRENT = "convolution", "recurrent"
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """Contents of the cache for a decoder layer with states.
+    """Cache contents of a decoder layer with states.
 
     Attributes:
         num_states: Number of pairs of a convolution state and a recurrent state.
@@ -38,7 +38,7 @@ class StateKind:
 
 
 class SlotOwner(Protocol):
-    """Cache that a layer with states belongs to."""
+    """The cache to which a layer with states belongs."""
 
     @property
     def slots(self) -> int:
@@ -48,11 +48,11 @@ class SlotOwner(Protocol):
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     """Recurrent states of one layer.
 
-    transformers' mixers read and write the working states: copies for the rows of one call, which
-    `load` sets and `working` returns.
+    transformers' mixers read and write the working states, which are copies for the rows of one
+    call. `load` sets them, and `working` returns them.
 
     Args:
-        owner: Cache of the layer.
+        owner: Cache to which the layer belongs.
         num_states: Number of pairs of a convolution state and a recurrent state.
     Attributes:
         held: States by name, [slots, ...]; empty before the first commit.
@@ -66,7 +66,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def store(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return stored states by name, [slots, *shape]; they are zeros at first."""
+        """Return stored states by name, [slots, *shape], allocating zeros if necessary."""
         if name not in self.held:
             self.held[name] = _zeros((self._slot_memory.slots, *shape), dtype, device)
         return self.held[name]
@@ -75,12 +75,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         """Return copies of the stored states of some slots.
 
         Args:
-            slots: int64 [rows].
+            slots: Slots to copy, int64 [rows].
         """
         return {name: states[slots] for name, states in self.held.items()}
 
     def load(self, states: States) -> None:
-        """Set the working states; without states, the next call starts with an empty text."""
+        """Set the working states; an empty mapping lets the next call start an empty text."""
         LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
         for name, rows in states.items():
             kind, _, number = name.partition(".")
@@ -95,7 +95,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
                 self.is_recurrent_states_initialized[index] = True
 
     def working(self) -> dict[str, Tensor]:
-        """Return the working states after a call of a mixer."""
+        """Return the working states after a mixer call."""
         kinds = ((_CONVOLUTION, self.conv_states), (_RECURRENT, self.recurrent_states))
         return {
             f"{kind}.{index}": states
@@ -105,11 +105,11 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         }
 
     def hold(self, slots: Tensor, states: States) -> None:
-        """Store states as those of some slots.
+        """Store states in the given slots.
 
         Args:
-            slots: int64 [rows].
-            states: States by name, [rows, ...] each.
+            slots: Slots, int64 [rows].
+            states: States by name, each [rows, ...].
         """
         for name, rows in states.items():
             self.store(name, rows.shape[1:], rows.dtype, rows.device)[slots] = rows
@@ -130,7 +130,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             states[[first, second]] = states[[second, first]]
 
     def resize(self, slots_kept: slice | list[int], slots: int) -> None:
-        """Change the number of slots, with the states of some of them in front."""
+        """Change the number of slots; copies of `slots_kept` come first."""
         for name, states in self.held.items():
             content = states[slots_kept]
             self.held[name] = _zeros((slots, *states.shape[1:]), states.dtype, states.device)
@@ -143,16 +143,17 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
 
 class MixedLayer(StateLayer, SlotLayer):
-    """Keys and values, and recurrent states, of one layer."""
+    """The keys, values and recurrent states of one layer."""
 
     def __init__(self, owner: SlotMemory, num_states: int) -> None:
         SlotLayer.__init__(self, owner)
         StateLayer.__init__(self, owner, num_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Allocate keys and values, or working states.
+        """Allocate keys and values, or the working states.
 
-        transformers passes keys and values by position, and states by name."""
+        transformers passes keys and values by position, and states by name.
+        """
         if args:
             SlotLayer.lazy_initialization(self, *args)
         else:

@@ -1,1 +1,1 @@
-"""Run recurrences through draft trees, compiled on CPUs and with torch elsewhere."""
+"""Run recurrences along draft trees, compiled on CPUs and with torch elsewhere."""

@@ -1,4 +1,4 @@
-"""Choose between compiled recurrences and torch's for a tensor."""
+"""Choose between compiled recurrences and torch's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
 
 
 def recurrences_for(rows: Tensor) -> Recurrences:
-    """Return compiled recurrences for tensors on a CPU, or torch's otherwise.
+    """Return the compiled recurrences for a tensor on a CPU, and torch's otherwise.
 
-    The dtype of `rows` decides, so all layers of a model use the same recurrences.
+    The choice depends on the dtype of `rows`, so all layers of a model use the same recurrences.
 
     Args:
         rows: Inputs of a recurrence.

@@ -1,6 +1,6 @@
 """Compute recurrences with torch, as the reference for the compiled recurrences.
 
-All requests take a step together, so only the longest row determines the number of operations. No
+All requests advance together, so the longest row alone determines the number of operations. No
 operation waits for the device.
 """
 
@@ -27,7 +27,7 @@ from paceline.recurrence.settings import NORM_EPS
 
 
 class TorchRecurrences:
-    """Compute `Recurrences` with torch operations, on any device."""
+    """Implements `Recurrences` with torch operations, on any device."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor
@@ -55,7 +55,7 @@ class TorchRecurrences:
     def fold_convolution(
         self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
     ) -> None:
-        """Append the inputs of a path to the held inputs."""
+        """Append the inputs along a path to the stored inputs."""
         size, counts = held.shape[1], np.diff(path.starts)
         before = held[slots] if start is None else start
         columns, _ = _path_rows(path)
@@ -71,7 +71,7 @@ class TorchRecurrences:
         gain: Tensor,
         normalised: bool,
     ) -> GatedTokens:
-        """Prepare the tokens of a gated delta rule for `walk`."""
+        """Prepare the inputs of a gated delta rule for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         if normalised:
@@ -89,7 +89,7 @@ class TorchRecurrences:
         rate: Tensor,
         skip: Tensor | None,
     ) -> GatedTokens:
-        """Prepare the tokens of a state space with one decay rate per head for `walk`."""
+        """Prepare the inputs of a state-space model with per-head decay rates for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)
@@ -151,7 +151,7 @@ class TorchRecurrences:
         held[slots, :, :rows, :lanes] = state.to(held.dtype)
 
     def scan(self, tokens: ScanTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Run a selective scan through the tree."""
+        """Run a selective scan along the tree, starting from the stored states."""
         dtype, channels = tokens.step.dtype, tokens.step.shape[1]
         value = tokens.value.to(dtype)
         output = value.new_zeros(len(tree.slots), tree.width, channels)
@@ -190,7 +190,7 @@ TORCH_RECURRENCES = TorchRecurrences()
 
 
 class _Walk:
-    """Iterates over the tokens of all requests; keeps states that later ones need.
+    """Iteration over all requests' tokens, with the states that later tokens need.
 
     Args:
         tree: Tokens of the forward pass.
@@ -216,13 +216,13 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each token's index, its columns [requests] and the states before it."""
+        """Yield each token's index, its columns [requests] and the state before it."""
         for token in range(self._columns.shape[1]):
             before = self._states[self._requests, self._sources[:, token]]
             yield token, self._columns[:, token], before
 
     def keep(self, token: int, states: Tensor) -> None:
-        """Store the states after a token, [requests, ...]."""
+        """Record the states after a token, [requests, ...]."""
         self._states[self._requests, self._targets[:, token]] = states
         if self._wants_after:
             is_last = (self._last == token).view(-1, *[1] * (states.dim() - 1))
@@ -230,7 +230,7 @@ class _Walk:
 
 
 class _PathRows(NamedTuple):
-    """Hold the columns of each request's path, padded to the longest path."""
+    """The columns of each request's path, padded to the longest path."""
 
     columns: IntArray
     is_token: BoolArray
@@ -253,9 +253,9 @@ def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, 
 
 
 def _taps(tree: TokenTree, size: int) -> IntArray:
-    """Return the inputs of each token, oldest first, [requests, width, size].
+    """Return indices of each token's inputs, oldest first, [requests, width, size].
 
-    The held inputs have the indices 0 to size - 2; token i has the index size - 1 + i.
+    Stored inputs have the indices 0 to size - 2; token i has the index size - 1 + i.
     """
     # The parent of token i is number parents[i] + size - 1; that of a held input is the one before.
     held = np.broadcast_to(np.arange(size - 1) - 1, (len(tree.slots), size - 1))
@@ -268,7 +268,7 @@ def _taps(tree: TokenTree, size: int) -> IntArray:
 
 
 def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
-    """Return numbers [requests, width, ...] by column; other columns get zeros."""
+    """Arrange values [requests, width, ...] by column; other columns get zeros."""
     columns = np.where(tree.is_padding(), count, tree.columns)
     index = tree.on(f"targets of {count}", columns, numbers.device)
     flat = numbers.new_zeros(count + 1, *numbers.shape[2:])
@@ -277,7 +277,7 @@ def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
 
 
 def _filled(states: Tensor, held: Tensor) -> Tensor:
-    """Return states in the shape and dtype of stored states, padded with zeros."""
+    """Pad states with zeros to the shape and dtype of the stored states."""
     full = held.new_zeros(len(states), *held.shape[1:])
     full[tuple(slice(size) for size in states.shape)] = states.to(held.dtype)
     return full

@@ -1,11 +1,11 @@
-"""Share a step's draft tree among processes with copies of the model.
+"""Split a step's draft tree among processes that have copies of the model.
 
 After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
 section 3.4 (lookahead parallelism). Every rank runs the same loop, proposes the same trees and
-computes its share of the nodes. A single exchange of integers then gives all ranks the target's
-token and arg-max after every node. Random numbers are keyed by seed and position, so they are the
-same on every rank. If a rank has not computed an accepted node, it computes that node's token in
-the next step.
+computes its share of the nodes. The ranks then exchange integers once, so that all of them have
+the target's token and argmax after every node. Random numbers depend only on seed and position, so
+they are the same on every rank. If a rank has not computed an accepted node, it computes that
+node's token in the next step.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 class ParallelLM(CachedLM):
     """A model whose draft trees are computed jointly by all ranks.
 
-    `forward_nodes` returns the logits for this rank's share, which `verify` merges with the others.
-    `Request.cached` and `Stats.query_tokens` count what this rank has computed.
+    `forward_nodes` returns the logits for this rank's share, which `verify` merges with the
+    others. `Request.cached` and `Stats.query_tokens` count what this rank has computed.
 
     Args:
         model: This rank's copy, on its own device.
         ranks: The processes in the run.
-        drafter: Drafter whose trees will be verified.
+        drafter: Drafter whose trees are verified.
         max_nodes: Maximum number of nodes in a tree.
-        prefill_chunk: As in `CachedLM`.
-        batch_invariant: As in `CachedLM`.
-        min_rows: As in `CachedLM`.
-        products: As in `CachedLM`.
-        chains: As in `CachedLM`.
-        fixed_shapes: As in `CachedLM`.
+        prefill_chunk: Passed to `CachedLM`.
+        batch_invariant: Passed to `CachedLM`.
+        min_rows: Passed to `CachedLM`.
+        products: Passed to `CachedLM`.
+        chains: Passed to `CachedLM`.
+        fixed_shapes: Passed to `CachedLM`.
     Raises:
-        ConfigError: the trees have fewer branches than there are ranks, or the ranks have different
-            options or weights.
+        ConfigError: The trees have fewer branches than there are ranks, or the ranks' options or
+            weights differ.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class ParallelLM(CachedLM):
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
         Raises:
-            DrafterError: a tree has sampled nodes, which can only be verified with their
-                distributions.
+            DrafterError: A tree has sampled nodes; their verification needs full distributions,
+                which ranks do not exchange.
         """
         if any(tree.probs is not None for tree in trees):
             raise DrafterError(
@@ -139,7 +139,7 @@ class ParallelLM(CachedLM):
         """Keep the accepted nodes that this rank has computed.
 
         Args:
-            accepted: Accepted nodes in the whole trees, for each request.
+            accepted: Accepted nodes for each request, as indices into the whole trees.
         """
         own_shares = (own for own, _ in self._parts.values())
         super().commit(
@@ -149,15 +149,15 @@ class ParallelLM(CachedLM):
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """Choose each request's new tokens, identical on all ranks (a `Verifier`).
+        """Choose each request's new tokens, which are the same on all ranks (`Verifier`).
 
         Args:
-            requests: Requests from the last `forward_nodes` that are ready to decode.
+            requests: Requests in the last `forward_nodes` call that are ready to decode.
             trees: Their draft trees.
             logits: Their rows in the result of `forward_nodes`.
         Raises:
-            DrafterError: the ranks have different trees.
-            ParallelError: a process was lost.
+            DrafterError: The ranks have different trees.
+            ParallelError: A process was lost.
         """
         if not requests:
             return []
@@ -192,8 +192,8 @@ class ParallelLM(CachedLM):
         """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 means unknown.
 
         Column 0 contains a checksum of the tree. The other columns contain the tokens (row 0) and
-        the arg-maxes (row 1) after the root and the nodes. The shape does not depend on the trees,
-        so differences between trees can be reported.
+        argmaxes (row 1) after the root and the nodes. The shape does not depend on the trees, so
+        that the ranks can detect and report differing trees.
         """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
@@ -211,18 +211,18 @@ class ParallelLM(CachedLM):
         """Reject a drafter whose trees cannot be split among the ranks.
 
         Raises:
-            ConfigError: as in `check_columns`.
+            ConfigError: As for `check_columns`.
         """
         check_columns(drafter, self.ranks.size)
 
     def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
-        """Check that all ranks have the same requests. Called once per engine call.
+        """Check that all ranks have the same requests, once per engine call.
 
         Args:
             requests: Requests on this rank.
             max_batch: Maximum number of requests per forward pass; None means no limit.
         Raises:
-            ConfigError: the requests differ, or have options that need all logits in one process.
+            ConfigError: The requests differ, or have options that need all logits in one process.
         """
         for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
             if any(getattr(request.params, name) not in ((), None) for request in requests):
@@ -243,12 +243,12 @@ class ParallelLM(CachedLM):
 
 @torch.no_grad()
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
-    """Return name, dtype, shape and checksum of every parameter and buffer.
+    """Return the name, dtype, shape and checksum of every parameter and buffer.
 
     Equal models have equal checksums on all devices. A checksum is the sum, modulo 2**64, of the
-    bit patterns as integers, each multiplied by an odd number that depends on its index. The order
-    of summation therefore does not matter. Changing one element or swapping two elements changes
-    the checksum. Quantised weights without plain tensors have the checksum 0.
+    elements' bit patterns as integers, each multiplied by an odd number that depends on its index.
+    The result does not depend on the order of summation, but changes if an element changes or two
+    elements are swapped. Quantised weights that are not plain tensors have checksum 0.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [

@@ -26,11 +26,11 @@ _ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """The processes in a run; all of them make the same calls in the same order.
+    """The processes in a run, which must make the same calls in the same order.
 
     Args:
-        timeout: Number of seconds after which an unresponsive process is considered lost; None =
-            the timeout of an existing process group.
+        timeout: Number of seconds after which an unresponsive process is considered lost; None
+            means the timeout of an existing process group.
         store: Key-value store used for the rendezvous, if `join` created the group.
     Attributes:
         rank: Index of this process.
@@ -54,8 +54,8 @@ class Ranks:
                 otherwise.
             timeout: Number of seconds to wait for the other processes.
         Raises:
-            ConfigError: this process was started on its own, or no GPU is available for it.
-            ParallelError: the other processes did not connect in time.
+            ConfigError: The process was not started by torchrun, or no GPU is available for it.
+            ParallelError: The other processes did not connect in time.
         """
         if not dist.is_available():
             raise ConfigError(
@@ -99,10 +99,10 @@ class Ranks:
         """Return the element-wise maximum of the tables on all ranks.
 
         Args:
-            table: This rank's table, int64; all ranks use the same shape.
+            table: This rank's table, int64; the shape must be the same on all ranks.
         Raises:
-            ParallelError: a process was lost.
-            KeyboardInterrupt: a process was interrupted; raised in all of them.
+            ParallelError: A process was lost.
+            KeyboardInterrupt: A process was interrupted; raised in all processes.
         """
         flag = torch.tensor([int(self._interrupted)])
         buffer = torch.cat([flag, table.flatten()])
@@ -124,14 +124,14 @@ class Ranks:
         return merged[1:].view(table.shape)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """Return the values from every rank; all ranks pass the same number of values."""
+        """Return the values from every rank, which must all have the same length."""
         table = torch.full((self.size, len(values)), _MINIMUM, dtype=torch.int64)
         table[self.rank] = torch.tensor(values, dtype=torch.int64)
         rows: list[list[int]] = self.merge(table).tolist()
         return rows
 
     def first(self, value: int) -> int:
-        """Return the value from rank 0, after every rank has made this call."""
+        """Return the value from rank 0, once every rank has made this call."""
         return self.gather([value])[0][0]
 
     def agree(self, what: str, value: object, advice: str) -> None:
@@ -142,7 +142,8 @@ class Ranks:
             value: This rank's value.
             advice: Last sentence of the message.
         Raises:
-            ConfigError: raised on all ranks; names the ranks that differ from rank 0.
+            ConfigError: The values differ. Raised on all ranks; the message names the ranks that
+                differ from rank 0.
         """
         digests = [row[0] for row in self.gather([_digest(repr(value))])]
         others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -166,7 +167,7 @@ class Ranks:
         signal.signal(signal.SIGINT, interrupt)
 
     def first_to_say(self, error: Exception) -> bool:
-        """Return True unless another rank has reported the same error."""
+        """Return True if no other rank has reported the same error."""
         if self._store is None:
             return True
         try:
@@ -181,10 +182,10 @@ def join_ranks(ranks: object, device: str) -> Ranks:
     """Return the processes in a lookahead-parallel run.
 
     Args:
-        ranks: True to join the processes, or `Ranks` that were already joined.
+        ranks: True to join the processes, or `Ranks` that have already joined.
         device: Device of the model, as in `LLM`.
     Raises:
-        ConfigError: the argument is neither, or the processes cannot be joined.
+        ConfigError: `ranks` is neither, or the processes cannot be joined.
     """
     if ranks is True:
         return Ranks.join(device)
@@ -200,10 +201,10 @@ def check_columns(drafter: Drafter, size: int) -> None:
     """Check that a drafter's trees have enough branches for all ranks.
 
     Args:
-        drafter: The drafter.
+        drafter: Drafter to check.
         size: Number of ranks.
     Raises:
-        ConfigError: the trees cannot be split, or there are more ranks than branches.
+        ConfigError: The trees cannot be split, or there are more ranks than branches.
     """
     if drafter.columns < 2:
         raise ConfigError(
@@ -226,12 +227,12 @@ def check_columns(drafter: Drafter, size: int) -> None:
 
 
 def local_device(device: str) -> str:
-    """Return this process's device: one of several GPUs, chosen by local rank.
+    """Return this process's device, choosing a GPU by local rank.
 
     Args:
         device: The `device` argument of `LLM`.
     Raises:
-        ConfigError: this machine has more processes than GPUs.
+        ConfigError: This machine runs more processes than it has GPUs.
     """
     if device not in ("auto", "cuda") or (device == "auto" and not torch.cuda.is_available()):
         return "cpu" if device == "auto" else device

@@ -1,7 +1,7 @@
 """Divide the nodes of a draft tree among ranks.
 
-A rank must compute each node together with its ancestors. In depth-first order, a run of
-consecutive nodes additionally needs only the ancestors of its first node. The runs are cut so that
+A rank must compute its nodes and all their ancestors. For a run of nodes that are consecutive in
+depth-first order, only the ancestors of the first node must be added. The runs are chosen so that
 the largest share is as small as possible.
 """
 
@@ -19,14 +19,14 @@ from paceline.core.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a draft tree that a rank computes, in tree order.
+    """The subset of a draft tree that a rank computes, in tree order.
 
     Attributes:
-        nodes: Nodes that the rank computes, in ascending order: its own nodes and all their
+        nodes: Nodes that the rank computes, in ascending order: the nodes it owns and all their
             ancestors.
         parents: Parent of each of these nodes, as an index into `nodes`; -1 means the root.
-        owned: Indices into `nodes` of the rank's own nodes, in ascending order. Every node has one
-            owner.
+        owned: Indices into `nodes` of the nodes that the rank owns, in ascending order. Every node
+            has one owner.
     """
 
     nodes: IntArray
@@ -37,12 +37,12 @@ class Share:
         """Return the tree formed by this share's nodes.
 
         Args:
-            tree: The whole tree, which contains only guesses.
+            tree: Whole tree, without sampled nodes.
         """
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
     def path_indices(self, path: Sequence[int]) -> list[int]:
-        """Return a path's indices into `nodes`, up to the first missing node.
+        """Convert a path to indices into `nodes`, up to the first missing node.
 
         Args:
             path: Nodes in the whole tree, from a child of the root downwards.
@@ -96,7 +96,7 @@ def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 
 def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
-    """Return the ends of the runs that minimise the largest share.
+    """Return the end of each run, such that the largest share is minimal.
 
     Args:
         num_ancestors: Number of ancestors of each node, in depth-first order.
