@@ -1,1 +1,1 @@
-"""Hold the compiled CPU kernels."""
+"""Compute on CPUs with compiled kernels."""

@@ -4,12 +4,12 @@ AMX has eight tiles, 0 to 7, of 16 rows of 64 bytes. TDPBF16PS multiplies two ti
 
     out[i][j] += sum over k of left[i][k] * right[k][j]
 
-`out` has 16 x 16 float32 numbers, and `left` 16 rows of 32 bfloat16 numbers. `right` has 32 rows of
-16 bfloat16 numbers, two of them in each row of the tile. Row r of the tile holds right[2 r][j] and
-right[2 r + 1][j] for j = 0, 1, ...
+`out` has 16 x 16 float32 values, `left` has 16 rows of 32 bfloat16 values, and `right` has 32 rows
+of 16 bfloat16 values. Each row of the right tile holds two rows of `right`: row r of the tile
+holds right[2 r][j] and right[2 r + 1][j] for j = 0, 1, ...
 
-The instruction adds in a fixed order (Intel's manual). It sums the products at even k and those at
-odd k, adds both sums, then adds the total to `out`. Addresses and strides are in bytes.
+The instruction adds in a fixed order (Intel's manual). It sums the products at even k and at odd k
+separately, adds the two sums, and adds the total to `out`. Addresses and strides are in bytes.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
     """Return an operation for an instruction.
 
     Args:
-        name: LLVM intrinsic, without its prefix.
-        tiles: Numbers of the tiles that the instruction names.
+        name: Name of the LLVM intrinsic, without its prefix.
+        tiles: Indices of the tiles that the instruction uses.
         operands: Number of additional operands: 0, 1 (an address) or 2 (an address and a stride).
     """
     kinds = [*[_BYTE] * len(tiles), _BYTE.as_pointer(), _INDEX][: len(tiles) + operands]
@@ -85,9 +85,10 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
 
 
 def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
-    """Emit a transposition of 16 x 16 words in four rounds of block exchanges.
+    """Emit the transposition of 16 x 16 words, in four rounds of block exchanges.
 
-    In the round of distance d (8, 4, 2, 1), rows r and r + d exchange their words d columns apart.
+    In the round with distance d (8, 4, 2, 1), rows r and r + d exchange words that are d columns
+    apart.
     """
 
     def row(base: Any, step: Any, number: int) -> Any:
@@ -155,7 +156,7 @@ def add_product(out: int, left: int, right: int) -> Any:
 
 
 def configuration() -> bytes:
-    """Return the palette that `configure` loads, with all eight tiles of full size."""
+    """Return the configuration that `configure` loads: eight tiles of full size."""
     # Palette 1 and 15 reserved bytes; bytes per row as uint16, for 16 tiles; rows, for 16 tiles.
     unused = [0] * NUM_TILES
     widths, heights = [ROW, 0] * NUM_TILES, [SIDE] * NUM_TILES

@@ -1,18 +1,20 @@
 """Emit dot products of bfloat16 or int8 numbers with AVX-512 instructions.
 
-AVX512_BF16 (VDPBF16PS) multiplies 32 pairs of bfloat16 numbers and adds to 16 float32 sums:
+AVX512_BF16 (VDPBF16PS) multiplies 32 pairs of bfloat16 numbers and adds the products to 16 float32
+sums:
 
     sum[lane] = (sum[lane] + left[2 lane + 1] * right[2 lane + 1]) + left[2 lane] * right[2 lane]
 
-Each addition rounds to the nearest, and subnormal numbers count as zero (Intel's manual).
+Each addition rounds to nearest, and subnormal numbers count as zero (Intel's manual).
 
-AVX512_VNNI (VPDPBUSD) multiplies 64 pairs of int8 numbers, the left ones unsigned, and adds to 16
-int32 sums, exactly:
+AVX512_VNNI (VPDPBUSD) multiplies 64 pairs of int8 numbers, of which the left ones are unsigned,
+and adds the products to 16 int32 sums, exactly:
 
     sum[lane] += left[4 lane] * right[4 lane] + ... + left[4 lane + 3] * right[4 lane + 3]
 
-Rows are packed in blocks of four (`row_blocks`). An instruction takes a chunk of 16 bytes of each
-of the four rows, and the same chunk of one output four times.
+Rows are packed in blocks of four (`row_blocks`). One operand of an instruction is a chunk of 16
+bytes from each of the four rows. The other operand repeats the same chunk of one output four
+times.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ _NEEDED = {"avx512f", "avx512bw", "avx512vl"}
 
 
 class BFloat16(ir.Type):  # type: ignore[misc]
-    """Name LLVM's type `bfloat`, which llvmlite lacks."""
+    """The LLVM type `bfloat`, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
 
 class _Numbers(NamedTuple):
-    """Describe a number format: its instruction and the types that it works on.
+    """A number format, with its instruction and operand types.
 
     Attributes:
         instruction: LLVM intrinsic that multiplies and adds.
@@ -87,13 +89,13 @@ def available(kind: _Numbers = BFLOAT16) -> bool:
 
 
 def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16) -> Emit:
-    """Wrap `emit`: on processors without the instructions it emits a trap instead.
+    """Wrap `emit` to emit a trap on processors without the instructions.
 
-    Kernels compile there as well, but check `available()` before they run the operation.
+    Kernels also compile on such processors, but check `available()` before they run the operation.
 
     Args:
-        emit: Function of a builder and the argument values.
-        otherwise: Constant that stands for the result after the trap. Default: no result.
+        emit: Emitter, called with a builder and the argument values.
+        otherwise: Constant used as the result after the trap. Default: no result.
         kind: Number format whose instructions `emit` uses.
     """
 
@@ -116,23 +118,24 @@ def multiply_blocks(
     outputs: int = OUTPUTS,
     kind: _Numbers = BFLOAT16,
 ) -> Any:
-    """Return an operation that multiplies blocks of rows with some outputs.
+    """Return an operation that multiplies blocks of rows by some outputs.
 
     The operation ends the process if the processor lacks the instructions.
 
     Arguments of the operation, addresses and sizes in bytes:
         num_blocks: Number of blocks, one of `counts`.
         blocks: Address of the packed blocks.
-        weight: Address of the outputs' weights, adjacent rows.
+        weight: Address of the outputs' weights, in contiguous rows.
         row_bytes: Size of a row of the weight, a multiple of 64.
-        sums: Address of the float32 sums, `STRIDE` bytes from one row to the next.
-        ahead: Distance from `weight` to the weights to prefetch meanwhile.
-        parts: Parts of these weights to prefetch, one bit for each of `PARTS`.
+        sums: Address of the float32 sums, with `STRIDE` bytes between rows.
+        ahead: Distance from `weight` to the weights to prefetch.
+        parts: Bit mask of the parts of these weights to prefetch, one bit for each of `PARTS`.
 
     Args:
         counts: Numbers of blocks that the operation supports.
-        outputs: Number of outputs, a multiple of four. The registers hold 24 vectors of sums.
-        kind: Number format of rows and weight.
+        outputs: Number of outputs, a multiple of four. The registers have room for 24 vectors of
+            sums.
+        kind: Number format of the rows and the weight.
     """
 
     def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:
@@ -144,7 +147,7 @@ def multiply_blocks(
 
 
 class _DotOperands(NamedTuple):
-    """Hold the arguments of `multiply_blocks` after the number of blocks."""
+    """The arguments of `multiply_blocks` that follow the number of blocks."""
 
     blocks: Any
     weight: Any
@@ -199,17 +202,17 @@ def _multiply(
 
 
 def constant(number: int) -> Any:
-    """Return a 64-bit integer."""
+    """Return a 64-bit integer constant."""
     return ir.Constant(INDEX, number)
 
 
 def plus(builder: Any, address: Any, distance: int) -> Any:
-    """Emit an address `distance` bytes further on."""
+    """Emit the address `distance` bytes after `address`."""
     return builder.add(address, constant(distance))
 
 
 def times(builder: Any, size: Any, number: int) -> Any:
-    """Emit a size times a number."""
+    """Emit the product of a size and a number."""
     return builder.mul(size, constant(number))
 
 
@@ -232,7 +235,7 @@ def repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
 
 
 def add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
-    """Emit sums plus the products of two vectors, in the order above."""
+    """Emit the sums plus the products of two vectors, in the order above."""
     function = ir.FunctionType(kind.sums, [kind.sums, kind.vector, kind.vector])
     return builder.call(
         cgutils.get_or_insert_function(builder.module, function, kind.instruction),
@@ -241,9 +244,9 @@ def add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any)
 
 
 def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
-    """Emit the store of four totals for each of four rows.
+    """Emit code that stores four totals for each of four rows.
 
-    A row has four lanes: l and l + 2 are added, then 0 and 1.
+    Each row has four lanes; l and l + 2 are added, then 0 and 1.
     """
     first, second, third, fourth = outputs
     totals = fold_lanes(
@@ -258,7 +261,7 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
 
 
 def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
-    """Emit the sums of both halves of each group of `size` lanes, as one vector."""
+    """Emit the sums of the two halves of each group of `size` lanes, as one vector."""
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (
         pick(builder, first, second, low),
@@ -268,7 +271,7 @@ def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
 
 
 def _quantise(builder: Any, source: Any, target: Any, scale: Any) -> None:
-    """Emit the rounding of 16 bfloat16 numbers, times `scale`, to unsigned integers.
+    """Emit code that scales 16 bfloat16 numbers and rounds them to unsigned integers.
 
     The scaled numbers must be within 127 of zero, which `ZERO` represents.
     """

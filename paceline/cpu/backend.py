@@ -1,4 +1,4 @@
-"""Compute on CPUs with compiled kernels, or with torch if these do not apply."""
+"""Compute on CPUs with compiled kernels, or with torch where they do not apply."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from paceline.cpu.topk import argmax, entropies, topk
 
 
 class CpuBackend(TorchBackend):
-    """Compute `Backend` operations with paceline's compiled kernels.
+    """Computes `Backend` operations with paceline's compiled kernels.
 
-    The bits of each row of a product, a norm and an attention depend on that row alone.
+    In products, norms and attention, each row's result depends on that row only, bit for bit.
 
     Args:
-        max_int8_rows: Most rows of a product whose weight may be rounded to integers of 8 bits.
-            0 (default) rounds none.
+        max_int8_rows: Maximum number of rows for which a product may use an 8-bit copy of its
+            weight. 0 (default) never uses such copies.
     """
 
     def __init__(self, max_int8_rows: int = 0) -> None:
@@ -59,7 +59,7 @@ class CpuBackend(TorchBackend):
         return product(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return True for packed weights, and contiguous ones of suitable sizes."""
+        """Return True for packed weights, and for contiguous weights of suitable sizes."""
         return isinstance(weight, PackedWeight) or (
             type(weight) in PLAIN
             and weight.device.type == "cpu"
@@ -74,7 +74,7 @@ class CpuBackend(TorchBackend):
     rms_norm = staticmethod(rms_norm)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the norms of a model that were tried and compute the same, and their eps."""
+        """Return the norms that `rms_norm` is known to reproduce, with their eps."""
         if model.device.type != "cpu":
             return {}
         return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
@@ -88,7 +88,7 @@ class CpuBackend(TorchBackend):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Return attention by position, batch-invariant."""
+        """Return batch-invariant attention by position."""
         return attention_by_position(query, key, value, mask, metadata, options)
 
     argmax = staticmethod(argmax)
@@ -98,12 +98,12 @@ class CpuBackend(TorchBackend):
     entropies = staticmethod(entropies)
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache positions in all stores by one compiled call."""
+        """Return a function that moves cache positions in all stores in one compiled call."""
         described = CacheTensors.of([store for stores in blocks for store in stores])
         return super().row_mover(blocks) if described is None else partial(move_rows, described)
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
-        """Return a context in which helper threads spin for the jobs of this thread."""
+        """Return a context in which helper threads spin, waiting for this thread's jobs."""
         return TEAM.running(num_helpers)
 
 
@@ -111,12 +111,12 @@ CPU = CpuBackend()
 
 
 def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest products for a draft model; they may change its numbers."""
+    """Return the fastest products for a draft model; they may change its outputs."""
     multiply_int8.prepare()
     backend = CpuBackend(MAX_INT8_ROWS if amx.available() else MAX_ROWS)
     return Products.of_backend(model, backend)
 
 
 def has_bfloat16_kernels() -> bool:
-    """Return True if the processor multiplies in bfloat16 (AMX or AVX512_BF16)."""
+    """Return True if the processor has bfloat16 instructions (AMX or AVX512_BF16)."""
     return amx.available() or avx512_dot.available()

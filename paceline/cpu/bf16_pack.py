@@ -58,7 +58,7 @@ def _weigh(builder: Any, numbers: Any, steps: Any, largest: Any) -> Any:
 
 
 def round_pair(builder: Any, first: Any, second: Any) -> Any:
-    """Emit the rounding of 32 float32 numbers to bfloat16."""
+    """Emit code that rounds 32 float32 numbers to bfloat16."""
     kind = ir.FunctionType(_PAIRS, [_NUMBERS] * 2)
     called = cgutils.get_or_insert_function(
         builder.module, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
@@ -67,7 +67,7 @@ def round_pair(builder: Any, first: Any, second: Any) -> Any:
 
 
 def _widen(builder: Any, halves: Any, half: int) -> Any:
-    """Emit the conversion of one half of 32 bfloat16 numbers to float32."""
+    """Emit code that converts one half of 32 bfloat16 numbers to float32."""
     return widen(
         builder, pick(builder, halves, halves, list(range(half * COLUMNS, (half + 1) * COLUMNS)))
     )

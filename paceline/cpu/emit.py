@@ -1,7 +1,7 @@
 """Emit LLVM instructions, and wrap them as functions for compiled code.
 
-Functions with a `builder` argument emit instructions; unless they say otherwise, for vectors of any
-number of lanes. `operation` makes a function for compiled code from such an emitter.
+Functions with a `builder` argument emit instructions, for vectors of any number of lanes unless
+stated otherwise. `operation` makes a function for compiled code from such an emitter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ _FLOAT = ir.FloatType()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
-    """Return a function for compiled code whose instructions `emit` writes.
+    """Return a function for compiled code, made of instructions that `emit` writes.
 
     Args:
         result: Numba type of the result.
         arguments: Numba types of the arguments; at most nine.
-        emit: Function of an LLVM builder and the argument values; returns the result value.
+        emit: Emitter, called with an LLVM builder and the argument values; returns the result
+            value.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -90,12 +91,12 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def larger_of(builder: Any, first: Any, second: Any) -> Any:
-    """Emit the maximum per lane, for any number of lanes."""
+    """Emit the maximum of each lane, for any number of lanes."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
 def fold(builder: Any, vector: Any, join: Emit) -> Any:
-    """Emit a tree reduction: join both halves of the lanes until one lane is left.
+    """Emit a tree reduction: join the two halves of the lanes until one lane is left.
 
     Eight lanes are joined as l and l + 4, then l and l + 2, then 0 and 1.
     """
@@ -153,7 +154,7 @@ def exponential(builder: Any, x: Any) -> Any:
 
 
 def widen(builder: Any, halves: Any) -> Any:
-    """Emit the conversion of bfloat16 bits to float32, for any number of lanes."""
+    """Emit code that converts bfloat16 bits to float32, for any number of lanes."""
     count = halves.type.count
     bits = builder.zext(halves, ir.VectorType(ir.IntType(32), count))
     return builder.bitcast(builder.shl(bits, words(16, count)), ir.VectorType(_FLOAT, count))

@@ -1,4 +1,4 @@
-"""Time experts with paceline's products against experts as in transformers."""
+"""Time experts with paceline's products, and with transformers' own code."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _DEFAULT_CHOICES = 2
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKind:
-    """Experts of one shape, represented by the first such module of a model.
+    """Experts of one shape, represented by the first such module in a model.
 
     Attributes:
         module: The module.
         times: Number of such modules.
-        num_choices: Experts per row.
+        num_choices: Number of experts per row.
     """
 
     module: nn.Module
@@ -36,17 +36,17 @@ class ExpertsKind:
 
     @property
     def num_weights(self) -> int:
-        """Number of weights of all such modules."""
+        """Total number of weights in all such modules."""
         return self.times * sum(weight.numel() for weight in self.module.parameters(recurse=False))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTimes:
-    """Seconds of all experts of a model, per number of rows in `TIMED_ROWS`.
+    """Total time of a model's experts for each row count in `TIMED_ROWS`, in seconds.
 
     Attributes:
-        ours: Seconds with paceline's products; empty if there are no experts.
-        torchs: Seconds as transformers computes them.
+        ours: Times with paceline's products; empty if there are no experts.
+        torchs: Times with transformers' own code.
         spreads: Spread of the repeats of each timing.
     """
 
@@ -56,7 +56,7 @@ class ExpertTimes:
 
 
 def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
-    """Return the kinds of a model's experts that paceline's products can compute."""
+    """Return the kinds of experts in a model that paceline's products can compute."""
     kinds: dict[tuple[Any, ...], list[nn.Module]] = {}
     for module, override in routing_overrides(model, CPU).items():
         if override is ExpertsOverride:
@@ -71,12 +71,12 @@ def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
 def time_experts(
     kinds: Sequence[ExpertsKind], products: Products, stopwatch: Stopwatch
 ) -> ExpertTimes:
-    """Time all experts of a model; each row chooses its experts at random.
+    """Time all experts of a model, with random experts for each row.
 
     Args:
         kinds: Experts of the model.
-        products: Our products.
-        stopwatch: Measures the calls.
+        products: paceline's matrix products.
+        stopwatch: Stopwatch that times the calls.
     """
     if not kinds:
         return ExpertTimes((), (), ())
@@ -99,7 +99,7 @@ def time_experts(
 def _calls(
     kind: ExpertsKind, num_rows: int, products: Products, noise: torch.Generator
 ) -> list[Callable[[], Any]]:
-    """Return calls of the experts with paceline's products, and as in transformers."""
+    """Return two calls of the experts: with paceline's products, then transformers'."""
     module: Any = kind.module
     weight = module.down_proj
     scores = torch.rand(num_rows, module.num_experts, generator=noise)

@@ -1,8 +1,9 @@
-"""Emit dot products of float32 rows with four outputs by fused multiply-adds.
+"""Emit dot products of float32 rows with four outputs, using fused multiply-adds.
 
-Order of additions: lane l of eight sums the products of the numbers l, l + 8, ... of both operands,
-in order, each by a fused multiply-add. Then lanes l and l + 4 are added, l and l + 2, 0 and 1. All
-variants here use this order, so the number of rows does not change a result's bits.
+Order of additions: lane l of eight sums the products of the elements l, l + 8, ... of both
+operands, in order, with fused multiply-adds. Then lanes l and l + 4 are added, l and l + 2, and
+finally 0 and 1. All variants here use this order, so the number of rows does not change the
+result.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _ZEROS = floats(0.0, WIDTH)
 
 
 def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
-    """Return an operation that multiplies some rows with `OUTPUTS` outputs.
+    """Return an operation that multiplies some rows by `OUTPUTS` outputs.
 
     Arguments of the operation, addresses and sizes in bytes:
         num_rows: Number of rows, 1 to `max_rows`.
         rows: Address of the float32 rows.
         row_bytes: Size of a row, a multiple of 32.
         weight: Address of the outputs' weights.
-        stride: Distance from one output's weights to the next.
+        stride: Distance between the weights of consecutive outputs.
         out: Address of the float32 results.
-        out_stride: Distance from the results of one row to the next.
-        ahead: Distance to the weights to prefetch meanwhile; 0 prefetches none.
+        out_stride: Distance between the results of consecutive rows.
+        ahead: Distance to the weights to prefetch; 0 prefetches none.
 
     Args:
         kind: Number format of the weights, `FLOAT32` or `BFLOAT16`.
@@ -49,7 +50,7 @@ def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
 
 
 class _FmaOperands(NamedTuple):
-    """Hold the arguments of `multiply_rows` after the number of rows."""
+    """The arguments of `multiply_rows` that follow the number of rows."""
 
     rows: Any
     row_bytes: Any

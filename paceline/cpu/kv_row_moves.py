@@ -1,6 +1,6 @@
-"""Move accepted rows of the KV cache, in all layers by one compiled call.
+"""Move accepted rows of the KV cache, in all layers, with one compiled call.
 
-Torch needs a call per layer and tensor, which takes longer than the copies.
+torch needs a call per layer and tensor, which takes longer than the copies themselves.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from paceline.util.compiled import compiled
 
 
 class CacheTensors(NamedTuple):
-    """Describe the cache tensors [slots, heads, capacity, dim] to compiled code.
+    """The cache tensors [slots, heads, capacity, dim], described for compiled code.
 
     Attributes:
         addresses: Address of each tensor.
         heads: Number of heads of each tensor.
-        sizes: Bytes of one cache position of one head, for each tensor.
-        capacity: Cache positions of a slot, in all tensors.
+        sizes: Size of one head's cache position in bytes, for each tensor.
+        capacity: Number of cache positions per slot, the same in all tensors.
     """
 
     addresses: IntArray
@@ -34,9 +34,10 @@ class CacheTensors(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> CacheTensors | None:
-        """Describe tensors while they live; None if compiled code cannot read them.
+        """Describe tensors; return None if compiled code cannot read them.
 
-        A cache position of a head must take a multiple of 32 bytes.
+        One head's cache position must be a multiple of 32 bytes. The result is valid as long as
+        the tensors exist.
         """
         sizes = [tensor.shape[3] * tensor.element_size() for tensor in tensors]
         readable = all(
@@ -55,7 +56,7 @@ def move_rows(stores: CacheTensors, slots: IntArray, source: IntArray, target: I
     """Copy cache rows to lower cache positions of the same slots.
 
     Args:
-        stores: The cache tensors.
+        stores: Cache tensors.
         slots: Slot of each request, [requests].
         source: Cache positions to copy, ascending, [requests, moves].
         target: New cache positions, ascending, none greater than its source.

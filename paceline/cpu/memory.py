@@ -1,7 +1,7 @@
-"""Describe the layout of numbers in memory; load, copy and clear rows.
+"""Describe how numbers are stored in memory; load, copy and clear rows.
 
-Compiled code takes addresses as int64. Sizes and strides are in bytes unless a comment says
-otherwise. Copies and conversions move whole vectors of eight numbers.
+Compiled code takes addresses as int64. Sizes and strides are in bytes unless a comment states
+otherwise. Copies and conversions process whole vectors of eight values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 
 @inlined
 def address(array: NDArray[Any]) -> Any:
-    """Return the address of an array as a signed number."""
+    """Return the address of an array as a signed integer."""
     # Numba has it unsigned, and turns sums of signed and unsigned numbers into float64.
     return np.int64(array.ctypes.data)
 
 
 @inlined
 def aligned(array: NDArray[np.float32]) -> Any:
-    """Return the first address in an array where a cache line begins."""
+    """Return the first address in an array at which a cache line begins."""
     return (address(array) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
 
 

@@ -1,7 +1,7 @@
-"""Time paceline's products against torch's, and choose per number of rows.
+"""Time paceline's matrix products against torch's, and choose one per row count.
 
 Each product of the model is timed on its own weights, once per machine; the result is cached. A
-timing that other programs disturbed is used, and repeated at a later load once the machine is less
+timing that other programs disturbed is used, but repeated at a later load when the machine is less
 busy.
 """
 
@@ -42,15 +42,15 @@ _KIND = "products-v9"  # increased when what is timed or written changes
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Seconds of all products of a model, per number of rows in `TIMED_ROWS`.
+    """Total time of a model's products for each row count in `TIMED_ROWS`, in seconds.
 
     Attributes:
-        ours: Seconds of paceline's kernels; empty if they can compute no product of the model.
-        torchs: Seconds of torch's products; empty if `ours` is.
+        ours: Times with paceline's kernels; empty if they cannot compute any product of the model.
+        torchs: Times with torch's products; empty if `ours` is empty.
         conditions: Conditions of the timing; None if nothing was timed.
-        our_experts: Seconds of all experts, one after the other with these kernels; empty if the
-            model has none.
-        torch_experts: Seconds of all experts as transformers computes them.
+        our_experts: Times of all experts with paceline's kernels, one expert at a time; empty if
+            the model has none.
+        torch_experts: Times of all experts with transformers' own code.
     """
 
     ours: tuple[float, ...] = ()
@@ -61,16 +61,16 @@ class Trial:
 
     @property
     def doubtful(self) -> bool:
-        """Return True if other programs disturbed the timing and fewer of them run now."""
+        """Return True if other programs disturbed the timing, but fewer are running now."""
         return (
             self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
         )
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the minimum and maximum rows at which paceline's products are no slower.
+        """Return the minimum and maximum row count for which paceline is no slower.
 
-        If there are several ranges, the first counts; if there are none, the result is (0, 0).
+        If there are several ranges, the result is the first; if there is none, (0, 0).
         """
         wins = [
             own_seconds < TIE_RATIO * torch_seconds
@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def experts_are_faster(self) -> bool:
-        """Return True if paceline's experts are no slower at any number of rows."""
+        """Return True if paceline's experts are no slower at any row count."""
         return all(
             own_seconds < TIE_RATIO * torch_seconds
             for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)
@@ -92,11 +92,11 @@ class Trial:
 
     @property
     def cost_everywhere(self) -> float:
-        """Return the cost of using paceline's products for every number of rows.
+        """Return the cost of using paceline's products for every row count.
 
-        The cost is the time of an answer, divided by its time with the faster product at each
-        number of rows. The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. Each
-        step feeds 1, 4 or 16 rows; the largest of the three costs counts.
+        The cost is the time for an answer, divided by the time with the faster product at each row
+        count. The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. All steps
+        process 1, 4 or 16 rows, and the result is the largest of the three costs.
         """
         ours, best = list(self.ours), [*map(min, self.ours, self.torchs)]
         if self.our_experts:
@@ -109,7 +109,7 @@ class Trial:
 
 
 def fastest(model: PreTrainedModel) -> Products:
-    """Return the products with which forward passes of a model take the least time."""
+    """Return the matrix products with which a model's forward passes are fastest."""
     if not is_large(model):
         return Products()
     times = trial(model)
@@ -122,7 +122,7 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return paceline's products for any row count; None if the model uses others."""
+    """Return paceline's products for any row count; None if the model needs others."""
     routing = routing_overrides(model, CPU)
     products = Products.of_backend(model, CPU, routing=routing)
     computed = {
@@ -142,7 +142,7 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 
 def trial(model: PreTrainedModel) -> Trial:
-    """Return the times of a model's products, cached on this machine or measured now."""
+    """Return the times of a model's products; measure them if they are not cached."""
     modules = replaceable(model, CPU)
     if not modules:
         return Trial()
@@ -168,13 +168,13 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return True if a model is so large that timing the products is worthwhile."""
+    """Return True if a model is large enough for timing to be worthwhile."""
     size = sum(module.weight.numel() for module in replaceable(model, CPU))
     return size + sum(experts.num_weights for experts in experts_of(model)) >= MIN_TIMED_WEIGHTS
 
 
 class _Timed(NamedTuple):
-    """A product function and the helper threads that it runs with."""
+    """A product function, with the number of helper threads for it."""
 
     multiply: Callable[..., Tensor]
     num_helpers: int

@@ -1,9 +1,9 @@
 """Provide a vector type of eight float32 lanes for compiled code, `Float32x8`.
 
 Each operation emits LLVM vector instructions, so kernels do not rely on auto-vectorisation. Each
-lane follows IEEE arithmetic, and the compiler may neither reorder nor contract it. A result has the
-same bits on every processor, in every loop and in every lane. `fused(a, b, c)` rounds a * b + c
-once.
+lane follows IEEE arithmetic, and the compiler may neither reorder nor contract operations. A
+result is therefore bit-identical on every processor, in every loop and in every lane. `fused(a, b,
+c)` rounds a * b + c once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
 
 
 def emit_store_sums(builder: Any, address: Any, *vectors: Any) -> None:
-    """Store the four sums of the lanes of four vectors, each in the order of `fold`."""
+    """Store the lane sums of four vectors, each computed in the order of `fold`."""
     halves = [
         builder.fadd(
             pick(builder, vector, vector, [0, 1, 2, 3]), pick(builder, vector, vector, [4, 5, 6, 7])
@@ -105,7 +105,7 @@ def _load_float16(builder: Any, address: Any) -> Any:
 
 
 def _halves_of(builder: Any, lanes: Any) -> Any:
-    """Emit the rounding to bfloat16 bits: nearest, ties to even; NaN stays NaN."""
+    """Emit code that rounds to bfloat16: nearest, ties to even; NaN stays NaN."""
     bits = builder.bitcast(lanes, _WORDS)
     odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, _words(0x7FFF))), _words(16))

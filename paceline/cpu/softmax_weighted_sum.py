@@ -1,8 +1,8 @@
 """Emit the inner loops of attention: weighted sums of rows, and softmax weights.
 
-Vectors have sixteen numbers; processors without such vectors take two of eight. Each number of a
-sum takes one fused multiply-add per row, in the order of the rows. Its bits do not depend on how
-many sums are computed together.
+Vectors have sixteen elements; processors without such vectors use two vectors of eight. Each
+element of a sum takes one fused multiply-add per row, in the order of the rows. The result does
+not depend on how many sums are computed together.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ def _load_halves(builder: Any, address: Any) -> Any:
 
 
 def add_weighted(vectors: int) -> Any:
-    """Return an operation that adds weighted rows to the sums of some queries.
+    """Return an operation that adds weighted rows to the sums of several queries.
 
     Arguments of the operation, addresses and sizes in bytes:
         queries: Number of queries, 1 to `QUERIES`.
         halves: 1 if the rows are in bfloat16, 0 if they are in float32.
-        weights: Address of the addresses of the queries' weights, float32.
+        weights: Address of an array of the addresses of each query's weights, float32.
         rows: Address of the rows.
-        stride: Distance from one row to the next.
-        count: Number of rows, and of weights of a query.
+        stride: Distance between consecutive rows.
+        count: Number of rows, and number of weights per query.
         sums: Address of the sums, float32.
-        size: Distance from the sums of one query to the next.
+        size: Distance between the sums of consecutive queries.
 
     Args:
-        vectors: Number of vectors of each row to add.
+        vectors: Number of vectors to add per row.
     """
 
     def emit(builder: Any, queries: Any, halves: Any, *operands: Any) -> None:
@@ -92,7 +92,7 @@ def add_weighted(vectors: int) -> Any:
 
 
 class _SumOperands(NamedTuple):
-    """Hold the arguments of `add_weighted` after the number format."""
+    """The arguments of `add_weighted` that follow the number format."""
 
     weights: Any
     rows: Any

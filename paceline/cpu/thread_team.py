@@ -1,9 +1,9 @@
-"""Share the tasks of compiled kernels among threads.
+"""Divide the tasks of compiled kernels among threads.
 
 A `TeamJob` takes tasks from an atomic counter in its argument record until none is left, so any
 number of threads may run it. Waking a sleeping thread takes as long as a product of a few rows.
-During a forward pass `TEAM` therefore keeps helper threads spinning: they start the next job within
-a microsecond.
+During a forward pass, `TEAM` therefore keeps helper threads spinning, so that they start the next
+job within a microsecond.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ pause = operation(types.void, (), _pause)
 
 
 class TeamJob:
-    """Run a compiled function on a record of arguments, in several threads at once.
+    """Runs a compiled function on a record of arguments, in several threads at once.
 
     Args:
-        work: Function of the record's address. It does tasks until the record's counter shows that
-            none is left, and returns how many it did. It must not use Python objects.
-        record: Dtype of the record that `run` fills; its fields are int64 or float64. None
-            (default) allows only `share`, with a record that the caller owns.
+        work: Function of the record's address. It runs tasks until the record's counter shows that
+            none is left, and returns how many it ran. It must not use Python objects.
+        record: Dtype of the record that `run` fills; its fields are int64 or float64. With None
+            (default), only `share` can be used, with a record owned by the caller.
     """
 
     def __init__(self, work: Callable[[int], int], record: np.dtype[np.void] | None = None) -> None:
@@ -94,16 +94,16 @@ class TeamJob:
         return int(self._compiled.address)
 
     def prepare(self) -> None:
-        """Compile the job now, so that no request waits for it."""
+        """Compile the job now, so that no request has to wait for it."""
         _ = self.address
 
     def run(self, values: tuple[float, ...], helpers: int, small: bool = False) -> None:
-        """Do all tasks of one call, in this thread and its helpers.
+        """Run all tasks of a call, in this thread and its helpers.
 
         Args:
             values: Fields of the argument record, in order.
-            helpers: Number of sleeping threads to wake if no team runs for this thread.
-            small: Whether the work is too short for spinning helpers, too. Default: no.
+            helpers: Number of sleeping threads to wake if this thread has no running team.
+            small: Whether the work is too short even for spinning helpers. Default: False.
         """
         try:
             record = self._free_records.pop()
@@ -115,12 +115,12 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Do all tasks of one call, in this thread and its helpers.
+        """Run all tasks of a call, given the address of its argument record.
 
         Args:
             arguments: Address of the argument record.
-            helpers: See `run`.
-            small: See `run`.
+            helpers: Number of sleeping threads to wake if this thread has no running team.
+            small: Whether the work is too short even for spinning helpers. Default: False.
         """
         team = None if small else TEAM.of_this_thread()
         if team is not None:
@@ -137,7 +137,7 @@ def _struct_format(record: np.dtype[np.void]) -> str:
 
 
 class SpinningThreadTeam:
-    """Helper threads that spin for the jobs of one leading thread.
+    """Helper threads that spin while waiting for jobs from one leading thread.
 
     Args:
         helpers: Number of helper threads to take from the process's pool.
@@ -151,17 +151,17 @@ class SpinningThreadTeam:
             submit(self._help)
 
     def run(self, job: int, arguments: int) -> None:
-        """Do all tasks of a job with the helpers that are awake.
+        """Run all tasks of a job, together with the helpers that are awake.
 
         Args:
             job: Address of the compiled function.
-            arguments: Address of its argument record.
+            arguments: Address of the job's argument record.
         """
         self._num_jobs += 1
         _lead(self._mailbox, self._num_jobs, job, arguments)
 
     def stop(self) -> None:
-        """Send the helpers back to the pool."""
+        """Return the helpers to the pool."""
         _stop(self._mailbox)
 
     def _help(self) -> int:
@@ -176,10 +176,10 @@ class _Lease(NamedTuple):
 
 
 class ThreadTeam:
-    """Lend spinning helpers to one forward pass at a time.
+    """Provides spinning helpers to one forward pass at a time.
 
-    A second forward pass that starts meanwhile runs without spinning helpers: it never waits for
-    the first, so two of them cannot deadlock. A forked child starts without a team.
+    A second forward pass that starts in the meantime runs without spinning helpers. It never waits
+    for the first, so the two cannot deadlock. A forked child process starts without a team.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class ThreadTeam:
 
     @contextmanager
     def running(self, helpers: int) -> Iterator[None]:
-        """Keep helpers spinning for the jobs of this thread in the `with` block.
+        """Keep helpers spinning for this thread's jobs during the `with` block.
 
         Args:
             helpers: Number of helper threads; 0 starts none.
@@ -218,7 +218,7 @@ class ThreadTeam:
         return None
 
     def become_child(self) -> None:
-        """Forget the parent's team after a fork."""
+        """Discard the parent's team after a fork."""
         self._lock = threading.Lock()
         self._lease = None
 
@@ -234,7 +234,7 @@ def _do(job: int, arguments: int) -> int:
 
 @compiled
 def _lead(mailbox: int, number: int, job: int, arguments: int) -> int:
-    """Post job `number`, take part in it, and wait until no helper is inside it."""
+    """Post a job, run its tasks, and wait until all helpers have left it."""
     store_shared(mailbox + _JOB, job)
     store_shared(mailbox + _ARGUMENTS, arguments)
     store_shared(mailbox + _OPEN, number)
@@ -252,7 +252,7 @@ def _stop(mailbox: int) -> None:
 
 @compiled
 def _help(mailbox: int) -> int:
-    """Take part in every job until the team stops or `MAX_SPINS` polls find none."""
+    """Run tasks of every job until the team stops or `MAX_SPINS` polls find no job."""
     last_number, num_spins, num_done = 0, 0, 0
     while num_spins < MAX_SPINS:
         number = load_shared(mailbox + _OPEN)

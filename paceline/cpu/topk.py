@@ -1,7 +1,7 @@
 """Find each row's top-k tokens, their probabilities, and the row's entropy.
 
-On CPUs, torch's own functions take longer than everything else in a small step. Among equal logits,
-the lowest token id comes first, as in torch's `argmax`.
+On CPUs, torch's functions for this take longer than all other work in a small step. Among equal
+logits, the lowest token id comes first, as in torch's `argmax`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MIN_DIFFERENCE = -100.0  # from the largest logit; the exponential of less is 0
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the most likely token of each row, as `logits.argmax(-1)` does.
+    """Return the most likely token of each row, like `logits.argmax(-1)`.
 
     A row with NaN or only infinities gets NO_TOKEN.
 
@@ -82,7 +82,7 @@ def _readable(logits: Tensor) -> bool:
 
 
 def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return tokens and their probabilities (or logits), both [rows, count]."""
+    """Return each row's top tokens and their probabilities (or logits), [rows, count]."""
     logits = logits.contiguous()
     rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
     token_ids, probs = (
@@ -109,10 +109,10 @@ def _find(
 
     Args:
         logits: Address of the logits, [len(token_ids), vocab].
-        kind: Number format of the logits, see `memory`.
+        kind: Number format of the logits; see `memory`.
         vocab: Number of tokens, a multiple of 8.
-        token_ids: Result, [rows, count].
-        probs: Result, [rows, count].
+        token_ids: Output: tokens, [rows, count].
+        probs: Output: probabilities or logits, [rows, count].
         with_probs: Whether to write probabilities instead of logits.
     """
     count = token_ids.shape[1]
@@ -140,7 +140,7 @@ def _find(
 def _largest(
     kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32]
 ) -> np.float32:
-    """Write the largest number of each block; return NaN if any number is NaN."""
+    """Write the largest value of each block; return NaN if any value is NaN."""
     checked = simd_f32x8.splat(np.float32(-np.inf))
     for block in range(len(largest)):
         first = block * TOP_K_BLOCK
@@ -165,9 +165,9 @@ def _select(
     token_ids: IntArray,
     best: NDArray[np.float32],
 ) -> None:
-    """Write the indices and values of the largest numbers, the largest first.
+    """Write the indices and values of the largest elements in descending order.
 
-    Insertion sort; blocks whose largest number is too small are skipped.
+    Uses insertion sort, and skips blocks whose largest value is too small.
     """
     num_selected, count = 0, len(best)
     for number in range(len(largest)):
@@ -203,8 +203,8 @@ def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.f
 def _measure(logits: int, kind: int, vocab: int, result: NDArray[np.float32]) -> None:
     """Write the entropy of each row.
 
-    With the difference d of a logit from the largest, and the weight w = exp(d), the entropy is
-    log(sum(w)) - sum(w * d) / sum(w). Differences below `_MIN_DIFFERENCE` have the weight 0.
+    Let d be a logit's difference from the largest logit, and w = exp(d). The entropy is then
+    log(sum(w)) - sum(w * d) / sum(w). Differences below `_MIN_DIFFERENCE` have weight 0.
     """
     size = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
     zeros = simd_f32x8.splat(np.float32(0.0))

@@ -1,1 +1,1 @@
-"""Compute on CUDA with Triton what torch splits into many launches."""
+"""Fuse operations on CUDA with Triton that torch splits into many launches."""

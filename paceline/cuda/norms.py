@@ -1,4 +1,4 @@
-"""Compute RMS norms in one launch; torch needs eight for each."""
+"""Compute an RMS norm in one launch; torch needs eight."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight * rows / sqrt(mean(rows ** 2) + eps), rounded as in transformers.
 
     Args:
-        rows: [..., size].
-        weight: [size], contiguous, of the same dtype.
+        rows: Rows, [..., size].
+        weight: Contiguous weight of the same dtype, [size].
         eps: Number to add to the mean of the squares.
     """
     rows, size = rows.contiguous(), len(weight)
@@ -26,5 +26,5 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def takes_norm(weight: Tensor) -> bool:
-    """Return whether `rms_norm` takes a weight [size]."""
+    """Return whether `rms_norm` supports a weight [size]."""
     return weight.is_cuda and weight.is_contiguous() and len(weight) <= MAX_NORM_SIZE

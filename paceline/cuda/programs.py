@@ -1,4 +1,4 @@
-"""Triton programs of the CUDA backend."""
+"""Define the Triton programs of the CUDA backend."""
 
 from __future__ import annotations
 

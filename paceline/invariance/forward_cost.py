@@ -1,7 +1,7 @@
 """Measure the cost of batch invariance in forward passes and matrix products.
 
-Calls with and without batch invariance are timed alternately. Load from other programs only makes
-a call slower, so the shortest repeat counts. The spread of the repeats shows how reliable the
+Calls with and without batch invariance are timed alternately. Load from other programs can only
+slow a call down, so the shortest repeat counts. The spread of the repeats shows how reliable the
 result is.
 """
 
@@ -48,16 +48,16 @@ class Cost:
 
 
 def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enough: float) -> Cost:
-    """Return the cost of a batch-invariant forward pass, relative to a usual one.
+    """Return the cost of a batch-invariant forward pass, relative to an ordinary one.
 
     Both forward passes process one row, with up to `CONTEXT_TOKENS` cached tokens before it.
 
     Args:
         model: Loaded model.
-        min_rows: Minimum number of rows of batch-invariant forward passes.
-        products: Matrix products of batch-invariant forward passes.
-        enough: Cost at which the measurement stops early. Load from other programs only makes
-            forward passes slower, so more rounds are unlikely to change the decision.
+        min_rows: Minimum number of rows in batch-invariant forward passes.
+        products: Matrix products for batch-invariant forward passes.
+        enough: Cost at which the measurement stops early. Load from other programs can only slow
+            forward passes down, so more rounds are unlikely to change the decision.
     """
     invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
     usual = CachedLM(model)
@@ -79,7 +79,7 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 
     Args:
         modules: Modules of the model.
-        min_rows: Rows after padding, compared with one row.
+        min_rows: Number of rows after padding; the result is relative to one row.
     """
     compared: list[_Compared] = [
         (module.times, module.original.caller(min_rows), module.original.caller(1))
@@ -122,7 +122,7 @@ def run_forward(lm: CachedLM, request: Request, tree: DraftTree) -> None:
     Args:
         lm: Model to run.
         request: Request with one pending token.
-        tree: Its draft tree.
+        tree: Draft tree of the request.
     """
     lm.forward([request], [tree])[0, -1, 0].item()
 
@@ -130,7 +130,7 @@ def run_forward(lm: CachedLM, request: Request, tree: DraftTree) -> None:
 def _opened(lm: CachedLM, context: int) -> Request:
     """Return a request whose tokens, except the newest, count as cached.
 
-    The cache holds zeros, which take as long to read as other numbers.
+    The cache holds zeros, which take as long to read as other values.
     """
     request = Request([0] * (context + 1), SamplingParams())
     lm.reserve(1, context + 1)

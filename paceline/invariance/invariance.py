@@ -1,8 +1,8 @@
-"""Decide whether to decode a model batch-invariantly, when the model is loaded.
+"""Decide at load time whether to decode a model batch-invariantly.
 
 In batch-invariant mode, the rest of the batch does not change a single bit of a token's logits.
-`probing` finds the row counts that give every row the same bits on this machine. Forward passes
-then stay within these counts: paceline pads short passes and splits long ones.
+`probing` finds the row counts for which the rounding of every row is identical on this machine.
+Forward passes then stay within these counts: paceline pads short passes and splits long ones.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """Hold the result of the check that a token's logits depend only on its text.
+    """The result of checking that a token's logits depend only on its text.
 
     Attributes:
         on: Whether the model is decoded batch-invariantly.
         reason: Explanation of the decision, for messages.
-        report: Results of the probes on this machine; None means the model was not probed.
+        report: Results of the probes on this machine; None if the model was not probed.
         threads: Number of torch's CPU threads for which the results are valid.
-        products: Matrix products of the forward passes; None means the fastest ones.
+        products: Matrix products for the forward passes; None means the fastest ones.
     """
 
     on: bool
@@ -53,9 +53,9 @@ class Invariance:
     products: Products | None = None
 
     def check_threads(self) -> None:
-        """Raise if torch's number of threads has changed since the probes.
+        """Check that torch's number of threads has not changed since the probes.
 
-        Kernels divide rows among threads, so the results are valid for one number only.
+        Kernels divide rows among threads, so the results are valid for that number only.
 
         Raises:
             ConfigError: The number of threads has changed.
@@ -67,7 +67,7 @@ class Invariance:
             )
 
     def model_options(self, prefill_chunk: int) -> dict[str, Any]:
-        """Return the options of `CachedLM` that implement the decision.
+        """Return the options for `CachedLM` that implement the decision.
 
         Args:
             prefill_chunk: Prefill chunk in tokens; the result may reduce it.
@@ -82,12 +82,12 @@ class Invariance:
 
     @property
     def min_rows(self) -> int:
-        """Minimum number of rows of a forward pass; padding fills up smaller ones."""
+        """Minimum number of rows in a forward pass; smaller ones are padded."""
         return self.report.least if self.on and self.report else 1
 
     @property
     def max_rows(self) -> int | None:
-        """Maximum rows in a forward pass before padding; None means no limit."""
+        """Maximum number of rows in a forward pass before padding; None means no limit."""
         return self.report.most - self.report.least + 1 if self.on and self.report else None
 
 
@@ -131,11 +131,11 @@ def resolve_batch_invariance(
 def _probe(
     model: PreTrainedModel, setting: BatchInvariant, max_batch: int
 ) -> tuple[ProbeReport | None, Products, str]:
-    """Probe the cheapest method, and find out whether it can be used.
+    """Probe the cheapest method of batch invariance, and check whether it can be used.
 
     Returns:
-        The method's report, its products, and the reason why it cannot be used. The reason is ""
-        if it can; the report is None if the probe failed.
+        The method's report (None if the probe failed), its matrix products, and the reason why it
+        cannot be used ("" if it can).
     """
     try:
         report, products = _cheapest(model, setting is True, _fixed_rows(model, max_batch))
@@ -172,7 +172,7 @@ def _findings(report: ProbeReport) -> str:
 
 
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model is not probed, although it supports attention by position."""
+    """Return why a model that supports attention by position is not probed, or None."""
     if setting == "auto" and model.device.type == "cuda":
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)
@@ -226,7 +226,7 @@ def _cheapest(
 
 
 def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Products, Trial] | None:
-    """Return paceline's products and their times; None if they do not suit the model."""
+    """Return paceline's products and their times; None if they do not fit the model."""
     if model.device.type != "cpu":
         return None
     from paceline.cpu import product_choice  # imports the kernels
@@ -240,11 +240,11 @@ def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Produc
 def allowed(conditions: Conditions | None) -> float:
     """Return the maximum measured cost at which "auto" enables batch invariance.
 
-    Other programs may increase a measured cost by as much as its repeats differ. In case of doubt,
-    "auto" enables batch invariance: only a cost that is certainly too high disables it.
+    Other programs may increase a measured cost by as much as its repeats differ. "auto" disables
+    batch invariance only if the cost is too high beyond doubt.
 
     Args:
-        conditions: Conditions of the measurement; None means nothing was measured.
+        conditions: Conditions of the measurement; None if nothing was measured.
     """
     return (
         MAX_COST if conditions is None or conditions.quiet else MAX_COST * (1 + conditions.spread)
@@ -260,7 +260,7 @@ def _with_trial(report: ProbeReport, timing: Trial) -> ProbeReport:
 
 
 def recurrent_layers_of(model: PreTrainedModel) -> str | None:
-    """Return why recurrent layers keep a model from batch invariance; else None."""
+    """Return why recurrent layers prevent batch invariance, or None."""
     states = states_of(model)
     mixers = mixers_of(model, states)
     if not states or (
@@ -276,7 +276,7 @@ def recurrent_layers_of(model: PreTrainedModel) -> str | None:
 
 
 def _mixture(model: PreTrainedModel) -> str:
-    """Return a clause that describes a mixture of experts; "" for other models."""
+    """Return a clause describing a mixture of experts; "" for other models."""
     config = model.config.get_text_config(decoder=True)
     for name in _EXPERTS:
         count = max(
@@ -288,13 +288,13 @@ def _mixture(model: PreTrainedModel) -> str:
 
 
 def _recurrent(model: PreTrainedModel) -> str:
-    """Return a clause that describes recurrent layers; "" for other models."""
+    """Return a clause describing recurrent layers; "" for other models."""
     count = len(states_of(model))
     return f"{model.__class__.__name__} has {count} recurrent layers" if count else ""
 
 
 def _why_no_kernels(model: PreTrainedModel, description: str) -> str:
-    """Return why paceline's products are not tried for a model that needs them."""
+    """Explain why paceline's products are not tried for a model that needs them."""
     if model.device.type != "cpu":
         return f"{description}, and only the products for CPUs compute such a model"
     from paceline.cpu.product_choice import everywhere  # imports the kernels

@@ -10,12 +10,12 @@ from paceline.util.stopwatch import Conditions
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Hold the result of the probes for one kind of module.
+    """Result of the probes for one kind of module.
 
     Attributes:
         name: Name of the first such module in the model.
         shape: Shape of the module, such as "in -> out".
-        times: Number of such modules.
+        times: Number of modules of this kind.
         tried: Largest row count that was probed.
         runs: First row count of each range of counts with identical results.
     """
@@ -29,7 +29,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Hold the row counts that give every row the same bits in all modules.
+    """Row counts for which every row has identical bits in all modules.
 
     The fields are the keys of the saved report.
 
@@ -37,14 +37,14 @@ class ProbeReport:
         least: Minimum row count of the widest class.
         most: Maximum row count of the widest class.
         cost: Measured time of the products with `least` rows, relative to one row.
-        reason: Why there is no usable class; "" means there is one.
+        reason: Why there is no usable class; "" if there is one.
         findings: Result for each kind of module.
         seconds: Duration of the probes.
         own_products: Whether the products are paceline's kernels, whose rows are independent.
-        fixed_rows: Fixed number of rows of every product; 0 means the rows of the forward pass.
-        whole_cost: Measured time of a forward pass of one row with cached text, relative to the
-            usual time.
-        conditions: Conditions of the most disturbed measurement; None means nothing was measured.
+        fixed_rows: Fixed number of rows in every product; 0 means the number in the forward pass.
+        whole_cost: Measured time of a forward pass over one row with cached text, relative to an
+            ordinary forward pass.
+        conditions: Conditions of the most disturbed measurement; None if nothing was measured.
     """
 
     least: int
@@ -60,7 +60,7 @@ class ProbeReport:
 
     @property
     def products(self) -> str:
-        """Matrix products in words; "" means torch's."""
+        """Description of the matrix products; "" means torch's."""
         return (
             "with our products"
             if self.own_products
@@ -71,14 +71,14 @@ class ProbeReport:
 
     @property
     def doubtful(self) -> bool:
-        """True if other programs disturbed the timing, and the machine is quieter now."""
+        """True if other programs disturbed the timing, but the machine is quieter now."""
         return (
             self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
         )
 
     @staticmethod
     def read(saved: dict[str, Any]) -> ProbeReport:
-        """Return the report that was saved as `dataclasses.asdict`."""
+        """Return a report that was saved with `dataclasses.asdict`."""
         findings = tuple(
             ProbeResult(**{**finding, "runs": tuple(finding["runs"])})
             for finding in saved["findings"]

@@ -1,9 +1,9 @@
-"""Find the row counts for which a model computes the same bits in every row.
+"""Find the row counts for which a model computes every row with identical bits.
 
-Every module that maps rows to rows (products, norms, activations) runs separately, as the model
-calls it, with row counts from 1 to 1,024. `row_classes` finds the counts that agree bit for bit.
-The result is the widest class that all modules have in common. Attention uses separate kernels,
-which are batch-invariant by construction (`paceline.attention`).
+Every module that maps rows to rows (products, norms, activations) is called separately, in the
+same way as in the model, with row counts from 1 to 1,024. `row_classes` finds the counts whose
+results agree bit for bit. The result is the widest class common to all modules. Attention uses
+separate kernels, which are batch-invariant by construction (`paceline.attention`).
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _used: set[result_cache.ResultKey] = set()
 
 
 def load_report(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Return the probe report of a model on this machine; probe the model if needed.
+    """Return a model's probe report for this machine, probing the model if needed.
 
-    If other programs disturbed the costs in a report, the costs are measured again once the machine
-    is quieter.
+    If other programs disturbed the costs in a report, the costs are measured again once the
+    machine is quieter.
 
     Args:
         model: Loaded model.
@@ -78,7 +78,7 @@ def load_report(model: PreTrainedModel, products: Products = Products()) -> Prob
 
 
 def probe_model(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Find the widest class of row counts of a model, and measure its cost.
+    """Find a model's widest class of row counts, and measure its cost.
 
     Args:
         model: Loaded model.
@@ -118,10 +118,10 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
 
 
 def _probe_module(module: RowModule) -> ProbeResult:
-    """Find the row counts for which one kind of module agrees bit for bit.
+    """Find the row counts for which one kind of module gives identical bits.
 
-    A product runs on folded weights, which leave only rounding errors, and again with its bias.
-    Other modules run on many random rows.
+    A product is tested on folded weights, which leave only rounding errors, and then with its
+    bias. Other modules are tested on many random rows.
     """
     noise = torch.Generator().manual_seed(0)
     counts = module.counts()
@@ -155,7 +155,7 @@ def _why_too_narrow(rows: RowClass, findings: Sequence[ProbeResult]) -> str:
 
 
 def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
-    """Return why whole forward passes within the class differ, or "" if they agree."""
+    """Return why forward passes within the class differ, or "" if they agree."""
     chunks = (min(PREFILL_CHUNK, rows.max_rows), CHECK_PREFILL_CHUNK)
     alone, batched = (
         CachedLM(model, chunk, batch_invariant=True, min_rows=rows.min_rows, products=products)

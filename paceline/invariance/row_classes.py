@@ -1,9 +1,10 @@
-"""Find row counts for which a function of rows gives every row the same bits.
+"""Find row counts for which a function of rows gives every row identical bits.
 
-A matrix product selects its kernel, and with it the order of its sums, by the number of rows. An
-activation computes the last elements of a tensor with another routine. A token's numbers may
-therefore depend on how many tokens share the forward pass. Counts with bit-identical results form a
-class. The classes depend on processor, libraries, threads and shapes, so they are measured.
+The number of rows determines the kernel of a matrix product and thus the order of its sums. An
+activation function computes the last elements of a tensor with a different routine. A token's
+values may therefore depend on how many tokens share the forward pass. Row counts with
+bit-identical results form a class. Classes depend on processor, libraries, threads and shapes, so
+they are measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class RowClass:
-    """Hold a range of row counts that give a row the same bits.
+    """A range of row counts with bit-identical results.
 
     Attributes:
         min_rows: Minimum row count.
@@ -34,14 +35,14 @@ class RowClass:
 
 
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the first count of each range of row counts that agree, ascending.
+    """Return the first row count of each range that agrees, in ascending order.
 
-    A large count runs on rows from the middle; a small count runs on the first and the last rows.
-    Rows at the edge of a small count are inner rows of the largest count.
+    A large count is tested on rows from the middle, a small count on the first and last rows. Rows
+    at the edge of a small count are inner rows of the largest count.
 
     Args:
         function: Function of rows.
-        rows: Rows [counts[-1], ...].
+        rows: Rows, [counts[-1], ...].
         counts: Row counts to compare, ascending.
     """
     starts: list[int] = []
@@ -62,7 +63,7 @@ def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) ->
 
 
 def widest_class(runs: Iterable[tuple[int, ...]], counts: Sequence[int]) -> RowClass:
-    """Return the widest class that several functions have in common.
+    """Return the widest class that is common to several functions.
 
     Args:
         runs: Result of `agreeing_runs` for each function.
@@ -77,9 +78,9 @@ def widest_class(runs: Iterable[tuple[int, ...]], counts: Sequence[int]) -> RowC
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the bits of a tensor's numbers, as integers.
+    """Return the bits of a tensor's values, as integers.
 
-    As integers, zeros of different sign differ, and NaNs with equal bits are equal.
+    As integers, zeros with different signs differ, and NaNs with the same bits are equal.
     """
     return tensor.contiguous().view(_BITS[tensor.element_size()])
 
@@ -89,8 +90,8 @@ def heavy_tailed(
 ) -> Tensor:
     """Return random rows in which a few columns are much larger than the others.
 
-    Gaussian rows hide differences: after rounding to half precision, only one product in thousands
-    differs.
+    Gaussian rows would hide differences: after rounding to half precision, only one product in
+    thousands differs.
 
     Args:
         count: Number of rows.
@@ -108,13 +109,14 @@ def heavy_tailed(
 def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return a weight and rows whose true product is zero.
 
-    The computed product then consists only of rounding errors. A different order of the sums
+    The computed product then consists only of rounding errors. A different order of summation
     changes the bits of 40 % to 90 % of the elements, even in half precision. In an ordinary
-    product, rounding hides the order in all but one in 10^5 elements. Half of the inner dimension
-    becomes the negative of the other half, at random positions.
+    product, rounding hides the order in all but one in 10^5 elements. To fold a weight, half of
+    the inner dimension is set to the negative of the other half, at random positions.
 
     Args:
-        weight: Weight [out, in]. The result has its strides and alignment, which select the kernel.
+        weight: Weight [out, in]. The result has its strides and alignment, which select the
+            kernel.
         rows: Finite rows [count, in].
         generator: Source of the random numbers.
     """

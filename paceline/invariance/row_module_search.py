@@ -24,10 +24,10 @@ from paceline.model.mixers.seam import MixerForward
 
 
 def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Run a short forward pass, and return the kinds of modules that take part.
+    """Run a short forward pass, and return the kinds of modules that it calls.
 
     Returns:
-        The modules, and why they cannot be probed separately; "" if they can.
+        The modules, and the reason why they cannot be probed separately ("" if they can).
     """
     kinds: dict[tuple[Any, ...], RowModule] = {}
     observed: set[nn.Module] = set()
@@ -74,7 +74,7 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
 
 
 def _kind_of(module: RowModule) -> tuple[Any, ...]:
-    """Return a key that modules with the same kernels share."""
+    """Return a key that is equal for modules that use the same kernels."""
     parameters = [
         (weight.shape, weight.stride(), weight.dtype) for weight in module.module.parameters()
     ]
@@ -89,10 +89,10 @@ def _kind_of(module: RowModule) -> tuple[Any, ...]:
 
 
 def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.Module]) -> str:
-    """Describe the weights that no observed module uses; "" if there are none.
+    """Describe the weights that no observed module uses, or return "".
 
-    The parts of a multimodal model that text does not reach, such as its vision tower, do not
-    count: paceline's forward passes never call them.
+    Parts of a multimodal model that process no text, such as its vision tower, are ignored,
+    because paceline's forward passes never call them.
     """
     decoder = set(decoder_of(model).modules()) if takes_media(model) else set(model.modules())
     for name, module in model.named_modules():
@@ -112,9 +112,9 @@ def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.M
 def _row_module(
     name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> RowModule | None:
-    """Return a module as a `RowModule`, from one of its calls.
+    """Return a `RowModule` for a module, given one of its calls.
 
-    Return None if the module does not map each token's numbers to numbers of the same token.
+    Return None if the module does not map each token's values to values of the same token.
     """
     override = _override(module)
     if isinstance(override, ExpertsOverride):
@@ -150,9 +150,9 @@ def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
 
 
 def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowModule | None:
-    """Return experts as `RowExperts`, from one of their calls, or None.
+    """Return `RowExperts` for experts, given one of their calls.
 
-    None means that the inputs are unknown.
+    Return None if the inputs are unknown.
     """
     if len(inputs) != 3 or inputs[1].dim() != 2:
         return None
@@ -173,7 +173,7 @@ def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowMo
 def _row_router(
     name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> RowModule | None:
-    """Return a router as a `RowRouter`; None if a result has no row per token."""
+    """Return a `RowRouter` for a router, or None if a result lacks a row per token."""
     results = [output] if isinstance(output, Tensor) else output
     if (
         len(inputs) != 1

@@ -1,4 +1,4 @@
-"""Call modules that map rows to rows separately, as the model calls them."""
+"""Call modules that map rows to rows separately, in the same way as the model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 @dataclass(slots=True)
 class RowModule:
-    """Represent a kind of module by the first such module in the model.
+    """A kind of module, represented by the first such module in the model.
 
     Attributes:
         name: Name of the module in the model.
         module: The module.
-        before: Sizes of its input before the axis of tokens.
-        after: Sizes of its input after the axis of tokens.
+        before: Sizes of the input's axes before the token axis.
+        after: Sizes of the input's axes after the token axis.
         like: Tensor with the dtype and device of the input.
         times: Number of such modules.
     """
@@ -68,16 +68,16 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """The corresponding kind of module in the user's model, as opposed to a view."""
+        """Module kind in the user's model that corresponds to this one in a view."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Sizes of one row: all axes except that of tokens.
+        """Sizes of one row: all axes except the token axis.
 
-        Leading axes of size 1 are left out for a product.
+        For a product, leading axes of size 1 are omitted.
         """
         return self.after if self.is_product else (*self.before, *self.after)
 
@@ -98,11 +98,11 @@ class RowModule:
     def function(self, weight: Tensor | None = None) -> RowFunction:
         """Return the module as a function of rows [count, *row_shape].
 
-        The function calls the module as the model does.
+        The function calls the module in the same way as the model does.
 
         Args:
-            weight: Weight [out, in] that replaces the product's weight; the bias is then zero. None
-                keeps the module unchanged.
+            weight: Weight [out, in] that replaces the product's weight; the bias is then zero.
+                None keeps the module unchanged.
         """
         if weight is None:
             return partial(self._apply, self.module)
@@ -114,7 +114,7 @@ class RowModule:
         return partial(self._apply, _twin_of(self.module, tensors))
 
     def caller(self, count: int) -> Callable[[], None]:
-        """Return a call with `count` rows that waits for its result."""
+        """Return a function that runs the module on `count` rows and waits for the result."""
         rows = torch.ones(count, *self.row_shape, dtype=self.like.dtype, device=self.like.device)
         function = self.function()
 
@@ -135,14 +135,14 @@ class RowModule:
 
 
 def _counts_for(num_weights: int) -> tuple[int, ...]:
-    """Return the row counts with which to probe a module, by its number of weights."""
+    """Return the row counts for probing a module, given its number of weights."""
     if num_weights <= MAX_WIDE_WEIGHTS:
         return WIDE_COUNTS
     return MEDIUM_COUNTS if num_weights <= MAX_MEDIUM_WEIGHTS else NARROW_COUNTS
 
 
 def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return a copy of a module with other tensors, sharing everything else.
+    """Return a copy of a module with replaced tensors, sharing everything else.
 
     The module itself does not change.
     """
@@ -155,9 +155,9 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 class RowRouter(RowModule):
-    """Represent modules with several results per token, such as routers.
+    """A module with several results per token, such as a router.
 
-    The function returns all results of a row as float64, which represents each number exactly.
+    Its function returns all results of a row as float64, which represents every value exactly.
     """
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
@@ -173,10 +173,10 @@ class RowRouter(RowModule):
 
 @dataclass(slots=True)
 class RowExperts(RowModule):
-    """Represent experts with a choice of experts that depends only on the row.
+    """A module of experts, whose selection depends only on the row.
 
     A row contains the inputs, followed by the scores of all experts. Random rows with a few large
-    columns choose some experts often and others rarely.
+    columns select some experts often and others rarely.
 
     Attributes:
         num_experts: Number of experts.
@@ -214,15 +214,15 @@ class RowExperts(RowModule):
 
 @dataclass(frozen=True, slots=True)
 class _SlotCount:
-    """Number of slots that a `StateLayer` reads."""
+    """A slot count, the only attribute of the cache that a `StateLayer` reads."""
 
     slots: int
 
 
 class RowMixer(RowModule):
-    """Mixer of a recurrent layer, as a function of one token per request.
+    """A mixer of a recurrent layer, as a function of one token per request.
 
-    Each row represents two tokens of one request, so that the second has a state before it.
+    Each row represents two tokens of a request, so that the second starts from a state.
     """
 
     def counts(self) -> tuple[int, ...]:
@@ -246,7 +246,7 @@ class RowMixer(RowModule):
 
 
 def _call_nothing(hidden: Tensor) -> Tensor:
-    """Stand in for the module's own forward, which recurrences never call."""
+    """Placeholder for the module's own `forward`, which recurrences never call."""
     raise NotImplementedError
 
 

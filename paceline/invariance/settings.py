@@ -1,4 +1,4 @@
-"""Set the constants of the batch-invariance checks, with their units and reasons."""
+"""Define the constants of the batch-invariance checks, with units and reasons."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Run any transformers decoder over pending tokens and draft trees."""
+"""Run transformers decoder models over pending tokens and draft trees."""

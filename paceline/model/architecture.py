@@ -30,33 +30,36 @@ Masks = Tensor | dict[str, Tensor | None] | None
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Facts about one loaded model.
+    """Properties of one loaded model.
 
     Attributes:
         name: Class name of the model, for errors.
         layers: Number of decoder layers.
-        vocab_size: Rows of the LM head.
+        vocab_size: Number of rows of the LM head.
         context_length: Maximum number of positions.
-        layer_kinds: Attention kinds that occur, sorted; empty for a model without attention.
-        masks: Attention kind whose mask a kind of layer gets, by kind of layer; None means no mask.
+        layer_kinds: Kinds of attention in the model, sorted; empty for a model without attention.
+        masks: For each kind of layer, the kind of attention whose mask it gets; None means no
+            mask.
         states: Layers that keep recurrent states, by index.
-        clamps_prompts: Whether recurrent layers limit the time steps of prompts only, so that an
-            answer's states do not serve as those of a prompt.
-        mask_per_kind: Whether the model takes a dict of masks by kind instead of one tensor.
-        window: Number of positions that sliding-window attention looks back, including the query's
-            own; None means no such layers.
-        attention_chunk: Number of positions per chunk in chunked attention; None means no such
+        clamps_prompts: Whether recurrent layers limit the step sizes of prompts only, so that
+            states computed while decoding cannot be reused for a prompt.
+        mask_per_kind: Whether the model takes a dict of masks, one per kind, instead of one
+            tensor.
+        window: Size of the attention window, including the query's own position; None without such
             layers.
-        takes_masks: Whether a 4-D mask and position ids decide what a token sees. Otherwise the
-            cache slots do (ALiBi, or no position ids).
+        attention_chunk: Number of positions per chunk in chunked attention; None without such
+            layers.
+        takes_masks: Whether a 4-D mask and position ids determine which tokens a token sees.
+            Otherwise, the cache slots determine it (ALiBi, or no position ids).
         takes_position_ids: Whether the forward method accepts `position_ids`.
         takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
-        float_masks: Whether masks are added to the scores (eager) instead of selecting them (SDPA).
+        float_masks: Whether masks are added to the scores (eager) instead of selecting them
+            (SDPA).
         tree_attention: Whether masked forward passes may use paceline's tree attention.
         by_position: Whether every forward pass uses batch-invariant attention by position.
         dtype: Data type of the weights.
-        position_bytes: Approximate size of one token's keys and values in all layers, in bytes; 0 =
-            the configuration does not say.
+        position_bytes: Approximate size of one token's keys and values in all layers, in bytes; 0
+            if the configuration does not specify it.
         switch_lengths: Text lengths, in tokens, beyond which the rotary frequencies change; in
             ascending order.
         restart_length: Text length, in tokens, beyond which a growing text is recomputed from its
@@ -94,17 +97,17 @@ class Architecture:
     def from_model(
         model: PreTrainedModel, by_position: bool = False, chains: bool = False
     ) -> Architecture:
-        """Read the facts from a model and its configuration.
+        """Read the properties of a model and its configuration.
 
         Args:
             model: Loaded model.
-            by_position: Whether to use batch-invariant attention by position. A model that is
-                configured with this attention implementation always uses it.
-            chains: Whether to verify only chains, without masks, regardless of what the forward
-                method accepts.
+            by_position: Whether to use batch-invariant attention by position. A model configured
+                with this attention implementation always uses it.
+            chains: Whether to verify only chains, without masks, even if the `forward` method
+                accepts masks.
         Raises:
-            UnsupportedModelError: The model is an encoder-decoder, recurrent or index-sparse, or it
-                does not support the requested attention by position.
+            UnsupportedModelError: The model is an encoder-decoder, recurrent or index-sparse, or
+                it does not support the requested attention by position.
             ConfigError: The attention implementation does not accept a 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)
@@ -152,13 +155,14 @@ class Architecture:
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
         """Return placeholder masks for a ragged batch, and the ranges they represent.
 
-        The model receives the masks as its `attention_mask`; they carry no numbers. The attention
-        kernel looks up the visible ranges by the address of a mask (`AttentionMetadata`).
+        The model receives the masks as its `attention_mask`, but their values are never read. The
+        attention kernel looks up the visible ranges by the address of a mask
+        (`AttentionMetadata`).
 
         Args:
             packing: Ragged batch.
             visible: Number of cache positions in use.
-            device: Device for the masks.
+            device: Device of the masks.
         """
         masks: dict[str, Tensor] = {}
         visible_ranges: dict[int, VisibleRanges] = {}
@@ -169,25 +173,24 @@ class Architecture:
 
     @property
     def reaches(self) -> dict[str, Reach]:
-        """Return how far back each kind of layer looks."""
+        """Return how far back each kind of layer attends."""
         return {kind: self._reach(kind) for kind in self.layer_kinds}
 
     def _reach(self, kind: str) -> Reach:
-        """Return how far back one kind of layer looks."""
         return Reach(
             window=self.window if kind == "sliding_attention" else None,
             chunk=self.attention_chunk if kind == "chunked_attention" else None,
         )
 
     def attention_mask(self, layout: PaddedBatch, visible: int, device: torch.device) -> Masks:
-        """Return the model's `attention_mask` for one padded forward pass.
+        """Return the model's `attention_mask` for a padded forward pass.
 
         None means plain causal attention over the cache.
 
         Args:
             layout: Padded batch.
             visible: Number of cache positions in use.
-            device: Device for the mask.
+            device: Device of the mask.
         """
         no_mask = layout.trivial and self.layer_kinds == ("full_attention",) and not self.states
         if not self.takes_masks or not self.layer_kinds or no_mask:
@@ -199,7 +202,7 @@ class Architecture:
         return self._argument(masks)
 
     def _argument(self, masks: dict[str, Tensor]) -> Masks:
-        """Return the model's `attention_mask` from the masks of all kinds of attention."""
+        """Return the model's `attention_mask`, given the masks for all kinds of attention."""
         if not self.mask_per_kind or not masks:
             return next(iter(masks.values()), None)
         return {

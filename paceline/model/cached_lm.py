@@ -36,28 +36,29 @@ class CachedLM(ForwardPasses):
 
     Args:
         model: Decoder-only model in eval mode, on its device.
-        prefill_chunk: Maximum number of a request's pending tokens in one forward pass. You may
-            change it between forward passes.
-        batch_invariant: Whether each token's attention must depend, bit for bit, only on its own
-            text. Default False.
-        min_rows: Minimum number of rows in a forward pass, and in its LM head; padding fills up
-            smaller batches. Default 1.
-        products: Matrix products for the forward passes; None selects the fastest on this machine.
-        view: Function that returns a model's view with the given products.
-        chains: Whether the model verifies only chains, although its forward method accepts masks.
+        prefill_chunk: Maximum number of a request's pending tokens in one forward pass. May be
+            changed between forward passes.
+        batch_invariant: Whether the attention of each token must depend only on its own text, bit
+            for bit. Default False.
+        min_rows: Minimum number of rows in a forward pass and in its LM head; smaller batches are
+            padded. Default 1.
+        products: Matrix products for the forward passes; None selects the fastest ones on this
+            machine.
+        view: Function that builds a view of a model with the given products.
+        chains: Whether the model verifies only chains, even if its `forward` method accepts masks.
             Default False.
-        fixed_shapes: Whether decode forward passes run in a few fixed shapes, on CUDA as captured
-            graphs; "auto" = on CUDA only.
+        fixed_shapes: Whether decode steps use a few fixed shapes, which CUDA runs as captured
+            graphs. "auto" uses them on CUDA only.
     Attributes:
-        prefill_chunk, min_rows, products, chains: As above.
-        architecture: Facts about the model.
-        mode: Context in which the forward passes run.
-        media_prefill: Computes prompts with images, videos or audio.
+        prefill_chunk, min_rows, products, chains: The arguments of the same names.
+        architecture: Properties of the model.
+        mode: Context manager in which forward passes run.
+        media_prefill: Computation of prompts with images, videos or audio.
         slots: Cache slots and their requests.
         uses_target_states: True for a draft model that reads its target's hidden states
             (`Request.states`).
-        kept_ids: Token ids in the reduced vocabulary that the target also has, in ascending order;
-            None for all.
+        kept_ids: Token ids of the reduced vocabulary that the target also has, in ascending order;
+            None if the vocabulary is not reduced.
     Raises:
         UnsupportedModelError: The architecture cannot be rolled back or masked, or it cannot be
             batch-invariant as requested.
@@ -91,7 +92,7 @@ class CachedLM(ForwardPasses):
         self._vocabulary: SharedVocabulary | TokenMap | None = None
 
     def _use_fixed_shapes(self) -> None:
-        """Let the runner run decode forward passes of the current view in fixed shapes."""
+        """Set up fixed shapes for the decode forward passes of the current view."""
         on_cuda = self.device.type == "cuda" and not self.architecture.states
         if self._fixed_shapes is True or (self._fixed_shapes == "auto" and on_cuda):
             self._runner.fixed_shapes = fixed_shape_runner(
@@ -109,12 +110,12 @@ class CachedLM(ForwardPasses):
 
     @property
     def forward_seconds(self) -> float:
-        """Return the time that the device has spent in the model so far."""
+        """Return the total time that the device has spent in the model, in seconds."""
         return self._runner.timer.seconds
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of token ids that logits cover."""
+        """Return the number of token ids that the logits cover."""
         return (
             self.architecture.vocab_size
             if self._vocabulary is None
@@ -122,7 +123,7 @@ class CachedLM(ForwardPasses):
         )
 
     def share(self, vocabulary: SharedVocabulary | TokenMap) -> None:
-        """Switch to returning logits over a target's vocabulary.
+        """Return logits over a target's vocabulary from now on.
 
         Args:
             vocabulary: Tokens that this draft model and the target share.
@@ -151,7 +152,7 @@ class CachedLM(ForwardPasses):
         return device
 
     def apart(self) -> CachedLM:
-        """Return the same model with a separate cache, for forward passes outside answers."""
+        """Return the same model with a separate cache, for measurements and checks."""
         options = (
             self.prefill_chunk,
             self.architecture.by_position,
@@ -162,22 +163,22 @@ class CachedLM(ForwardPasses):
 
     @property
     def growth_step(self) -> int:
-        """Return the step in cache positions by which the cache should grow.
+        """Return the number of cache positions by which to grow the cache.
 
-        An allocation ends the use of all captured graphs.
+        An allocation invalidates all captured graphs, so the cache then grows in large steps.
         """
         has_graphs = self._runner.fixed_shapes is not None and self.device.type == "cuda"
         return GRAPH_GROWTH_POSITIONS if has_graphs else 1
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Give a request a slot.
+        """Assign a slot to a request.
 
         Args:
             request: Request to process.
-            slot_of: Finished request that hands over its slot; None for an empty slot.
-            length: Number of leading cache positions that `request` takes over from `slot_of`.
+            slot_of: Finished request whose slot is reused; None for an empty slot.
+            length: Number of leading cache positions of `slot_of` to reuse.
         Raises:
-            CapacityError: As in `check_length`.
+            CapacityError: The request is longer than the context.
         """
         self.check_length(request)
         if self.stale:
@@ -194,7 +195,7 @@ class CachedLM(ForwardPasses):
     def prefill_media(self, request: Request) -> None:
         """Compute an open request's tokens up to its last image, video or audio.
 
-        The first request with each kind of media also checks that decoding continues as in the
+        For the first request with each kind of media, also check that decoding continues as in the
         model itself.
 
         Args:

@@ -1,4 +1,4 @@
-"""Keep the requests of one model in the slots of its KV cache."""
+"""Manage a model's requests in the slots of its KV cache."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from paceline.model.rotary import (
 
 
 class CachedRequests:
-    """Requests of one model, and what its forward passes left in their cache slots.
+    """The requests of one model and their cache slots.
 
     Args:
         model: Decoder-only model.
-        architecture: Facts about the model.
+        architecture: Properties of the model.
     Attributes:
-        architecture: As above.
+        architecture: Properties of the model.
         slots: Cache slots and their requests.
     """
 
@@ -49,12 +49,12 @@ class CachedRequests:
 
     @property
     def context_length(self) -> int:
-        """Return the maximum length of a request in tokens."""
+        """Return the maximum length of a request, in tokens."""
         return self.architecture.context_length
 
     @property
     def takes_trees(self) -> bool:
-        """Return True if the model verifies trees; False for chains only."""
+        """Return True if the model can verify trees, or False if only chains."""
         return self.architecture.takes_trees
 
     def reserve(self, slots: int, positions: int) -> None:
@@ -83,11 +83,11 @@ class CachedRequests:
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, which represent one text length."""
+        """Return True if layers keep recurrent states, each valid for one text length."""
         return bool(self.architecture.states)
 
     def check_length(self, request: Request) -> None:
-        """Raise if a request is longer than the model's context.
+        """Check that a request fits into the model's context.
 
         Raises:
             CapacityError: The request is too long.
@@ -106,21 +106,21 @@ class CachedRequests:
         self.slots.free(request)
 
     def clear_after(self, request: Request) -> None:
-        """Zero a request's slot after its cached tokens."""
+        """Set a request's slot to zero after its cached tokens."""
         # Attention multiplies masked values by 0, which does not remove NaNs.
         if request.slot >= 0:
             self._cache.clear(request.slot, request.cached)
 
     @property
     def open_sequences(self) -> int:
-        """Return the number of requests that have a slot."""
+        """Return the number of requests with a slot."""
         return self._cache.taken
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return the part of a draft tree that the model can verify after the request.
+        """Limit a draft tree to the nodes that the model can verify.
 
-        A model that supports only chains receives the best chain. No node may lie beyond the length
-        at which the rotary frequencies of all tokens change.
+        A model that supports only chains gets the best chain. Nodes beyond the length at which the
+        rotary frequencies of all tokens change are removed.
         """
         if (switch := self.architecture.restart_length) is not None:
             tree = cut_at_switch(tree, request, switch)
@@ -138,7 +138,7 @@ class CachedRequests:
             restart_beyond_switch(request, switch)
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
-        """Return True if two requests' equal prefixes have equal keys and values."""
+        """Return True if a common prefix of two requests has the same keys and values."""
         return same_rotary_frequencies(request, other, self.architecture.switch_lengths)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
@@ -174,7 +174,8 @@ class CachedRequests:
         """Advance the stored states.
 
         Returns:
-            Number of tokens that entered the states, for each request. The others are fed again.
+            For each request, the number of tokens added to the states. The next forward pass
+            processes the others again.
         """
         advanced: list[int] = []
         for recurrent in self._recurrent:
@@ -187,8 +188,8 @@ class CachedRequests:
         """Save a checkpoint at the end of the prompt, and at intervals within it.
 
         Args:
-            request: Request whose states advanced.
-            num_new: Number of tokens by which they advanced.
+            request: Request whose states have advanced.
+            num_new: Number of tokens by which the states have advanced.
         """
         cached = request.cached
         crossed = cached // CHECKPOINT_INTERVAL > (cached - num_new) // CHECKPOINT_INTERVAL
@@ -196,7 +197,7 @@ class CachedRequests:
             self.slots.checkpoints.save(request)
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of the first `length` tokens can be taken over.
+        """Return how many of the first `length` cached tokens another request can reuse.
 
         Args:
             source: Request with a slot.
@@ -209,8 +210,8 @@ class CachedRequests:
     def rewind(self, request: Request, length: int) -> None:
         """Drop a request's cache from position `length` onwards.
 
-        Recurrent states represent exactly one length: if they cover more tokens, the whole cache of
-        the request is dropped.
+        A recurrent state represents exactly one length. If it covers more than `length` tokens,
+        the whole cache of the request is dropped.
         """
         if length < request.cached and self.architecture.states:
             length = 0
@@ -226,24 +227,26 @@ class CachedRequests:
             request: Request to process.
             layer: Index of the layer.
             first: First cache position.
-            keys: [heads, n, dim].
-            values: [heads, n, dim].
+            keys: Keys, [heads, n, dim].
+            values: Values, [heads, n, dim].
         """
         self._cache.write(request.slot, layer, first, keys, values)
 
     def stored(self, request: Request) -> list[tuple[Tensor, Tensor] | None]:
-        """Return a request's keys and values, as views.
+        """Return views of a request's keys and values.
 
         Returns:
-            A pair [heads, cached tokens, dim] per layer; None for a layer that shares another's.
+            Keys and values of each layer, each [heads, cached tokens, dim]; None for a layer that
+            shares another layer's cache.
         """
         return self._cache.read(request.slot, request.cached)
 
 
 def _stores_per_block(model: PreTrainedModel) -> int:
-    """Return how many keys and values of layers share one tensor of the cache.
+    """Return the number of stores (keys or values of one layer) that share one tensor.
 
-    On CUDA, all that have one shape do: a move then takes two operations instead of two per store.
+    On CUDA, all stores of the same shape share a tensor, so that moving them takes two operations
+    in total instead of two per store.
     """
     config = model.config.get_text_config(decoder=True)
     shapes = key_shapes(config)

@@ -1,4 +1,4 @@
-"""Find argument names of a model's forward method and transformers' `generate`."""
+"""Find the argument names of a model's `forward` and of transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _CACHE_NAMES = ("cache", "past_key_values")
 
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
-    """Return the argument names that a model's forward method accepts.
+    """Return the names of the arguments that a model's `forward` accepts.
 
-    A wrapper's forward method forwards its keyword arguments, so it also accepts the argument names
-    of the inner decoder.
+    A wrapper passes its keyword arguments on, so it also accepts those of the inner decoder.
     """
     parameters = inspect.signature(model.forward).parameters
     passes_on = any(
@@ -30,14 +29,15 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
 
 
 def takes_cache(model: PreTrainedModel) -> bool:
-    """Return whether a model's forward method accepts a KV cache."""
+    """Return whether a model's `forward` accepts a KV cache."""
     return not forward_parameters(model).isdisjoint(_CACHE_NAMES)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return the argument name for the KV cache in a model's forward method.
+    """Return the name of the KV-cache argument of a model's `forward`.
 
-    If the method does not name it, the result is the name in the installed transformers version.
+    If `forward` does not name it, the result is the name used by the installed transformers
+    version.
     """
     names = forward_parameters(model)
     return next((name for name in _CACHE_NAMES if name in names), GENERATE_CACHE)

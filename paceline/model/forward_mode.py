@@ -1,4 +1,4 @@
-"""Run forward passes without gradients and, on CUDA, without cuDNN's attention."""
+"""Run forward passes without gradients and, on CUDA, without cuDNN attention."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _Owner = TypeVar("_Owner", bound=_HasMode)
 
 
 def mode_of(model: PreTrainedModel) -> Mode:
-    """Return the context in which a model's forward passes run.
+    """Return the context manager in which a model's forward passes run.
 
-    Torch's inference mode does not support some quantised weight classes. A model with such weights
-    runs without gradients instead, as in `generate`.
+    torch's inference mode does not support some quantised weight classes. A model with such
+    weights runs without gradients instead, as in `generate`.
     """
     without_gradients: Mode = (
         torch.inference_mode if foreign_weights(model) is None else _as_generate
@@ -41,7 +41,7 @@ def mode_of(model: PreTrainedModel) -> Mode:
 def in_forward_mode(
     method: Callable[Concatenate[_Owner, _Arguments], _Result],
 ) -> Callable[Concatenate[_Owner, _Arguments], _Result]:
-    """Wrap a method so that it runs in the `mode` of its object."""
+    """Wrap a method so that it runs in its object's `mode`."""
 
     @wraps(method)
     def run(self: _Owner, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:

@@ -35,7 +35,7 @@ from paceline.model.vocabulary import SharedVocabulary
 
 
 class ForwardPasses(CachedRequests):
-    """Forward passes of one model; `CachedLM` sets it up.
+    """Forward passes of one model; `CachedLM` sets the attributes.
 
     Attributes:
         prefill_chunk, min_rows, mode, uses_target_states, kept_ids: As in `CachedLM`.
@@ -61,7 +61,7 @@ class ForwardPasses(CachedRequests):
         trees: Sequence[DraftTree],
         reduced_logits: bool = False,
     ) -> Tensor:
-        """Run `forward_nodes`, and return padded logits.
+        """Run `forward_nodes`, and return the logits as one padded tensor.
 
         Args:
             requests, trees, reduced_logits: As in `forward_nodes`.
@@ -83,15 +83,15 @@ class ForwardPasses(CachedRequests):
 
         Args:
             requests: Open requests with at least one pending token each.
-            trees: One draft tree per request; empty for a request with more pending tokens than the
-                chunk.
+            trees: One draft tree per request; empty for a request with more pending tokens than
+                the chunk.
             prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
-            reduced_logits: Whether to return logits only for the reduced vocabulary, in the order
-                of `kept_ids`; without a reduced vocabulary, for all tokens. Default False.
+            reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
+                order of `kept_ids`. Has no effect without a reduced vocabulary. Default False.
         Returns:
-            Logits after each request's last pending token and after each node, preceded by rows for
-            scored tokens.
+            Logits after each request's last pending token and after each node, preceded by rows
+            for scored tokens.
         """
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
@@ -178,7 +178,7 @@ class ForwardPasses(CachedRequests):
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _begin_states(self, trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch) -> None:
-        """Describe the forward pass to recurrent mixers."""
+        """Set the state of the forward pass that recurrent mixers read."""
         if self.architecture.states:
             batch = recurrent_batch(self._requests, trees, layout)
             state = self._runner.view.state
@@ -208,7 +208,7 @@ class ForwardPasses(CachedRequests):
         return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
 
     def _forward_row(self, layout: PaddedBatch, request: Request) -> Tensor:
-        """Run one request; its recurrent states, if any, advance at the commit."""
+        """Run one request; a commit advances its recurrent states, if any."""
         if not self.architecture.states:
             return self._runner.padded(layout, [request])
         chain = ChainPass(layout, self._cache.state_layers, self._model.device)
@@ -218,7 +218,7 @@ class ForwardPasses(CachedRequests):
         return logits
 
     def _shared(self, flat: Tensor) -> Tensor:
-        """Return logits over the target's vocabulary, or its reduced form if requested."""
+        """Return logits over the target's vocabulary, or over the reduced one on request."""
         if self._vocabulary is None:
             return flat
         token_ids = self.kept_ids if self._runner.view.state.reduced_logits else None

@@ -1,4 +1,4 @@
-"""State of one forward pass, for the modules of a model view to read."""
+"""Define the state of a forward pass, for the modules of a model view to read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TargetStates:
-    """Target hidden states for the tokens in one draft model forward pass.
+    """The target's hidden states for tokens in a forward pass of the draft model.
 
     Attributes:
-        at: int64 [2, n], rows and columns of tokens whose target state is known.
-        states: [n, 1 + layers, hidden size of the target].
+        at: Rows and columns of the tokens whose target states are known, int64 [2, n].
+        states: Hidden states, [n, 1 + layers, hidden size of the target].
     """
 
     at: Tensor
@@ -31,21 +31,21 @@ class TargetStates:
 
 @dataclass(slots=True)
 class ForwardState(AttentionState):
-    """Inputs to one forward pass that are not arguments of the model.
+    """Inputs of a forward pass that are not arguments of the model.
 
-    Each view owns one such object, which the model runner fills before each forward pass.
+    Each view owns one such object, and the model runner sets its fields before each forward pass.
 
     Attributes:
         linear: Matrix product for weights outside `nn.Linear`; default torch's.
-        target_states: Target states that a draft model reads; None if there are none.
+        target_states: Target states that a draft model reads, or None.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
-        folds: Whether every recurrent mixer adds accepted nodes to the stored states at a commit.
-            Default True, as there may be no mixer.
-        recurrent: The forward pass as recurrent mixers see it; None means they run as in
+        folds: Whether a commit adds accepted nodes to the stored states in every recurrent mixer.
+            Default True, which also applies if there is no mixer.
+        recurrent: Tokens and states for the recurrent mixers; None means that the mixers run as in
             transformers.
-        text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do not
-            depend on text length.
+        text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do
+            not depend on text length.
     """
 
     linear: Linear = functional.linear
@@ -61,7 +61,7 @@ class StateReader(nn.Module):
 
     @property
     def state(self) -> ForwardState:
-        """State of the module's view, or the default state if it belongs to no view."""
+        """State of the module's view, or the default state for a module outside any view."""
         state: ForwardState = vars(self).get(STATE, _NO_STATE)
         return state
 

@@ -1,4 +1,4 @@
-"""Convert GGUF models, with tokenizers, to cached bfloat16 checkpoints."""
+"""Convert GGUF models and their tokenizers to cached bfloat16 checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_gguf(source: str | Path) -> bool:
 
 
 def unpacked(file: str | Path) -> Path:
-    """Return the checkpoint directory of a GGUF model; convert it first if needed.
+    """Return the checkpoint directory of a GGUF model, converting the model if needed.
 
     Conversion prints its progress to standard error.
 
@@ -62,7 +62,7 @@ def unpacked(file: str | Path) -> Path:
 
 
 def _convert(path: Path, folder: Path) -> dict[str, Any]:
-    """Write the model and tokenizer into `folder`; return the card for the cache."""
+    """Write the model and tokenizer into `folder`; return the cache entry's metadata."""
     require_packages(path)
     metadata = read_metadata(path)
     if metadata.get("split.count", 1) > 1:
@@ -109,7 +109,7 @@ def require_packages(path: Path) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata from the header, after checking that the file is complete."""
+    """Check that a GGUF file is complete, and return the metadata in its header."""
     from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
     try:
@@ -131,7 +131,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
-    """Return the model in bfloat16, with the end-of-sequence ids from the file."""
+    """Return the model in bfloat16, with the file's end-of-sequence ids."""
     model: PreTrainedModel
     model, loading = AutoModelForCausalLM.from_pretrained(
         str(path.parent),
@@ -148,7 +148,7 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
 
 
 def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:
-    """Set the end-of-sequence ids of a model to those of its file."""
+    """Set a model's end-of-sequence ids to those in its file."""
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
     if isinstance(known, list):  # for some architectures, transformers knows more ids than the file
@@ -173,7 +173,7 @@ def read_tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
 
 
 def refused(path: Path, content: str) -> ConfigError:
-    """Return the error about a file with other content than a model."""
+    """Return the error for a GGUF file that does not contain a model."""
     return ConfigError(
         f"model {str(path)!r}: got {content}; expected a whole GGUF file of a decoder that"
         " transformers can unpack. Fetch it again, or use the original model."
@@ -187,7 +187,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and notes inside the context."""
+    """Suppress transformers' progress bars and messages inside the context."""
     logging = transformers.logging
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

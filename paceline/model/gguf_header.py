@@ -1,4 +1,4 @@
-"""Describe GGUF models by their headers."""
+"""Read the configuration, tokenizer and tensor list from GGUF headers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return all files of a model, in order, from the name of any of them.
+    """Return all files of a split model in order, given any one of them.
 
     Raises:
         ConfigError: A file is missing.
@@ -42,12 +42,12 @@ def files_of(path: Path) -> list[Path]:
 
 
 def described(files: Sequence[Path]) -> Path:
-    """Return a cached folder with configuration, tokenizer and list of tensors.
+    """Return a cached folder with a model's configuration, tokenizer and tensor list.
 
     Args:
         files: The model's GGUF files; the first one holds the metadata.
     Raises:
-        ConfigError: As in `gguf.unpacked`.
+        ConfigError: As for `gguf.unpacked`.
     """
     first = files[0]
     try:
@@ -73,7 +73,7 @@ def _headers_checksum(files: Sequence[Path]) -> str:
 
 
 def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
-    """Write what `described` promises into `folder`; return the card for the cache."""
+    """Write the files of `described` into `folder`; return the cache entry's metadata."""
     path = files[0]
     gguf.require_packages(path)
     metadata = gguf.read_metadata(path)

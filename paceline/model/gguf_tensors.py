@@ -1,4 +1,4 @@
-"""Match the tensors of GGUF files with the weights of transformers models."""
+"""Match the tensors in GGUF files to the weights of transformers models."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FILE = "tensors.json"
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a GGUF model.
+    """A tensor in a GGUF file.
 
     Attributes:
-        file: Index of its file.
-        offset: First byte in the file.
-        type_id: Number of its block format.
-        shape: Sizes, the outer first.
+        file: Index of the file.
+        offset: Offset of the first byte in the file.
+        type_id: Id of the block format.
+        shape: Shape, starting with the outer dimension.
     """
 
     file: int
@@ -38,12 +38,12 @@ class TensorEntry(NamedTuple):
 
 
 class WeightEntry(NamedTuple):
-    """A weight of a transformers model.
+    """A weight of a transformers model and its tensor.
 
     Attributes:
-        tensor: Name of its tensor in the file.
-        order: Index of the order of its rows in `TensorTable.orders`; None if they are in order;
-            -1 if the tensor differs from the weight in more than the order of rows.
+        tensor: Name of the tensor in the file.
+        order: Index in `TensorTable.orders` of the weight's row order; None if the rows are in
+            order; -1 if the tensor differs from the weight in more than row order.
     """
 
     tensor: str
@@ -52,12 +52,12 @@ class WeightEntry(NamedTuple):
 
 @dataclass(slots=True)
 class TensorTable:
-    """The tensors of a GGUF model.
+    """The tensors of a GGUF model, and the weights that use them.
 
     Attributes:
-        tensors: Tensors by their names in the file.
-        weights: Weights of the transformers model by their names.
-        orders: Orders of rows: the row in the file of each row of the weight.
+        tensors: Tensors by name in the file.
+        weights: Weights of the transformers model by name.
+        orders: Row orders. Each lists, for every row of the weight, its row in the file.
     """
 
     tensors: dict[str, TensorEntry]
@@ -65,13 +65,13 @@ class TensorTable:
     orders: list[list[int]] = field(default_factory=list)
 
     def connect(self, model: PreTrainedModel, metadata: Mapping[str, Any]) -> None:
-        """Find the tensor of each weight of a model.
+        """Find the tensor for each of a model's weights.
 
         Args:
-            model: The model, which may be empty.
+            model: Model, which may be without weights.
             metadata: Metadata of the file.
         Raises:
-            ValueError: A weight has no tensor.
+            ValueError: A weight has no tensor in the file.
         """
         architecture = str(metadata["general.architecture"])
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
@@ -119,12 +119,12 @@ class TensorTable:
 
 
 class TensorReordering:
-    """Transformers' changes to the tensors of an architecture.
+    """The changes that transformers makes to an architecture's tensors.
 
     Args:
         architecture: Name of the architecture in the file.
         model: The transformers model.
-        names: Names of tensors by names of weights.
+        names: Tensor names, keyed by weight name.
     """
 
     def __init__(self, architecture: str, model: PreTrainedModel, names: Mapping[str, str]) -> None:
@@ -136,13 +136,13 @@ class TensorReordering:
         }
 
     def applied(self, name: str, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Return a tensor as transformers changes it."""
+        """Return a tensor after transformers' changes."""
         result = self._processor.process(weights=numbers, name=name, **self._options)
         changed: NDArray[Any] = result.weights
         return changed
 
     def order(self, name: str, rows: int) -> NDArray[np.int64] | None:
-        """Return the row in the file of each row of a weight; None for any other change."""
+        """Return the row in the file of each weight row; None if other changes are needed."""
         numbers = np.arange(rows, dtype=np.float64)[:, None]
         try:
             changed = self.applied(name, numbers)
@@ -154,7 +154,7 @@ class TensorReordering:
 
 
 def read(files: Sequence[Path]) -> TensorTable:
-    """Return the tensors in the headers of a model's files.
+    """Read the tensors listed in the headers of a model's files.
 
     Raises:
         ConfigError: A header is too long, or two tensors overlap.
@@ -176,7 +176,7 @@ def read(files: Sequence[Path]) -> TensorTable:
 
 
 def empty_model(config: Any) -> PreTrainedModel:
-    """Return the bfloat16 model of a configuration, its weights on the meta device."""
+    """Return the bfloat16 model of a configuration, with weights on the meta device."""
     from accelerate import init_empty_weights  # an optional package
 
     with init_empty_weights(include_buffers=False):
@@ -186,7 +186,7 @@ def empty_model(config: Any) -> PreTrainedModel:
 
 
 def _stored_name(names: Any, name: str) -> str | None:
-    """Return the name in the file of a weight; None if the architecture has none."""
+    """Return the name of a weight's tensor in the file, or None."""
     base, _, suffix = name.rpartition(".")
     while base:
         stored = names.get_name(base)

@@ -1,7 +1,7 @@
 """Identify a model by a fingerprint of its weights or a sketch of its embedding.
 
-The fingerprint is unaffected by copying, renaming and changes of dtype. The sketch also recognises
-quantised and fine-tuned copies.
+Copying, renaming or converting a checkpoint to another dtype does not change the fingerprint. The
+sketch also recognises quantised and fine-tuned copies.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _bits(sample: Tensor) -> bytes:
 
 
 def _entries(weight: PackedWeight) -> Tensor:
-    """Return the entries of a packed weight that a fingerprint samples."""
+    """Return the entries of a packed weight that the fingerprint samples."""
     step = max(1, weight.numel() // FINGERPRINT_SAMPLES)
     indices = torch.arange(0, weight.numel(), step)[:FINGERPRINT_SAMPLES]
     inner = weight.shape[1]
@@ -70,19 +70,18 @@ def _entries(weight: PackedWeight) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Sample of a model's embedding, which recognises quantised and fine-tuned copies.
+    """Sample of an embedding, for recognising quantised and fine-tuned copies.
 
-    A head trained on a model's hidden states works with every model that has nearly the same
-    weights. Embeddings from different training runs have nothing in common, even if their shapes
-    match.
+    A head trained on a model's hidden states also works with models whose weights are nearly the
+    same. Embeddings from different training runs are unrelated, even if their shapes match.
 
     Attributes:
-        vocab_size: Rows of the model's embedding.
+        vocab_size: Number of rows in the model's embedding.
         hidden_size: Hidden size of the model, or of the original if it was enlarged
             (`paceline.bench.cost_scale`).
         layers: Number of decoder layers in the model, or in the original if it was enlarged.
-        sample: Evenly spaced entries of the embedding, int8 [rows, columns], centred per column and
-            scaled by the largest entry.
+        sample: Evenly spaced entries of the embedding, int8 [rows, columns], centred per column
+            and scaled by the largest entry.
     """
 
     vocab_size: int
@@ -109,9 +108,9 @@ class Sketch:
         return Sketch(rows, int(hidden), int(layers), np.round(scale * sampled).astype(np.int8))
 
     def closeness(self, model: PreTrainedModel) -> float:
-        """Return the cosine similarity of this sketch and the same sample of a model.
+        """Return the cosine similarity between this sketch and that of another model.
 
-        If the shapes differ, the result is 0. Rows that only pad an embedding make no difference.
+        If the shapes differ, the result is 0. Padding rows in an embedding are ignored.
         """
         try:
             other = Sketch.from_model(model)
@@ -160,7 +159,7 @@ class Sketch:
 def _embedding(model: PreTrainedModel) -> Tensor:
     """Return the embedding matrix.
 
-    For an EAGLE-style draft model, this is the layer after the target's embedding.
+    For an EAGLE-style draft model, return the layer that follows the target's embedding.
     """
     module = model.get_input_embeddings()
     weight = module.weight if isinstance(module, nn.Embedding) else next(module.parameters(), None)
@@ -174,7 +173,7 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
     """Return evenly spaced entries from an embedding as if it had the given size.
 
-    Rows that the model lacks are left out.
+    Rows beyond the model's embedding are omitted.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])

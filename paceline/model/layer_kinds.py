@@ -1,4 +1,4 @@
-"""Read from a configuration which layers attend or keep recurrent states."""
+"""Determine from a configuration which layers have attention or recurrent states."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RECURRENT = {"linear_attention", "conv"}
 
 @dataclass(frozen=True, slots=True)
 class LayerKinds:
-    """Kinds of layers that occur in one model.
+    """The kinds of layers in one model.
 
     Attributes:
-        attention: Kinds of attention, sorted; empty for a model without attention.
-        masks: Kind of attention whose mask a kind of layer gets, by kind of layer; None means no
+        attention: Kinds of attention in the model, sorted; empty for a model without attention.
+        masks: For each kind of layer, the kind of attention whose mask it gets; None means no
             mask.
         states: Layers that keep recurrent states, by index.
         num_attention: Number of layers with attention.
@@ -44,7 +44,7 @@ class LayerKinds:
 
         Args:
             config: Configuration of the text model.
-            only_kind: Kind to use for all layers if the configuration lists none.
+            only_kind: Kind of all layers if the configuration does not list them.
         """
         kinds = list(getattr(config, "layer_types", None) or [only_kind])
         attention = [_HYBRID.get(kind, kind) for kind in kinds if kind in MASKABLE | {*_HYBRID}]
@@ -57,13 +57,13 @@ class LayerKinds:
 
 
 def known_kinds(config: PretrainedConfig) -> bool:
-    """Return whether all layers attend, keep recurrent states, or keep nothing."""
+    """Return whether all layers are of known kinds: attention, recurrent or stateless."""
     kinds = set(getattr(config, "layer_types", None) or ())
     return bool(kinds) and kinds <= MASKABLE | {*_HYBRID} | RECURRENT | STATELESS
 
 
 def keeps_states(config: PretrainedConfig) -> bool:
-    """Return whether any layer keeps states in transformers' own cache layers."""
+    """Return whether any layer stores recurrent states in transformers' cache layers."""
     kinds = set(getattr(config, "layer_types", None) or ())
     return not kinds.isdisjoint(RECURRENT | {*_HYBRID})
 

@@ -55,10 +55,10 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the dtype of the
             checkpoint.
         device: Torch device; "auto" selects a GPU if one is available.
-        unpack: Whether a GGUF file is converted to a checkpoint. False: the model uses the weights
-            in the file; it then runs in bfloat16 on a CPU.
+        unpack: Whether a GGUF file is converted to a checkpoint. With False, the model uses the
+            weights in the file, in bfloat16 on a CPU.
     Raises:
-        ConfigError: There is nothing to load, the checkpoint is damaged or does not match its
+        ConfigError: No model was found, the checkpoint is damaged or does not match its
             configuration, or the dtype or device is unknown.
     """
     if isinstance(model, PreTrainedModel):
@@ -101,7 +101,7 @@ def load_model(
 def _auto_class(source: str) -> Any:
     """Return the transformers class that loads a checkpoint.
 
-    Models that also accept images or audio can answer text prompts as well.
+    Multimodal models are supported, because they can answer text prompts as well.
     """
     try:
         config = AutoConfig.from_pretrained(source)
@@ -140,15 +140,15 @@ def load_draft(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
 ) -> PreTrainedModel:
-    """Load a draft model, with its reduced vocabulary if its folder contains one.
+    """Load a draft model, with its reduced vocabulary if it has one.
 
-    The name "demo" selects the draft model of the built-in pair. An EAGLE-style draft model can be
-    used once a drafter has attached it to its target.
+    The name "demo" selects the draft model of the built-in pair. A drafter must attach an
+    EAGLE-style draft model to its target before use.
 
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
-        dtype: As in `load_model`.
-        device: As in `load_model`.
+        dtype: Data type of the weights, as in `load_model`.
+        device: Torch device; "auto" selects a GPU if one is available.
     Raises:
         ConfigError: The model cannot be loaded (`load_model`), or its reduced vocabulary is
             damaged.
@@ -167,7 +167,7 @@ def load_draft(
 
 
 def _usable(device: str | torch.device) -> str | torch.device:
-    """Return a device that torch can use; "auto" selects a GPU if one is available.
+    """Return a device that exists; "auto" selects a GPU if one is available.
 
     Raises:
         ConfigError: This machine has no such device.
@@ -196,7 +196,7 @@ def _usable(device: str | torch.device) -> str | torch.device:
 def _require_all_weights(
     model: object, loaded: PreTrainedModel, loading_info: Mapping[str, Any]
 ) -> None:
-    """Raise if a model's files lack weights, which would then be random."""
+    """Raise an error if weights are missing from a model's files and would be random."""
     if getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 1) < 1:
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: its config names no layers."
@@ -219,14 +219,14 @@ def _require_all_weights(
 
 
 def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
-    """Return a draft model's `CachedLM` in its fastest form.
+    """Wrap a draft model in a `CachedLM`, in its fastest form.
 
-    The form does not affect the target's answers. On a CPU, a small half-precision draft model runs
-    as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has fast
+    The form does not affect the target's answers. On a CPU, a small half-precision draft model
+    runs as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has fast
     bfloat16 or integer kernels for it.
 
     Args:
-        model: Anything that `load_draft` accepts, or a `CachedLM`, which is returned unchanged.
+        model: Any argument of `load_draft`, or a `CachedLM`, which is returned unchanged.
     Raises:
         ConfigError: As in `load_draft`.
     """
@@ -252,8 +252,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
 def eos_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:
     """Return a model's end-of-sequence ids.
 
-    The ids come from the generation config; failing that, from the model config; failing that, from
-    the tokenizer.
+    The ids are read from the generation config, the model config or the tokenizer, in this order.
     """
     for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
         ids = getattr(source, "eos_token_id", None)

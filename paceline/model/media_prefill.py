@@ -1,7 +1,7 @@
-"""Compute prompts with images, videos or audio by the model's own forward method.
+"""Compute prompts with images, videos or audio using the model's own `forward`.
 
 The model processes the tokens up to the last placeholder in one forward pass, with its own masks
-and positions. Paceline's forward passes then continue from the keys and values.
+and positions. Then, paceline's forward passes continue from the resulting keys and values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFFSETS = "rope_deltas"  # where models with 3-D positions leave the position o
 
 
 def takes_media(model: PreTrainedModel) -> bool:
-    """Return whether a model's forward method accepts images, videos or audio."""
+    """Return whether a model's `forward` accepts images, videos or audio."""
     return any(name.startswith(MEDIA_ARGUMENTS) for name in forward_parameters(model))
 
 
@@ -43,10 +43,10 @@ def placeholder_ids(config: PretrainedConfig) -> frozenset[int]:
 
 
 class MediaPrefill:
-    """Runs a model's own forward method over prompts with images, videos or audio.
+    """Runs a model's own `forward` over prompts with images, videos or audio.
 
-    Its view has torch's products and the model's own attention, and keeps what the model writes
-    to its attributes, such as position offsets, away from other calls.
+    The view it uses has torch's matrix products and the model's own attention. Attributes that the
+    model writes, such as position offsets, are therefore invisible to other calls.
 
     Args:
         model: Loaded model.
@@ -58,7 +58,7 @@ class MediaPrefill:
         self._checked: set[frozenset[str]] = set()  # names of tensors of the checked prompts
 
     def states(self, request: Request) -> PrefixStates:
-        """Return the keys and values of a request's tokens up to the last placeholder.
+        """Return the keys and values of a request's tokens, up to the last placeholder.
 
         Args:
             request: Request with media; a text token follows the last placeholder.
@@ -83,10 +83,10 @@ class MediaPrefill:
         return PrefixStates(states_of(cache, 0, 0, media.end), offsets[0], logits[0, -1])
 
     def run(self, inputs: dict[str, Any]) -> tuple[Tensor, DynamicCache, list[int]]:
-        """Run the model's forward method on prompts without a cache.
+        """Run the model's `forward` on whole prompts, with an empty cache.
 
         Args:
-            inputs: Arguments of the forward method, without the cache.
+            inputs: Arguments of `forward`, without the cache.
         Returns:
             Logits [rows, columns, vocab], the cache, and the position offset of each row.
         Raises:
@@ -116,15 +116,15 @@ class MediaPrefill:
     def run_as_generate(
         self, input_ids: Tensor, arguments: dict[str, Any]
     ) -> tuple[Tensor, DynamicCache, list[int]]:
-        """Run the model's forward method as the first step of `generate` does.
+        """Run the model's `forward` like the first step of `generate`.
 
         Args:
             input_ids: Token ids with padding, [rows, columns].
-            arguments: Arguments that `generate` has prepared for the forward method.
+            arguments: Arguments that `generate` has prepared for `forward`.
         Returns:
             As in `run`.
         Raises:
-            ConfigError: As in `run`.
+            ConfigError: The model rejects the inputs.
         """
         given = {**arguments, GENERATE_CACHE: DynamicCache(), "use_cache": True}
         module: Any = self._fresh_module()
@@ -138,12 +138,12 @@ class MediaPrefill:
         )
 
     def check_next_token(self, request: Request, states: PrefixStates, logits: Tensor) -> None:
-        """Compare paceline's logits after the next token with the model's own.
+        """Compare paceline's logits for one token with the model's own.
 
         Args:
             request: Request with media.
-            states: Keys and values of its first tokens, with logits.
-            logits: Logits from paceline's forward pass over the next token, [vocab].
+            states: Keys and values of the request's first tokens, with logits.
+            logits: Logits from paceline's forward pass over the token that follows, [vocab].
         Raises:
             UnsupportedModelError: The logits differ by more than rounding errors.
         """
@@ -164,7 +164,7 @@ class MediaPrefill:
         self._checked.add(frozenset(request.media.tensors))
 
     def needs_check(self, media: Media, states: PrefixStates) -> bool:
-        """Return whether no prompt with these kinds of tensors has been checked yet."""
+        """Return whether this is the first prompt with these kinds of tensors."""
         return states.logits is not None and frozenset(media.tensors) not in self._checked
 
     def _fresh_module(self) -> nn.Module:
@@ -179,7 +179,7 @@ class MediaPrefill:
         return module
 
     def _accepted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that the forward method accepts, on its device, in its dtype."""
+        """Return the tensors that `forward` accepts, on the model's device, in its dtype."""
         accepted = forward_parameters(self._model)
         return {
             name: tensor.to(
@@ -203,10 +203,10 @@ def states_of(
 
 
 def _copy_flags(source: nn.Module, target: nn.Module) -> None:
-    """Copy the marks of models whose output recorders are installed.
+    """Copy the flags that mark a model's output recorders as installed.
 
     Transformers installs these hooks in a model's first forward pass. A model and its view share
-    the hooks, so that only one of them may install them.
+    the hooks, so only one of them may install them.
     """
     for part, other in zip(source.modules(), target.modules(), strict=True):
         if isinstance(part, PreTrainedModel):

@@ -31,23 +31,23 @@ class ModelRunner:
 
     Args:
         view: View of the model.
-        device: Device for the inputs.
-        architecture: Facts about the model.
+        device: Device of the inputs.
+        architecture: Properties of the model.
         cache: Cache to which keys and values are written.
         products: Matrix products for the forward passes.
     Attributes:
-        view: View of the model; replaced once it is stale.
+        view: View of the model; replaced when it becomes stale.
         timer: Time that the device spends in the model.
-        fixed_shapes: Runner of forward passes in fixed shapes; None if all keep their own shape.
-        states_wanted: Hidden states that the caller of the current forward pass reads.
-        bucket_states: Captured states of the current forward pass, if it ran in a fixed shape.
-        picks: For each call in a forward pass, a function that selects the wanted rows from the LM
-            head's inputs or outputs: [rows, columns, n] to [wanted, n].
-        column_picks: For each call, a similar function for tensors with all columns.
+        fixed_shapes: Runner of forward passes with fixed shapes, or None.
+        states_wanted: Hidden states requested by the caller of the current forward pass.
+        bucket_states: Captured states of the current forward pass, if it ran with a fixed shape.
+        picks: For each call in a forward pass, a function that selects the requested rows from the
+            LM head's inputs or outputs: [rows, columns, n] to [selected, n].
+        column_picks: For each call, the same kind of function for tensors with all columns.
         pending: For each call and request, the row and the first and last columns of the pending
             tokens.
-        vocabulary: Vocabulary that a draft model shares with its target; None if it may receive any
-            token id.
+        vocabulary: Vocabulary that a draft model shares with its target; None if it may receive
+            any token id.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ModelRunner:
         self._implementation = view.config._attn_implementation  # for forward passes without a mask
 
     def begin(self) -> None:
-        """Clear the picks and columns from the last forward pass."""
+        """Discard the selectors and columns of the last forward pass."""
         self.picks.clear()
         self.column_picks.clear()
         self.pending.clear()
@@ -147,7 +147,7 @@ class ModelRunner:
         )
 
     def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
-        """Return logits [bucket rows, bucket columns, vocab]; None without a bucket."""
+        """Run a padded batch in a bucket; return its logits, or None without a bucket."""
         # A fixed shape's masks would read shifted positions.
         if self.fixed_shapes is None or self._offsets is not None:
             return None
@@ -160,7 +160,7 @@ class ModelRunner:
         return output.logits
 
     def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
-        """Return logits [1, columns, vocab] of a packed batch; None without a bucket."""
+        """Run a packed batch in a bucket; return its logits, or None without a bucket."""
         if self.fixed_shapes is None or self._offsets is not None:
             return None
         self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))
@@ -173,7 +173,7 @@ class ModelRunner:
         return output.logits
 
     def _begin_packed(self, packing: RaggedBatch, count: int) -> None:
-        """Set the window of the cache to the first `count` queries of a packed batch."""
+        """Set the cache's window to the first `count` queries of a packed batch."""
         num_requests = len(packing.cached)
         self._cache.begin(
             int(packing.slots[0]),
@@ -184,7 +184,7 @@ class ModelRunner:
         )
 
     def _inputs(self, token_ids: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Return token ids that the model can read, and positions within its context."""
+        """Return token ids that are valid for the model, and positions within its context."""
         if self.vocabulary is not None:
             token_ids = self.vocabulary.readable(token_ids)
         # Nodes beyond the context are never accepted.
@@ -214,7 +214,7 @@ class ModelRunner:
         return self.picks[-1](logits)
 
     def _set_attention(self, layout: PaddedBatch, masked: bool) -> None:
-        """Choose the attention function for a padded forward pass, and fill its state.
+        """Choose the attention function for a padded forward pass, and set its state.
 
         Args:
             layout: Padded batch.

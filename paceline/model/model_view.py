@@ -1,9 +1,9 @@
 """Build a view of a model: copies of its modules for paceline's forward passes.
 
 transformers' models look up their attention function in `config` at every call. The engine chooses
-the function for each forward pass, and other threads or engines may run the same model at the same
-time. Every `CachedLM` therefore has a view with its own configuration, products and forward state.
-The copies share weights and hooks with the user's model, which is not modified.
+this function for each forward pass, while other threads or engines may be running the same model.
+Every `CachedLM` therefore has a view with a separate configuration, matrix products and forward
+state. The copies share weights and hooks with the user's model, which is not modified.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _STEADY = ("torch", "transformers")
 
 
 class View(Protocol):
-    """Interface of a view, as the model runner uses it."""
+    """Interface of a view, as used by the model runner."""
 
     @property
     def module(self) -> Any:
-        """Callable that takes the arguments of the model's forward method."""
+        """Callable with the arguments of the model's `forward`."""
 
     @property
     def config(self) -> PretrainedConfig:
@@ -49,7 +49,7 @@ class View(Protocol):
 
     @property
     def cache_argument(self) -> str:
-        """Name of the KV cache argument of `module`."""
+        """Name of the KV-cache argument of `module`."""
 
     @property
     def stale(self) -> bool:
@@ -57,13 +57,13 @@ class View(Protocol):
 
 
 class ModelView:
-    """View of a transformers model with copies of some of its modules.
+    """A view of a transformers model, with copies of some of its modules.
 
-    The view copies modules with a configuration, modules that read the forward state, modules that
-    do not use torch's products, and the modules that contain any of these. A copied module shares
-    its parameters, buffers and hooks with the original. Compiled forward methods are not copied:
-    their graphs were recorded for the caller's inputs, and paceline's inputs have a different shape
-    at every step.
+    The view copies modules that have a configuration, read the forward state or do not use torch's
+    matrix products, and the modules that contain them. A copied module shares its parameters,
+    buffers and hooks with the original. Compiled `forward` methods are not copied, because they
+    were compiled for the caller's inputs, and the shape of paceline's inputs changes at every
+    step.
 
     Args:
         model: Model to view.
@@ -72,7 +72,7 @@ class ModelView:
         module: Copy of the model.
         config: The copy's (text) configuration; changes to it affect only this view.
         state: Forward state of the copies.
-        cache_argument: Name of the KV cache argument of `module`.
+        cache_argument: Name of the KV-cache argument of `module`.
     """
 
     def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
@@ -94,7 +94,7 @@ class ModuleCopier:
 
     Args:
         products: Matrix products for the view's forward passes.
-        mixers: Ids of the modules that run through the seam for mixers; None means no module does.
+        mixers: Ids of the modules that `mixers.seam` runs; None means no modules.
     Attributes:
         state: Forward state of the copies.
     """
@@ -111,7 +111,7 @@ class ModuleCopier:
 
     @property
     def stale(self) -> bool:
-        """True if a child or the `forward` method of a copied module was replaced."""
+        """True if a child module or the `forward` method of a copied module was replaced."""
         return any([*children.values()] != then for children, then in self._watched) or any(
             "forward" in attributes for attributes in self._overridden
         )
@@ -163,7 +163,7 @@ class ModuleCopier:
 
 
 def _rebound(function: Any, module: nn.Module, twin: nn.Module) -> Any:
-    """Return a module's uncompiled `forward`, bound to its copy."""
+    """Return a module's uncompiled `forward`, bound to the module's copy."""
     function = getattr(function, "_torchdynamo_orig_callable", function)
     if isinstance(function, types.MethodType) and _is(function.__self__, module):
         return types.MethodType(function.__func__, twin)
@@ -178,7 +178,7 @@ def _is(candidate: Any, module: nn.Module) -> bool:
 
 
 def is_steady(module: nn.Module) -> bool:
-    """Return whether a module keeps its attributes once it is built."""
+    """Return whether a module never changes its attributes after construction."""
     return type(module).__module__.partition(".")[0] in _STEADY
 
 
@@ -196,8 +196,7 @@ _SHARED = tuple(name for name in vars(nn.Module()) if name != "training")
 def _live_copy(module: nn.Module) -> nn.Module:
     """Return a copy whose attributes always match those of the original.
 
-    Reads fall back to the original, and writes go to the original, so that an adapter can be
-    switched.
+    Reads and writes go to the original, so that an adapter can be switched on and off.
     """
     kind, attributes = type(module), vars(module)
 

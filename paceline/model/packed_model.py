@@ -1,4 +1,4 @@
-"""Build transformers models that read their weights in mapped GGUF files."""
+"""Build transformers models that read their weights from memory-mapped GGUF files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_packed(path: Path) -> PreTrainedModel:
     """Return a model that reads its weights directly from its GGUF files.
 
     Raises:
-        ConfigError: A file is damaged, or has weights in a format that cannot be multiplied.
+        ConfigError: A file is damaged, or contains weights in an unsupported format.
     """
     files = gguf_header.files_of(path)
     try:
@@ -80,7 +80,7 @@ def _require_known_formats(path: Path, table: TensorTable) -> None:
 
 
 def _blocks(path: Path, content: Tensor, name: str, entry: TensorEntry) -> Tensor:
-    """Return the bytes of a tensor, uint8 [rows, bytes of a row]."""
+    """Return the bytes of a tensor, uint8 [rows, bytes per row]."""
     block_format, (*outer, inner) = BLOCK_FORMATS[entry.type_id], entry.shape
     rows, row_bytes = int(np.prod(outer, dtype=np.int64)), block_format.row_bytes(inner)
     end = entry.offset + rows * row_bytes
@@ -97,7 +97,7 @@ def _weight(
     weight: WeightEntry,
     reordering: TensorReordering,
 ) -> Tensor:
-    """Return a weight, packed if its module multiplies or looks up rows."""
+    """Return a weight; it is packed if its module multiplies by it or looks up rows."""
     entry = table.tensors[weight.tensor]
     block_format = BLOCK_FORMATS[entry.type_id]
     expected = tuple(model.get_parameter(name).shape)
@@ -130,7 +130,7 @@ def _is_packable(module: nn.Module, name: str, entry: TensorEntry, weight: Weigh
 
 
 def _packed(blocks: Tensor, block_format: BlockFormat, inner: int, order: Tensor | None) -> Tensor:
-    """Return a packed weight, or numbers that torch reads directly from the file."""
+    """Return a packed weight, or values that torch reads directly from the file."""
     if block_format is not BF16:
         return PackedWeight(blocks, block_format, inner, order)
     numbers = blocks.view(torch.bfloat16)

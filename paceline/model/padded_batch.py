@@ -1,4 +1,4 @@
-"""Lay out a batch in padded rows: tokens, positions and visibility."""
+"""Arrange a batch in padded rows: tokens, positions and visibility."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.core.tree import BoolArray, DraftTree, IntArray, tree_shape
 class PaddedBatch:
     """Arrays for one forward pass over a batch, with one row per request.
 
-    Each row is laid out in columns: padding, pending tokens (the newest last), tree nodes, padding.
+    The columns of each row are padding, pending tokens (the newest last), tree nodes and padding.
 
     Attributes:
         token_ids: Token ids, [rows, columns].
         positions: Position of each token in its text, [rows, columns].
-        cache_positions: Position of each token in its KV cache slot, [rows, columns].
+        cache_positions: Position of each token in its KV-cache slot, [rows, columns].
         block: Whether one column sees another, [rows, columns, columns]. Padding sees only the
             root, so that its values stay finite.
         padding: True for columns without a token, [rows, columns].
@@ -30,10 +30,11 @@ class PaddedBatch:
         nodes: Number of tree nodes processed in this forward pass, [rows].
         width: Number of columns after the pending tokens: the size of the largest tree, or more if
             rows are padded.
-        num_logit_columns: Number of columns, from the end, whose logits are computed: 1 + width, or
-            all columns if a request's prompt is scored.
-        first_slot: KV cache slot of row 0; row i uses slot first_slot + i.
-        in_order: Whether every row has consecutive cache positions, so that no padding comes first.
+        num_logit_columns: Number of columns, from the end, whose logits are computed: 1 + width,
+            or all columns if a request's prompt is scored.
+        first_slot: KV-cache slot of row 0; row i uses slot first_slot + i.
+        in_order: Whether the cache positions of every row are consecutive, with no padding in
+            front.
     """
 
     token_ids: IntArray
@@ -51,7 +52,7 @@ class PaddedBatch:
 
     @property
     def scored(self) -> int:
-        """Number of columns before the newest tokens whose logits are also computed."""
+        """Number of columns before the newest tokens for which logits are computed."""
         return self.num_logit_columns - self.width - 1
 
     @property
@@ -61,9 +62,9 @@ class PaddedBatch:
 
     @property
     def causal(self) -> int:
-        """Number of leading columns with plain causal attention: prompts from the start.
+        """Number of leading columns with plain causal attention: prompts without a cache.
 
-        This number is used only if all layers have full attention.
+        It is used only if all layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not self.cached.any() else 0
@@ -73,7 +74,7 @@ class PaddedBatch:
 
         Args:
             positions_seen: Number of cache positions in the mask.
-            reach: Limit on how far back the layers look.
+            reach: Limit on how far back the layers attend.
         """
         rows, columns = self.token_ids.shape
         mask = np.zeros((rows, columns, positions_seen), dtype=np.bool_)
@@ -91,12 +92,12 @@ class PaddedBatch:
 
 
 def _is_near(query: IntArray, key: IntArray, reach: Reach) -> BoolArray:
-    """Return whether a query at one position reaches back to a key at another.
+    """Return whether a key is within the reach of a query.
 
     Args:
         query: Text positions of the queries.
         key: Text positions of the keys, broadcast against `query`.
-        reach: A window or a chunk.
+        reach: Window or chunk of the layers.
     """
     near: BoolArray
     if reach.window:
@@ -110,13 +111,13 @@ def _is_near(query: IntArray, key: IntArray, reach: Reach) -> BoolArray:
 def lay_out(
     requests: Sequence[Request], trees: Sequence[DraftTree], prefill_chunk: int, min_rows: int = 1
 ) -> PaddedBatch:
-    """Lay out the pending tokens and the draft trees of a batch in padded rows.
+    """Arrange the pending tokens and draft trees of a batch in padded rows.
 
     Args:
         requests: Requests in the batch, in consecutive slots.
         trees: One draft tree per request.
         prefill_chunk: Maximum number of pending tokens per request.
-        min_rows: Minimum value of requests x (1 + width). Padding columns fill up smaller batches.
+        min_rows: Minimum value of requests x (1 + width). Smaller batches get padding columns.
     """
     rows = len(requests)
     cached = np.array([request.cached for request in requests], dtype=np.int64)
@@ -158,7 +159,7 @@ def lay_out(
 
 
 def _newest_tokens(requests: Sequence[Request], columns: int) -> IntArray:
-    """Return each row's newest token in all columns, as padding.
+    """Return each row's newest token, repeated in all columns as padding.
 
     The states of another token, such as 0, may be NaN, which attention cannot mask.
     """
@@ -202,7 +203,7 @@ def _fill_row(
 def _single_tokens(
     requests: Sequence[Request], cached: IntArray, pending: IntArray, nodes: IntArray
 ) -> PaddedBatch:
-    """Lay out one pending token per row, without trees, for decoding and drafting."""
+    """Arrange one pending token per row, without trees, for decoding and drafting."""
     token_ids = np.array(
         [[request.token_ids[request.cached]] for request in requests], dtype=np.int64
     )

@@ -1,4 +1,4 @@
-"""Prepare a draft model for its target: shared vocabulary and borrowed LM head."""
+"""Prepare a draft model for its target: shared vocabulary and target modules."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def pair(
         target: Target model.
         tokenizer: Tokenizer of the target; None means the tokenizer in the folder from which the
             target was loaded, if any.
-        other_tokenizer: Whether the draft model may have another tokenizer; default False.
+        other_tokenizer: Whether the draft model may have a different tokenizer; default False.
     Raises:
         ConfigError: The vocabularies do not match (`shared_vocabulary`, `map_tokens`), the draft
             model was trained on another target's hidden states, or it already serves a target with
             a different vocabulary.
-        UnsupportedModelError: The draft model is EAGLE-style, and the target's embedding or LM head
-            cannot be read.
+        UnsupportedModelError: The draft model is EAGLE-style, and the target's embedding or LM
+            head cannot be read.
     """
     attach(draft.model, target)
     if other_tokenizer and not uses_target_states(draft.model):
@@ -113,7 +113,7 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 def _tokenizer_ids(model: PreTrainedModel) -> TokenIds | None:
     """Return the ids of the tokenizer in a model's folder or cached repository.
 
-    None means that there is no tokenizer.
+    The result is None if there is no tokenizer.
     """
     source = getattr(model, "name_or_path", None)
     return _ids_in(str(source)) if source else None

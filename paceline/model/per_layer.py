@@ -1,6 +1,6 @@
 """Read configuration values that may differ between layers, as in Gemma 4.
 
-transformers raises if such a value is read from the whole configuration.
+transformers raises an error if such a value is read from the whole configuration.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def layer_values(config: PretrainedConfig, name: str) -> list[Any]:
 
 
 def value_of(config: PretrainedConfig, name: str) -> Any:
-    """Return the value that all layers share, or a list with one value per layer."""
+    """Return the value shared by all layers, or a list with one value per layer."""
     values = layer_values(config, name)
     return values if any(value != values[0] for value in values) else values[0]
 
 
 def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
-    """Return the number and size of key heads for each layer with its own keys.
+    """Return the number and size of the key heads in each layer with separate keys.
 
     The list is empty if the configuration does not specify them.
     """
@@ -47,11 +47,11 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
 
 
 def common_value(config: PretrainedConfig, name: str, model: str) -> int | None:
-    """Return the value of an attribute that all its layers share; None if none has it.
+    """Return the value that an attribute has in all layers that have it, or None.
 
     Args:
         config: Configuration of the text model.
-        name: Name of the attribute: a window or chunk size in tokens.
+        name: Name of the attribute, a window or chunk size in tokens.
         model: Name of the model, for errors.
     Raises:
         UnsupportedModelError: Layers of one kind differ, so one mask per kind is not enough.

@@ -1,7 +1,7 @@
-"""Find modules and weights that come neither from torch nor transformers.
+"""Find modules and weights from libraries other than torch and transformers.
 
-The quantising packages need not be installed. Kernels and probes that read or replace weights skip
-such a model; `row_check` measures whether its modules treat every row alone.
+The quantisation libraries need not be installed. Kernels and probes that read or replace weights
+skip such a model; `row_check` tests whether its modules treat rows independently.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
 
 def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules whose code or weights come from another library.
+    """Yield the names and modules whose code or weights come from other libraries.
 
-    These are modules with foreign weights, with hooks, and of classes outside torch and
+    These are modules with foreign weights, with hooks, or of classes outside torch and
     transformers' architectures.
     """
     for name, module in model.named_modules():
@@ -38,10 +38,10 @@ def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 
 def foreign_weights(model: PreTrainedModel) -> str | None:
-    """Return a clause naming weights that are not plain tensors in torch's modules.
+    """Return a clause naming weights that are not plain tensors in torch modules.
 
-    The model's own code decodes such a model, in the mode in which `generate` runs it. None means
-    that all weights are plain.
+    The model's own code computes with such weights, as in `generate`. None means that all weights
+    are plain tensors.
     """
     return next(
         (

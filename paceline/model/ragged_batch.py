@@ -1,8 +1,8 @@
 """Pack a ragged batch into one row without padding, for one forward pass.
 
-To the model, the row looks like one text. Attention by position decides what each token sees, based
-on every query's visible ranges (`AttentionMetadata`). The cost of a request therefore depends only
-on its own tokens.
+To the model, the row looks like a single text. Attention by position determines which keys each
+query sees, from the query's visible ranges (`AttentionMetadata`). The cost of a request therefore
+depends only on its own tokens.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from paceline.util.compiled import compiled, kernel
 class RaggedBatch:
     """Arrays for one forward pass over a batch, packed into one row.
 
-    Each request contributes its pending tokens, the newest last, then its tree nodes. Padding comes
+    Each request contributes its pending tokens (the newest last) and its tree nodes. Padding comes
     at the end.
 
     Attributes:
         token_ids: Token ids, [queries].
         positions: Position of each token in its text, [queries].
-        cache_positions: Position of each token in its KV cache slot, [queries].
-        slots: KV cache slot of each token, [queries].
-        starts: First query of each request, [rows + 1]. Padding belongs to the last request.
+        cache_positions: Position of each token in its KV-cache slot, [queries].
+        slots: KV-cache slot of each token, [queries].
+        starts: Index of each request's first query, [rows + 1]. Padding belongs to the last
+            request.
         cached: Number of tokens in the cache before this forward pass, [rows].
         pending: Number of pending tokens processed in this forward pass, [rows].
         nodes: Number of tree nodes processed in this forward pass, [rows].
         scored: Number of pending tokens before the newest whose logits are also computed, [rows].
-        logit_queries: Queries whose logits are computed, [n]: for every request, the `scored`
-            tokens, the newest token and the nodes; then padding.
+        logit_queries: Queries whose logits are computed, [n]: the `scored` tokens, newest token
+            and nodes of every request, followed by padding.
         parents: Parent of every node; see `PackedRows`.
         depths: Depth of every node; see `PackedRows`.
         ranks: Breadth-first rank of every node; see `PackedRows`.
@@ -63,7 +64,7 @@ class RaggedBatch:
         """Return the visible ranges of every query for one kind of layer.
 
         Args:
-            reach: Limit on how far back these layers look.
+            reach: Limit on how far back these layers attend.
         """
         first_nodes = np.concatenate([[0], np.cumsum(self.nodes)])
         rows = PackedRows(
@@ -78,7 +79,7 @@ class RaggedBatch:
         return visible_in_trees(rows, reach)
 
     def attention_metadata(self, visible_ranges: dict[int, VisibleRanges]) -> AttentionMetadata:
-        """Return every request's keys, by position.
+        """Return every request's keys, ordered by position.
 
         Args:
             visible_ranges: Visible ranges by mask address; see `AttentionMetadata`.
@@ -100,7 +101,7 @@ def pack(
         requests: Requests in the batch, in consecutive slots.
         trees: One draft tree per request.
         prefill_chunk: Maximum number of pending tokens per request.
-        min_rows: Minimum number of queries and of logits. Padding fills up smaller batches.
+        min_rows: Minimum number of queries and of logits. Smaller batches are padded.
     """
     cached = np.array([request.cached for request in requests], dtype=np.int64)
     pending = np.array(
@@ -151,7 +152,7 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return `positions` to `tail` as in `RaggedBatch`, with rows instead of slots."""
+    """Return the arrays `positions` to `tail` of `RaggedBatch`, with rows for slots."""
     count = len(cached)
     num_queries = pending + nodes
     starts = np.zeros(count + 1, dtype=np.int64)
@@ -199,10 +200,10 @@ def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntA
 
     Args:
         parents: Parent of each node; -1 means the root.
-        depths: Receives the depth of each node.
-        ranks: Receives the number of nodes that come before each node, by depth and then by index.
-        bfs_counts: Scratch space for at least nodes + 2 entries: node counts per depth, then prefix
-            sums.
+        depths: Output: depth of each node.
+        ranks: Output: number of nodes before each node, when sorted by depth and index.
+        bfs_counts: Scratch space for at least nodes + 2 entries: node counts per depth, then
+            prefix sums.
     """
     count = len(parents)
     bfs_counts[: count + 2] = 0

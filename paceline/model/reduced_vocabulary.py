@@ -1,10 +1,10 @@
 """Reduce the vocabulary of a draft model's LM head (FR-Spec, Zhao et al. 2025).
 
-The LM head takes most of a small draft model's time, and most tokens in a large vocabulary are
-rare. Reducing the vocabulary does not change the target's answers, because a drafter may draft any
-tokens. In the draft distribution, tokens outside the reduced vocabulary have probability 0,
-including under rejection sampling. A file alongside the checkpoint holds the reduced vocabulary;
-the checkpoint holds the whole LM head.
+The LM head accounts for most of a small draft model's time, and most tokens in a large vocabulary
+are rare. Reducing the vocabulary does not change the target's answers, because verification
+accepts any draft. In the draft distribution, tokens outside the reduced vocabulary have
+probability 0, also for rejection sampling. A file next to the checkpoint lists the reduced
+vocabulary; the checkpoint contains the whole LM head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KIND, _VERSION, _CHECK = "paceline kept tokens", 1, "check"
 
 
 def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
-    """Return a model's reduced vocabulary in ascending order, or None without one."""
+    """Return a model's reduced vocabulary in ascending order, or None."""
     token_ids: Tensor | None = getattr(model.get_output_embeddings(), "token_ids", None)
     return None if token_ids is None else token_ids.cpu().numpy()
 
@@ -40,8 +40,8 @@ class ReducedLMHead(StateReader):
     """LM head over a reduced vocabulary; other tokens have probability 0.
 
     Args:
-        head: Whole LM head.
-        token_ids: [kept] token ids in the reduced vocabulary, in ascending order.
+        head: LM head over the whole vocabulary.
+        token_ids: Token ids in the reduced vocabulary, [kept], in ascending order.
     """
 
     token_ids: Tensor
@@ -71,11 +71,11 @@ class ReducedLMHead(StateReader):
 
 
 def spread(reduced: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
-    """Return logits [..., vocab] in which other tokens have probability 0.
+    """Expand reduced logits to [..., vocab]; other tokens get probability 0.
 
     Args:
-        reduced: [..., kept] logits for the reduced vocabulary.
-        token_ids: [kept] token ids of the reduced vocabulary.
+        reduced: Logits for the reduced vocabulary, [..., kept].
+        token_ids: Token ids of the reduced vocabulary, [kept].
         vocab_size: Size of the whole vocabulary.
     """
     logits = reduced.new_full(
@@ -124,7 +124,7 @@ def save_kept(folder: str | Path, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
-    """Return the reduced vocabulary in a model's folder, ascending; None if absent.
+    """Return the reduced vocabulary in a model's folder, ascending, or None.
 
     Args:
         folder: Folder of the draft model.

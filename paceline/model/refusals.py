@@ -1,4 +1,4 @@
-"""Reject models that do not support lossless verification, giving the reason."""
+"""Reject models that paceline cannot verify losslessly, and explain why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PICKS_KEYS = ("sparse", "indexed", "compressed")
 
 
 def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    """Raise if the engine cannot verify drafts with a given model.
+    """Raise an error if the engine cannot verify drafts with a model.
 
     Args:
         model: Loaded model.
@@ -43,7 +43,7 @@ def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: s
 
 
 def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    """Raise if the layers keep state or see tokens in an unsupported way."""
+    """Raise an error if the layers' states or visible tokens are unsupported."""
     if getattr(config, "index_topk", None) is not None:
         raise UnsupportedModelError(
             f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back;"
@@ -73,7 +73,7 @@ def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) 
 
 
 def _refuse_states(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    """Raise if recurrent states are not in transformers' own cache layers."""
+    """Raise an error if recurrent states are not in transformers' own cache layers."""
     kinds, states = set(getattr(config, "layer_types", None) or ()), states_of(model)
     if states:
         mixers = mixers_of(model, states)

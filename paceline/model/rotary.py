@@ -1,8 +1,8 @@
 """Select rotary frequencies by text length: LongRoPE and dynamic NTK.
 
-transformers chooses the frequencies for a whole forward pass by its largest position. Here, a batch
-may mix draft tokens, several requests and prompt chunks. Each token therefore has its own text
-length, which determines its frequencies.
+transformers chooses one set of frequencies for a forward pass, by its largest position. Here, a
+batch may mix draft tokens, several requests and prompt chunks. Each token therefore has its own
+text length, which determines its frequencies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SWITCH = "original_max_position_embeddings"
 
 
 class TextLengths:
-    """Text lengths that determine the current forward pass's rotary frequencies.
+    """Text lengths that determine the rotary frequencies in a forward pass.
 
     Attributes:
-        of_tokens: Text length for each token, [rows, columns]; None means the largest position
-            determines the frequencies for all tokens, as in transformers.
+        of_tokens: Text length for each token, [rows, columns]; None means that the largest
+            position determines all frequencies, as in transformers.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class TextLengths:
             requests: Requests in the batch.
             positions: Text position of each token, [rows, columns].
             counts: Number of tokens in each request, [requests], if the requests share one row;
-                None = one row per request.
+                None means one row per request.
         """
         min_lengths = np.array([request.rotary_length for request in requests], dtype=np.int64)
         rows = min_lengths[:, None] if counts is None else np.repeat(min_lengths, counts)[None]
@@ -52,10 +52,10 @@ class TextLengths:
 
 
 def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
-    """Return the text lengths, ascending, beyond which a model changes frequencies.
+    """Return the text lengths, ascending, beyond which the frequencies change.
 
-    Dynamic NTK has none: its frequencies change beyond `max_position_embeddings`, which is also the
-        longest text that the engine accepts.
+    Dynamic NTK has none, because its frequencies change beyond `max_position_embeddings`, the
+    longest text that the engine accepts.
     """
     return tuple(
         sorted(
@@ -69,7 +69,7 @@ def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def _parameters(config: PretrainedConfig) -> Iterable[dict[str, Any]]:
-    """Return a model's rotary parameters: one set, or one set per kind of layer."""
+    """Return a model's rotary parameters: a single set, or one per kind of layer."""
     known = getattr(config, "rope_parameters", None) or {}
     return [parameters for parameters in known.values() if isinstance(parameters, dict)] or [known]
 
@@ -79,13 +79,14 @@ def _switch(parameters: dict[str, Any]) -> int | None:
 
 
 def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
-    """Return the length beyond which `model.generate` recomputes a growing text.
+    """Return the length at which `model.generate` recomputes a growing text.
 
-    The text is recomputed from its first token with the new frequencies. None means never.
+    Beyond this length, `generate` recomputes the text from its first token with new frequencies.
+    None means never.
 
     Raises:
-        UnsupportedModelError: `generate` recomputes at a different length from the one at which the
-            frequencies change, or the model's rotary embedding is not transformers' own.
+        UnsupportedModelError: `generate` recomputes the text at a different length from the one at
+            which the frequencies change, or the rotary embedding is not transformers' own.
     """
     switches = switch_lengths(config)
     if not switches:
@@ -113,7 +114,7 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
 
 
 class _Filled(DynamicCache):  # type: ignore[misc]
-    """Cache that claims to hold `length` tokens."""
+    """A cache that reports a length of `length` tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -142,9 +143,9 @@ def same_rotary_frequencies(request: Request, other: Request, switches: tuple[in
 
 
 def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
-    """Return a draft tree without the tokens beyond a frequency switch.
+    """Remove the tokens beyond a frequency switch from a draft tree.
 
-    Those tokens would need different keys for the earlier text.
+    These tokens would require different keys for the preceding text.
     """
     if request.rotary_length > switch or len(request) + len(tree) <= switch:
         return tree
@@ -152,7 +153,7 @@ def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
 
 
 def restart_beyond_switch(request: Request, switch: int) -> None:
-    """Schedule a request that grew beyond the switch to be recomputed from its start."""
+    """Recompute a request from its first token if it has grown beyond the switch."""
     if request.finish_reason is None and request.rotary_length <= switch < len(request):
         request.rotary_length, request.cached = len(request), 0
 
@@ -167,9 +168,9 @@ def is_length_dependent(module: nn.Module) -> bool:
 
 
 def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
-    """Select the frequencies of a copied rotary embedding for each token.
+    """Make a copied rotary embedding select its frequencies per token.
 
-    The copy gets its own buffers, which no other code changes.
+    The copy gets separate buffers, which no other code changes.
 
     Args:
         twin: Copy of the model's rotary embedding.
@@ -192,7 +193,7 @@ def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
 
 
 def _original_name(name: str) -> str:
-    """Return the attribute that holds the frequencies `name` had at load.
+    """Return the attribute with the initial values of the frequencies in `name`.
 
     Examples of `name` are `inv_freq` and `full_attention_inv_freq`.
     """
@@ -200,14 +201,14 @@ def _original_name(name: str) -> str:
 
 
 class _TokenFrequencies:
-    """Forward method of a rotary embedding that selects frequencies per token."""
+    """The `forward` of a rotary embedding that selects frequencies per token."""
 
     def __init__(self, twin: nn.Module, forward: Any, lengths: TextLengths) -> None:
         self._config: PretrainedConfig = vars(twin)["config"]
         self._forward, self._lengths = forward, lengths
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Return cosines and sines, or the model's equivalent; [..., rows, columns, n]."""
+        """Return cosines and sines, or the model's equivalent, [..., rows, columns, n]."""
         kind = {} if layer_type is None else {"layer_type": layer_type}
         known = self._config.rope_parameters
         switch, lengths = (

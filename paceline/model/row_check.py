@@ -1,8 +1,8 @@
-"""Check when loading that no row of a forward pass depends on the other rows.
+"""Check at load time that no row of a forward pass depends on other rows.
 
-Modules of other libraries may quantise activations with a scale that they take from all rows of the
+Modules from other libraries may quantise activations with a scale computed from all rows of the
 forward pass, or only above some number of rows. Draft tokens would then change the logits of other
-tokens. The check calls the modules as they are; neither names nor configurations decide.
+tokens. The check runs the modules themselves, because names and configurations do not reveal this.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from paceline.model.settings import (
 
 
 def check_rows(model: PreTrainedModel) -> None:
-    """Compare rows of a model's modules and logits while the other rows change.
+    """Check that rows of a model's modules and logits do not depend on other rows.
 
-    A model without modules of other libraries is not checked, nor is one whose logits are no
-    numbers: each of its requests ends with an error. The cost is about eight short forward passes.
+    Models without modules from other libraries are not checked. Models whose logits are NaN or
+    infinite are not checked either, because each of their requests ends with an error. The check
+    takes about eight short forward passes.
 
     Args:
-        model: Model to check; nothing is written to it.
+        model: Model to check; it is not modified.
     Raises:
-        UnsupportedModelError: A row depends on the other rows, or the model cannot run the check.
+        UnsupportedModelError: A row depends on other rows, or the model cannot run the check.
     """
     modules = {module: name for name, module in foreign_modules(model)}
     if not modules:
@@ -77,12 +78,12 @@ _LOUD = "when another row's activations are much larger"
 
 
 class _ModuleProbe:
-    """Calls each module again with other rows, right after the model has called it.
+    """Calls each module again with different rows, right after the model's call.
 
     Args:
         modules: Modules to check, with their names.
     Attributes:
-        finding: How the first module that failed depends on other rows; "" if none did.
+        finding: How the first failing module depends on other rows; "" if no module failed.
     """
 
     def __init__(self, modules: dict[nn.Module, str]) -> None:
@@ -92,7 +93,7 @@ class _ModuleProbe:
         self._busy = False
 
     def after(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        """Check a module that maps rows to rows; other modules are left to the logits."""
+        """Check a module that maps rows to rows; other modules are checked by the logits."""
         name = self._names.get(module)
         if name is None or self._busy or self.finding or len(given) != 1:
             return
@@ -114,13 +115,13 @@ class _ModuleProbe:
 
 
 def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, ...]) -> str:
-    """Return how a module's row depends on the other rows; "" if it does not.
+    """Describe how a module's row depends on other rows; "" if it does not.
 
     Args:
         module: Module that maps rows to rows.
-        rows: Rows [n, size] that the model gave it.
+        rows: Rows that the model passed to the module, [n, size].
         dims: Number of dimensions of the module's input; with 3, each row is a sequence.
-        counts: Numbers of rows to try, at least 2 each.
+        counts: Row counts to try, each at least 2.
     """
 
     def outputs(given: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, .
 
 
 def _logits(model: PreTrainedModel) -> Tensor:
-    """Return the first text's logits [tokens, vocab] in a forward pass over two texts."""
+    """Return one text's logits [tokens, vocab] from a forward pass over two texts."""
     vocab = model.config.get_text_config(decoder=True).vocab_size
     ids = (7 * torch.arange(2 * ROW_CHECK_TOKENS) + 3) % vocab
     texts = ids.view(2, ROW_CHECK_TOKENS).to(model.device)
@@ -191,14 +192,14 @@ def _largest_change(result: Tensor, other: Tensor) -> float:
 
 
 def _mean_change(result: Tensor, other: Tensor) -> float:
-    """Return the root mean square of differences, relative to finite values."""
+    """Return the root mean square difference, relative to finite values."""
     finite = result[result.isfinite()]
     scale = float(finite.square().mean().sqrt()) if len(finite) else 0.0
     return float(_differences(result, other).square().mean().sqrt()) / max(scale, 1e-30)
 
 
 def _differences(result: Tensor, other: Tensor) -> Tensor:
-    """Return `result - other`; 0 where both are the same infinity or no number."""
+    """Return `result - other`; 0 where both are NaN or the same infinity."""
     # Padded vocabularies have logits of -inf.
     same = (result == other) | (result.isnan() & other.isnan())
     return torch.where(same, 0.0, result - other)
@@ -212,7 +213,7 @@ def _kind_of(module: nn.Module) -> str:
 
 @contextmanager
 def _hook(register: Callable[..., Any], function: Callable[..., Any]) -> Iterator[None]:
-    """Call a function for every module that this thread runs; no module is changed."""
+    """Call a function for every module that this thread runs; change no modules."""
     thread = threading.get_ident()
 
     def run(*given: Any) -> Any:

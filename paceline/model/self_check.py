@@ -1,6 +1,6 @@
-"""Check when loading that passes over cached draft trees equal plain passes.
+"""Check at load time that passes over cached draft trees equal plain passes.
 
-Architectures that the test suite covers are known to pass. Any other architecture is checked once,
+Architectures covered by the test suite are known to pass. Any other architecture is checked once,
 when the engine is built.
 """
 
@@ -142,7 +142,7 @@ def _check(model: CachedLM, shape: str, parents: list[int], accepted: list[int])
 
 
 def _text_length(model: CachedLM) -> int:
-    """Return a text length beyond the attention windows, unless these are too long."""
+    """Return a text length beyond the attention windows, unless they are too long."""
     config = model.model.config.get_text_config(decoder=True)
     sizes = [
         size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)
@@ -156,10 +156,10 @@ def _text_length(model: CachedLM) -> int:
 
 
 def _plain_tree_logits(model: CachedLM, request: Request, tree: DraftTree) -> torch.Tensor:
-    """Return logits [1 + nodes, vocab] after a text and each node of a tree on it.
+    """Return logits [1 + nodes, vocab] after a text and each node of its draft tree.
 
-    Each branch takes one plain forward pass. A model with recurrent states decodes the branch token
-    by token, as in `generate`.
+    Each branch takes one plain forward pass. With recurrent states, the model decodes the branch
+    token by token, as in `generate`.
     """
     rows: dict[int, torch.Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
@@ -174,12 +174,13 @@ def _plain_tree_logits(model: CachedLM, request: Request, tree: DraftTree) -> to
 
 
 def _decoded_logits(model: CachedLM, text: list[int], prompt_length: int) -> torch.Tensor:
-    """Return logits [n, vocab] after the prompt and each later token.
+    """Return logits [n, vocab] after the prompt and each further token.
 
     Args:
         model: Model to run.
         text: Token ids.
-        prompt_length: Number of tokens in the first forward pass; the others follow one by one.
+        prompt_length: Number of tokens in the first forward pass; the others are processed one by
+            one.
     """
     view = ModelView(model.model)
     tokens = torch.tensor([text], device=model.device)
@@ -204,7 +205,7 @@ def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch
     Args:
         model: Model to run.
         token_ids: Token ids of the text.
-        count: Number of tokens, from the end.
+        count: Number of tokens, counted from the end.
     """
     tokens = torch.tensor([token_ids], device=model.device)
     options = {"logits_to_keep": count} if model.architecture.takes_logits_to_keep else {}
@@ -219,10 +220,10 @@ def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch
 def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
     """Compare, bit for bit, the logits of short texts alone and in a batch.
 
-    The batch contains a draft tree. The comparison finds faults that individual modules do not
-    show, such as in the model's attention code or in sums over rows. If rotary frequencies depend
-    on the text length, each of the two requests is tested once as a short text alongside a long
-    one.
+    The batch contains a draft tree. The comparison finds faults that do not show in individual
+    modules, for example in the model's attention code or in sums over rows. If rotary frequencies
+    depend on the text length, each of the two requests is also tested as a short text in a batch
+    with a long one.
 
     Args:
         alone: Model that decodes one request at a time.
@@ -242,11 +243,11 @@ def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
 def _compare_rows(
     alone: CachedLM, batched: CachedLM, length: int, other_length: int
 ) -> tuple[int, int]:
-    """Compare one request alone with the same request alongside another request.
+    """Compare a request alone with the same request in a batch of two.
 
     Args:
-        alone: As in `count_differing_rows`.
-        batched: As in `count_differing_rows`.
+        alone: Model that decodes one request at a time.
+        batched: The same model, which decodes a batch.
         length: Text length that determines the request's rotary frequencies.
         other_length: Text length that determines the other request's rotary frequencies.
     """

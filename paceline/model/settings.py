@@ -1,4 +1,4 @@
-"""Settings for running models, with units and the data used to choose them."""
+"""Define the settings for running models, with units and the data behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolve the name of a model: a directory, hub id, GGUF file or built-in name."""
+"""Resolve a model's name: a directory, hub id, GGUF file or built-in name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def missing_source(source: str | Path) -> str:
-    """Return why a path has no model, as the end of an error; "" if it has one.
+    """Return the end of an error message for a path without a model.
 
-    The result is also "" if the name may be a hub id or a built-in name.
+    The result is "" if the path has a model, or if the name may be a hub id or a built-in name.
     """
     is_file = str(source).endswith(".gguf")
     if (source != "" and Path(source).exists()) or (
@@ -27,7 +27,7 @@ def missing_source(source: str | Path) -> str:
 
 
 def packed_source(source: str | Path | PreTrainedModel) -> Path | None:
-    """Return the GGUF file of a model; None if it is stored in another way."""
+    """Return the GGUF file of a model; None if the model has another format."""
     path = demo.target_of(source) if isinstance(source, str) else source
     return Path(path) if isinstance(path, str | Path) and gguf.is_gguf(path) else None
 
@@ -36,8 +36,8 @@ def tokenizer_source(source: str | Path | PreTrainedModel, unpack: bool) -> str:
     """Return the directory or hub id with a model's tokenizer.
 
     Args:
-        source: As in `checkpoint_source`.
-        unpack: Whether a GGUF file is converted. False: only its header is read.
+        source: Directory, hub id, GGUF file, built-in name or loaded model.
+        unpack: Whether a GGUF file is converted. With False, only its header is read.
     """
     packed = None if unpack else packed_source(source)
     if packed is None:
@@ -46,7 +46,7 @@ def tokenizer_source(source: str | Path | PreTrainedModel, unpack: bool) -> str:
 
 
 def checkpoint_source(source: str | Path | PreTrainedModel) -> str:
-    """Return a model's directory or hub id, converting a GGUF file first if needed."""
+    """Return a model's directory or hub id, converting a GGUF file if needed."""
     path = demo.target_of(source) if isinstance(source, str) else source
     return (
         str(gguf.unpacked(path))

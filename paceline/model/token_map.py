@@ -1,9 +1,9 @@
 """Map a target's token ids to those of a draft model with another tokenizer.
 
-The draft model proposes only tokens that both tokenizers have (token-level intersection, TLI;
+The draft model proposes only tokens that exist in both tokenizers (token-level intersection, TLI;
 Timor et al. 2025, arXiv 2502.05202). Its distribution is renormalised over these tokens, so every
-verification rule stays exact. It reads the target's tokens one by one; a token that its tokenizer
-lacks is read as the last token of the same text.
+verification rule stays exact. It reads the target's tokens one by one. A token that its tokenizer
+lacks is read as the last draft-model token of the same text.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class TokenMap:
     """Tokens that a draft model and its target share under different ids.
 
     Attributes:
-        target_ids: [common] ids of the shared tokens in the target, ascending.
-        draft_ids: [common] their ids in the draft model.
+        target_ids: Ids of the shared tokens in the target, [common], ascending.
+        draft_ids: Ids of the same tokens in the draft model, [common].
         target_rows: Number of rows in the target's LM head.
-        read_as: [target_rows] id that the draft model reads for each id of the target.
+        read_as: Id that the draft model reads for each id of the target, [target_rows].
     """
 
     target_ids: _Ids
@@ -41,11 +41,11 @@ class TokenMap:
     _columns: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
-        """Return the draft's logits by target ids; unshared ids get probability 0.
+        """Return the draft model's logits by target id; unshared ids get probability 0.
 
         Args:
-            logits: Logits [..., rows of the draft model's LM head].
-            num_reduced: Always None; draft models with a reduced vocabulary are refused.
+            logits: Logits, [..., rows of the draft model's LM head].
+            num_reduced: Always None, because a reduced vocabulary is not supported here.
         """
         unreachable = torch.finfo(logits.dtype).min * OUT_OF_REACH
         shared = logits.new_full((*logits.shape[:-1], self.target_rows), unreachable)
@@ -58,11 +58,11 @@ class TokenMap:
         return shared.index_copy_(-1, target_ids, logits.index_select(-1, draft_ids))
 
     def readable(self, token_ids: _Ids) -> _Ids:
-        """Return the draft model's ids for token ids of the target."""
+        """Return the draft model's ids for the target's token ids."""
         return self.read_as[np.minimum(token_ids, self.target_rows - 1)]
 
     def reduced(self, kept_ids: _Ids) -> _Ids:
-        """Refuse a reduced vocabulary.
+        """Reject a reduced vocabulary.
 
         Raises:
             ConfigError: Always.
@@ -82,7 +82,8 @@ def map_tokens(target: Any, draft: Any, target_rows: int, draft_rows: int) -> To
         target_rows: Number of rows in the target's LM head.
         draft_rows: Number of rows in the draft model's embedding.
     Raises:
-        ConfigError: A tokenizer is unknown or of another kind, or they share too few tokens.
+        ConfigError: A tokenizer is missing or of an unsupported kind, or the tokenizers share too
+            few tokens.
     """
     target_texts, draft_texts = (_token_texts(tokenizer) for tokenizer in (target, draft))
     if target_texts is None or draft_texts is None:
@@ -114,7 +115,7 @@ def map_tokens(target: Any, draft: Any, target_rows: int, draft_rows: int) -> To
 
 
 def _token_texts(tokenizer: Any) -> dict[int, bytes] | None:
-    """Return the bytes of all ordinary tokens by id; None if they are unknown."""
+    """Return the bytes of all ordinary tokens by id; None if the bytes are unknown."""
     spellings = None if tokenizer is None else token_bytes(tokenizer)
     if spellings is None:
         return None

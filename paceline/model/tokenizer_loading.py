@@ -12,7 +12,7 @@ from paceline.model.sources import missing_source, tokenizer_source
 
 
 def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: bool = True) -> Any:
-    """Return the given tokenizer, or the tokenizer in the model's folder.
+    """Load a tokenizer, by default the one in the model's folder.
 
     Args:
         tokenizer: Directory, hub id or tokenizer object; None means the tokenizer of the model.
@@ -20,7 +20,7 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: 
             tokenizer.
         unpack: Whether a GGUF model is converted, as in `load_model`.
     Returns:
-        The tokenizer, or None if the model has none that can be read.
+        The tokenizer, or None if the model's tokenizer is missing or cannot be read.
     Raises:
         ConfigError: The named tokenizer cannot be read.
     """
@@ -40,7 +40,7 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: 
 
 
 def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
-    """Return why the model's tokenizer cannot be read, as the end of an error.
+    """Return why the model's tokenizer cannot be read, as the end of an error message.
 
     The result is "" if the model has no tokenizer or its tokenizer can be read.
     """
@@ -53,7 +53,7 @@ def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
 
 
 def _read_tokenizer(source: str | Path, unpack: bool = True) -> tuple[Any, str]:
-    """Return a tokenizer or None, and the reason it cannot be read ("" = no error)."""
+    """Return a tokenizer or None, and an error message ("" if there is no error)."""
     missing = missing_source(source)
     if missing:
         return None, missing

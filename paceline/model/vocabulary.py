@@ -1,9 +1,9 @@
 """Map between the vocabularies of a draft model and its target.
 
-Checkpoints from one model family pad their embeddings to different sizes, and the rows beyond the
-tokenizer's size have no meaning. A draft model and a target with the same tokenizer therefore share
-the ids below the tokenizer's size. The draft model proposes only these ids. Its distributions are
-renormalised over these ids and indexed by the target's ids.
+Checkpoints from one model family pad their embeddings to different sizes. Rows beyond the
+tokenizer's size have no meaning. A draft model and a target with the same tokenizer therefore
+share the ids below the tokenizer's size. The draft model proposes only these ids; its
+distributions are renormalised over them and indexed by the target's ids.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from paceline.model.settings import OUT_OF_REACH
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """Token ids shared by a draft model and its target, and the logits conversion.
+    """The token ids that a draft model and its target share.
 
     Attributes:
-        common: Number of shared ids; ids below this number mean the same to both models.
+        common: Number of shared ids. Ids below this number have the same meaning in both models.
         target_rows: Number of rows in the target's LM head.
         draft_rows: Number of rows in the draft model's embedding.
     """
@@ -34,13 +34,13 @@ class SharedVocabulary:
     draft_rows: int
 
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
-        """Return the draft's logits by target ids; unshared ids get probability 0.
+        """Return the draft model's logits by target id; unshared ids get probability 0.
 
         Args:
             logits: Logits [..., rows of the draft model's LM head], which may be overwritten; or
                 [..., reduced vocabulary].
-            num_reduced: Number of shared tokens in the reduced vocabulary, if the logits cover only
-                that vocabulary; None means the logits cover all rows.
+            num_reduced: Number of shared tokens in the reduced vocabulary, if the logits cover
+                only that vocabulary; None means the logits cover all rows.
         """
         if num_reduced is not None:
             return (
@@ -58,7 +58,7 @@ class SharedVocabulary:
         )
 
     def reduced(self, kept_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shared ids of a reduced vocabulary."""
+        """Return the ids of a reduced vocabulary that the target shares."""
         return kept_ids[kept_ids < self.common]
 
     def readable(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,1 +1,1 @@
-"""Turn logits into tokens, and tokens into text."""
+"""Convert logits to tokens, and tokens to text."""

@@ -1,8 +1,8 @@
 """Adjust logits for biases, penalties, bad words and minimum length.
 
-The order is vLLM's, and transformers' for the options that it has: logit_bias, repetition penalty,
-frequency and presence penalty, bad_words, min_tokens. The prefix of a node is the request's text
-and the path to the node, so drafts do not change the result.
+The order is logit_bias, repetition penalty, frequency and presence penalty, bad_words, min_tokens.
+This is the order in vLLM and, for the options that it has, in transformers. The prefix of a node
+consists of the request's text and the path to the node, so drafts do not change the result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ def adjust_scores(
     """Return the scores with the adjustments of every request.
 
     Args:
-        scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 follows the root, row 1 + i follows
+        scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 belongs to the root, row 1 + i to
             node i.
         requests: Requests of the batch.
         trees: Draft trees that were verified with them.
     Returns:
-        Adjusted scores with forbidden tokens at -inf; the same tensor if no request adjusts scores.
+        Adjusted scores with forbidden tokens at -inf; the same tensor if no request adjusts
+        scores.
     """
     rows = [row for row, request in enumerate(requests) if request.params.adjusts]
     if not rows:
@@ -65,7 +66,7 @@ def _ban(scores: Tensor, banned: Tensor) -> None:
 
 
 def contains_forbidden_token(request: Request, run: list[int]) -> bool:
-    """Return whether the new tokens include one that was forbidden.
+    """Return whether the new tokens include a token that was forbidden.
 
     Args:
         request: Request that emits the tokens.

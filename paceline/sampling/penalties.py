@@ -28,8 +28,8 @@ def penalise(
         scores: Scores [rows, vocab].
         counts: Counts of the requests' tokens, from `counts_of`.
         indices: Indices of the scores' rows.
-        on_device: Owner, penalties and paths of `indices` on the device.
-        requests: The requests.
+        on_device: Owners, penalties and paths of `indices`, on the device.
+        requests: Requests with penalties.
     """
     owner, penalties, paths = on_device
     vocab, num_rows = scores.shape[1], len(scores)
@@ -43,7 +43,7 @@ def penalise(
     )
 
     def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
-        """Return the number of times each token occurs before each row's node."""
+        """Return how often each token occurs before each row's node."""
         if not len(indices.paths) and num_rows == len(requests):
             return counts[rows, kind]
         at_nodes = counts[:, kind][owner[rows]]

@@ -1,11 +1,11 @@
 """Compute the target distribution from logits, and sample from it.
 
-`target_scores` applies, in transformers' order: adjustments by earlier tokens
-(`logit_adjustments`), temperature, top_k, top_p, min_p. Tokens are drawn with the Gumbel-max trick:
-`argmax(log target_probs + noise)`. The key of the noise is an integer hash of (request seed,
-position in the answer, stream). One call therefore draws all rows of all requests, with the same
-result on any device, and a token does not depend on the tree, the drafter or the batch. Gumbel
-noise is -log of exponential noise E, so the draw is computed as `argmax(target_probs / E)`.
+`target_scores` applies adjustments that depend on earlier tokens (`logit_adjustments`),
+temperature, top_k, top_p and min_p, in transformers' order. Tokens are drawn with the Gumbel-max
+trick: `argmax(log target_probs + noise)`. The noise is keyed by an integer hash of (request seed,
+position in the answer, stream). A single call can therefore draw all rows of all requests, with
+the same result on any device. A token does not depend on the tree, the drafter or the batch.
+Gumbel noise is -log of exponential noise E, so the draw is computed as `argmax(target_probs / E)`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def target_scores(
     """Return scores whose softmax is the target distribution at every node.
 
     Args:
-        logits: Logits [batch, 1 + width, vocab]. Row 0 follows the root, row 1 + i follows node i;
+        logits: Logits [batch, 1 + width, vocab]. Row 0 belongs to the root, row 1 + i to node i;
             rows beyond a tree are padding.
         requests: Requests of the batch.
         trees: Draft trees that were verified with them.
@@ -54,18 +54,18 @@ def target_scores(
 
 
 def is_greedy(requests: Sequence[Request]) -> bool:
-    """Return whether every request takes the most likely token of unchanged logits."""
+    """Return whether every request takes the most likely token of unmodified logits."""
     return all(request.params.greedy and not request.params.adjusts for request in requests)
 
 
 class Drawn(NamedTuple):
-    """Drawn tokens, and the tensors copied from the device with them.
+    """Drawn tokens, and other tensors copied from the device together with them.
 
     Attributes:
-        scores: Scores [batch, 1 + width, vocab] from `target_scores`.
-        tokens: Token ids, batch lists of 1 + width; entries beyond a tree have no meaning.
-            NO_TOKEN marks scores that are not numbers.
-        others: The caller's copied tensors.
+        scores: Scores from `target_scores`, [batch, 1 + width, vocab].
+        tokens: Token ids, [batch][1 + width]; entries beyond a tree have no meaning. NO_TOKEN
+            marks NaN or infinite scores.
+        others: Copies of the caller's tensors.
     """
 
     scores: Tensor
@@ -80,15 +80,15 @@ def draw_tokens(
     stream: int = TARGET,
     others: Callable[[Tensor, Tensor], Sequence[Tensor]] = lambda scores, tokens: (),
 ) -> Drawn:
-    """Sample the token after the root and after every node; wait for the device once.
+    """Sample the token after the root and every node, waiting for the device once.
 
-    It waits again only if truncation had sorted too few tokens.
+    A second wait is needed only if truncation has sorted too few tokens.
 
     Args:
-        logits: As in `target_scores`.
+        logits: Logits, as in `target_scores`.
         requests: Requests of the batch.
         trees: Draft trees of the requests.
-        stream: Stream of the noise.
+        stream: Noise stream.
         others: Function that returns other tensors to copy from the device, given the scores and
             the tokens.
     """
@@ -107,16 +107,16 @@ def draw_tokens(
 def draw(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], stream: int = TARGET
 ) -> Tensor:
-    """Sample the token after the root and after every node, in one vectorised call.
+    """Sample the token after the root and every node, in one vectorised call.
 
     Args:
-        scores: Scores [batch, 1 + width, vocab] from `target_scores`.
+        scores: Scores from `target_scores`, [batch, 1 + width, vocab].
         requests: Requests of the batch.
         trees: Draft trees of the requests.
-        stream: Stream of the noise.
+        stream: Noise stream.
     Returns:
-        Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree have
-        no meaning. NO_TOKEN marks scores that are not numbers.
+        Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree have no
+        meaning. NO_TOKEN marks NaN or infinite scores.
     """
     sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
     if not sampled:
@@ -144,11 +144,11 @@ def draw(
 class LazyDraws:
     """Tokens after the root and every node of a tree, each drawn on access.
 
-    The tokens are those of `draw`. Verification reads only the tokens that it emits, so the others
-    need not be drawn.
+    The tokens equal those of `draw`. Verification reads only the tokens that it emits, so drawing
+    the others would waste time.
 
     Args:
-        logits: Logits [1 + width, vocab] of a request that only warps them.
+        logits: Logits [1 + width, vocab] of a request without adjustments or processors.
         request: Request for which the tokens are drawn.
         tree: Draft tree of the request.
     """
@@ -172,16 +172,16 @@ def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
     Args:
         weights: Weights [vocab].
         seed: Seed of the request.
-        position: Position of the token in the answer, from 0.
-        stream: Stream of the noise.
+        position: Position of the token in the answer, starting from 0.
+        stream: Noise stream.
     Returns:
-        The token id; NO_TOKEN if the weights are not numbers.
+        The token id; NO_TOKEN if the weights are NaN or infinite.
     """
     return int(draw_row(weights, seed, position, stream))
 
 
 def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
-    """Return the token of `draw_one`, int64 [], on the device."""
+    """Return the token of `draw_one` as a device tensor, int64 []."""
     noise = exponential_noise(
         [noise_key(seed, position, stream)], weights.shape[-1], weights.device
     )[0]
@@ -189,13 +189,13 @@ def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
-    """Return two 32-bit words that select one row of noise."""
+    """Return two 32-bit words that select a row of noise."""
     word = _splitmix(_splitmix(seed & _MASK64) ^ (position * 4 + stream))
     return word >> 32, word & _MASK32
 
 
 def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
-    """Return a uniform number in [0, 1) that depends only on the arguments."""
+    """Return a uniform random number in [0, 1) that depends only on the arguments."""
     high, low = noise_key(seed, position, stream)
     return (_splitmix(((high << 32) | low) ^ (index + 1)) >> 11) * 2.0**-53
 
@@ -203,8 +203,8 @@ def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
 def step_seed(seed: int, position: int) -> int:
     """Return the seed for the draft tokens of one step.
 
-    Whether a draft token is accepted depends on the tokens after it. If a later step drew a token
-    with the noise of a rejected draft, the output would not follow the target's distribution.
+    The acceptance of a draft token may depend on the tokens after it. If a later step reused the
+    noise of a rejected draft, the output would not follow the target's distribution.
 
     Args:
         seed: Seed of the request.
@@ -217,18 +217,18 @@ def step_seed(seed: int, position: int) -> int:
 def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
     """Return exponential noise, float32 [len(keys), vocab], one row per key.
 
-    Equal keys give equal rows.
+    Rows with equal keys are equal.
     """
     return noise_from(upload(device, words_of(keys))[0], vocab)
 
 
 def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-    """Return noise keys as the words that `noise_from` reads, [n, 2]."""
+    """Return noise keys as the words read by `noise_from`, [n, 2]."""
     return np.array(keys, dtype=np.uint32).view(np.int32)
 
 
 def noise_from(words: Tensor, vocab: int) -> Tensor:
-    """Return `exponential_noise` from the words [n, 2] of its keys, on their device."""
+    """Return `exponential_noise`, given the words [n, 2] of its keys on the device."""
     high, low = words[:, :, None].unbind(1)
     bits = _mix((_token_words(vocab, words.device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
     # E = -log(1 - v): small v give the small E that win, and floats are finest there.
@@ -240,7 +240,7 @@ def noise_from(words: Tensor, vocab: int) -> Tensor:
 def _token_words(vocab: int, device: torch.device) -> Tensor:
     """Return a fixed random word per token id.
 
-    Without it, rows of different keys would be permutations of each other.
+    Without this word, rows with different keys would be permutations of each other.
     """
     with torch.inference_mode(False):
         return _mix(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
@@ -249,7 +249,7 @@ def _token_words(vocab: int, device: torch.device) -> Tensor:
 def _mix(words: Tensor) -> Tensor:
     """Apply a bijective 32-bit hash in place.
 
-    Products wrap around; masks make the shifts logical.
+    Products wrap around, and masks make the shifts logical.
     """
     words ^= (words >> 16).bitwise_and_(0xFFFF)
     words *= 0x21F0AAAD

@@ -1,7 +1,7 @@
 """Find the scores that the requests' options change, as arrays for the device.
 
-Indices point into scores [rows, vocab], row by row. Every request has one row for its root
-and one for each node of its tree.
+Indices point into scores [rows, vocab], flattened row by row. Every request has one row for its
+root and one for each node of its tree.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _NO_INDICES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.flo
 
 
 class ScoreIndices(NamedTuple):
-    """The scores that options change.
+    """Indices of the scores that options change.
 
     Attributes:
-        owner: [rows], the request for each row; empty if no token is counted.
-        penalties: float32 [3, rows], the repetition, frequency and presence penalty for each row;
-            empty if no token is counted.
+        owner: Request of each row, [rows]; empty if no request counts tokens.
+        penalties: Repetition, frequency and presence penalty of each row, float32 [3, rows]; empty
+            if no request counts tokens.
         paths: Indices of the tokens on the path to each row's node, in the order of the rows.
-        biased: Indices with a bias.
-        biases: float32, the bias at each of them.
+        biased: Indices of tokens with a bias.
+        biases: Bias at each index in `biased`, float32.
         banned: Indices of forbidden tokens.
     """
 
@@ -42,19 +42,19 @@ class ScoreIndices(NamedTuple):
 
 
 def clamp_divisor(value: float) -> float:
-    """Return `value` within bounds that float32 logits can be divided by."""
+    """Limit `value` to a range by which float32 logits can be divided."""
     return min(max(value, MIN_DIVISOR), MAX_DIVISOR)
 
 
 def find_score_indices(
     requests: Sequence[Request], trees: Sequence[DraftTree], vocab: int
 ) -> ScoreIndices:
-    """Return the scores that the requests' options change.
+    """Return the indices of the scores that the requests' options change.
 
     Args:
         requests: Requests of a step.
-        trees: Their draft trees.
-        vocab: Number of tokens.
+        trees: Draft trees of the requests.
+        vocab: Size of the vocabulary.
     """
     sizes = [1 + len(tree) for tree in trees]
     starts = accumulate((size * vocab for size in sizes), initial=0)
@@ -89,7 +89,7 @@ def _penalties(request: Request) -> tuple[float, float, float]:
 
 
 def bans_tokens(request: Request) -> bool:
-    """Return whether tokens may be forbidden at the next position."""
+    """Return whether some tokens may be forbidden at the next position."""
     return bool(request.params.bad_words) or _missing(request) > 0
 
 
@@ -108,7 +108,7 @@ def _on_path(tree: DraftTree, vocab: int) -> IntArray:
 
 
 def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:
-    """Return the indices of tokens that complete a bad word or end the text early."""
+    """Return the indices of tokens that complete a bad word or end the text too early."""
     output = request.output_ids if request.params.bad_words else []
     banned = []
     for word in request.params.bad_words:
@@ -127,7 +127,7 @@ def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:
 
 
 def _missing(request: Request) -> int:
-    """Return how many tokens must follow before a token may end the text."""
+    """Return how many tokens must still follow before the text may end."""
     return request.params.min_tokens - (len(request) - request.prompt_length)
 
 
@@ -138,7 +138,7 @@ def _cross(rows: Sequence[int], tokens: Any, vocab: int) -> IntArray:
 
 
 def _ends_with(output: list[int], tree: DraftTree, node: int, tokens: list[int]) -> bool:
-    """Return whether the answer with the path to `node` ends with `tokens`."""
+    """Return whether the answer, extended by the path to `node`, ends with `tokens`."""
     left = len(tokens)
     while left and node >= 0:
         if tree.token_ids[node] != tokens[left - 1]:

@@ -1,4 +1,4 @@
-"""Constants for sampling, each with its unit and the reason for its value."""
+"""Define the constants of sampling, with units and reasons."""
 
 from __future__ import annotations
 

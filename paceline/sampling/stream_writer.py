@@ -1,4 +1,4 @@
-"""Write streamed text, except for stop strings and text that may change."""
+"""Write streamed text, holding back stop strings and text that may still change."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.text.stop_strings import DeltaDecoder, StopStrings, TextDelta
 
 
 class TokenMark(NamedTuple):
-    """The token to which a part of the text belongs.
+    """The token that produced a fragment of text.
 
     Attributes:
-        step: Step of the answer, from 1.
+        step: Step of the answer, starting from 1.
         token_index: Index of the token in that step.
         origin: Source of the token.
     """
@@ -25,13 +25,13 @@ class TokenMark(NamedTuple):
 
 
 class StreamWriter:
-    """Turns the tokens of a stream into text.
+    """Converts the tokens of a stream to text.
 
     Args:
-        tokenizer: Tokenizer of the model; None means that the stream has no text.
-        prompt_ids: As in `Detokenizer`.
-        stop: Stop strings of the answer, whose text is cut before them.
-        skip_special_tokens: As in `Detokenizer`.
+        tokenizer: The model's tokenizer; without one, the stream has no text.
+        prompt_ids: Token ids of the prompt.
+        stop: Stop strings; the text is cut before the first of them.
+        skip_special_tokens: Whether to omit special tokens from the text.
     Attributes:
         step: Number of steps written.
     """
@@ -91,7 +91,7 @@ class StreamWriter:
     def _split_final(
         self, deltas: list[tuple[TextDelta, TokenMark]], last: bool
     ) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
-        """Return the text that is final, and the rest."""
+        """Split text into the part that is final and the part that may still change."""
         if self._stop is None:
             return deltas, []
         texts = [delta for delta, _ in deltas]
@@ -132,7 +132,7 @@ def _split(
 def _cut(
     deltas: list[tuple[TextDelta, TokenMark]], length: int | None
 ) -> list[tuple[TextDelta, TokenMark]]:
-    """Return the first `length` characters of the shown text; all of it if None."""
+    """Return the first `length` characters of the displayed text; all of it if None."""
     if length is None:
         return deltas
     result = []

@@ -1,6 +1,6 @@
-"""Count the tokens of requests on the device, where penalties read them.
+"""Count the tokens of requests on the device, for penalties.
 
-The counts of a request stay on the device between steps; a step adds only its new tokens.
+The counts stay on the device between steps; each step adds only its new tokens.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TEXT, ANSWER = range(2)  # rows of a request's counts: of the whole text, and of
 
 
 class CountChanges(NamedTuple):
-    """The changes to add to the counts of several requests.
+    """Changes to the counts of several requests.
 
     Attributes:
-        indices: [n], indices into the flattened table.
-        amounts: float32 [n]; negative for removed tokens.
+        indices: Indices into the flattened table, [n].
+        amounts: Changes of the counts, float32 [n]; negative for removed tokens.
     """
 
     indices: IntArray
@@ -33,7 +33,7 @@ class CountChanges(NamedTuple):
 
 
 def count_changes(requests: Sequence[Request], vocab: int) -> CountChanges:
-    """Return the difference between the requests' texts and their counts.
+    """Return the changes that bring the requests' counts up to date.
 
     Args:
         requests: Requests of a step, in the order of their rows in the table.
@@ -65,7 +65,7 @@ def counts_of(requests: Sequence[Request], changes: Sequence[Tensor], vocab: int
 
     Args:
         requests: Requests of a step.
-        changes: Their `CountChanges` on the device.
+        changes: The requests' `CountChanges`, on the device.
         vocab: Number of columns.
     """
     indices, amounts = changes
@@ -83,7 +83,7 @@ def counts_of(requests: Sequence[Request], changes: Sequence[Tensor], vocab: int
 
 
 def _shared_table(known: Sequence[TokenCounts | None]) -> Tensor | None:
-    """Return the table whose rows are the given counts; None if there is none."""
+    """Return the table that contains all the given counts, or None."""
     if known[0] is None or len(known[0].table) != len(known):
         return None
     table = known[0].table

@@ -24,10 +24,10 @@ class Warped(NamedTuple):
     """Warped scores, which may be based on too few sorted tokens.
 
     Attributes:
-        scores: The scores, with excluded tokens at -inf.
+        scores: Scores, with excluded tokens at -inf.
         num_sorted: Number of most likely tokens that were sorted.
-        is_short: bool [] on the device: whether a nucleus may contain more tokens than were sorted,
-            which makes the scores wrong. None means that it does not.
+        is_short: Whether a nucleus may contain more tokens than were sorted, which makes the
+            scores wrong; bool [] on the device. None if that is impossible.
     """
 
     scores: Tensor
@@ -39,10 +39,10 @@ class _SamplingLimits(NamedTuple):
     """The limits of each request, each as [batch, 1, 1].
 
     Attributes:
-        top_k: Number of tokens; the whole vocabulary if it is not limited.
-        top_p: Probability of the nucleus.
-        min_p: Probability relative to the most likely token.
-        is_unlimited: Whether all tokens stay.
+        top_k: Number of tokens; the vocabulary size if there is no limit.
+        top_p: Total probability of the nucleus.
+        min_p: Minimum probability, relative to the most likely token.
+        is_unlimited: Whether the request has no limits.
     """
 
     top_k: Tensor
@@ -56,7 +56,7 @@ def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
     Args:
         scores: Scores [batch, rows, vocab].
-        params: Sampling parameters of each request. Scores of greedy requests do not change.
+        params: Sampling parameters of each request. The scores of greedy requests do not change.
     """
     warped = try_warp(scores, params)
     while warped.is_short is not None and bool(warped.is_short):
@@ -65,12 +65,12 @@ def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0) -> Warped:
-    """Run `warp_scores` without waiting for a device other than the CPU.
+    """Run `warp_scores` without waiting for the device.
 
     Args:
-        scores: As in `warp_scores`.
-        params: As in `warp_scores`.
-        too_few: Number of sorted tokens that was too small; 0 means none was tried.
+        scores: Scores [batch, rows, vocab].
+        params: Sampling parameters of each request.
+        too_few: Number of sorted tokens that proved too small; 0 in the first attempt.
     """
     if all(p.greedy for p in params):
         return Warped(scores)
@@ -103,12 +103,12 @@ def _is_limited(params: SamplingParams) -> bool:
 
 
 def _top_k(params: SamplingParams, unlimited: int) -> int:
-    """Return top_k of a request; `unlimited` if it has none."""
+    """Return a request's top_k, or `unlimited` if it has none."""
     return params.top_k if _is_limited(params) and params.top_k > 0 else unlimited
 
 
 def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
-    """Return divisors, flags of tiny ones, and `_SamplingLimits`, [batch, 1, 1] each."""
+    """Return divisors, flags for tiny divisors, and limits, each [batch, 1, 1]."""
     vocab = scores.shape[-1]
     floats = np.array(
         [
@@ -130,12 +130,12 @@ def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
 
 
 class _Nucleus(NamedTuple):
-    """The most likely tokens, which are kept.
+    """The most likely tokens that pass all limits.
 
     Attributes:
         best: Highest scores, in order, [batch, rows, sorted tokens].
         num_kept: Number of these tokens to keep, [batch, rows, 1].
-        is_short: As in `Warped`.
+        is_short: Whether a nucleus may contain more tokens than were sorted, as in `Warped`.
     """
 
     best: Tensor
@@ -144,10 +144,10 @@ class _Nucleus(NamedTuple):
 
 
 def _find_nucleus(scores: Tensor, limits: _SamplingLimits, num_sorted: int) -> _Nucleus:
-    """Return the tokens that pass top_k, then top_p, then min_p.
+    """Return the tokens that pass top_k, top_p and min_p, applied in this order.
 
-    Tokens with the same score as the last kept token are also kept. The nucleus nearly always
-    consists of a few most likely tokens, so only these are sorted.
+    Tokens with the same score as the last token to pass also pass. The nucleus nearly always
+    consists of a few very likely tokens, so only the most likely tokens are sorted.
 
     Args:
         scores: Scores [batch, rows, vocab].

@@ -27,18 +27,18 @@ def chat_ids(
     """Return the token ids of a conversation as a prompt.
 
     Args:
-        tokenizer: Tokenizer with a chat template; None is rejected.
-        messages: See `checked_messages`.
+        tokenizer: Tokenizer with a chat template; None raises an error.
+        messages: Messages of the conversation; see `checked_messages`.
         where: Name of the messages in errors.
         chat_template_kwargs: Variables of the template, such as enable_thinking. They may include
-            the two options below.
-        add_generation_prompt: Open the assistant's answer at the end of the prompt. Default: true,
-            but false with `continue_final_message`.
-        continue_final_message: End the prompt with the assistant's final message, so that the
-            answer continues it. Default: false.
+            `add_generation_prompt` and `continue_final_message`.
+        add_generation_prompt: Whether the prompt ends with the start of the assistant's turn.
+            Default: True, or False with `continue_final_message`.
+        continue_final_message: Whether the prompt ends with the assistant's final message, so that
+            the answer continues it. Default: False.
     Raises:
-        ConfigError: The messages are invalid, there is no chat template, a variable is another
-            argument of transformers, or the template rejects the conversation.
+        ConfigError: The messages are invalid, there is no chat template, a variable has the name
+            of a transformers argument, or the template rejects the conversation.
     """
     checked = checked_messages(messages, where)
     endings = dict(zip(_ENDINGS, (add_generation_prompt, continue_final_message), strict=True))
@@ -52,17 +52,19 @@ def with_tools(
     options: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Return messages and options with the definitions of tools.
+    """Add tool definitions to messages and options.
 
-    A template that leaves definitions out gets them as text, together with calls and results.
+    If the template ignores tool definitions, they are added to the messages as text, together with
+    calls and results.
 
     Args:
         template: Tokenizer or processor with a chat template.
         messages: Checked messages.
-        options: See `template_options`.
-        tools: Checked definitions; None = no tools.
+        options: Arguments for the template; see `template_options`.
+        tools: Checked tool definitions; None means no tools.
     Raises:
-        ConfigError: The messages have parts other than text, and the template has no tools.
+        ConfigError: The messages have parts other than text, and the template does not support
+            tools.
     """
     if not tools or _reads_tools(template):
         return messages, {**options, **({"tools": list(tools)} if tools else {})}
@@ -86,10 +88,10 @@ def rendered_ids(
     """Return the token ids of checked messages that contain text only.
 
     Args:
-        tokenizer: As in `chat_ids`.
+        tokenizer: Tokenizer with a chat template.
         messages: Checked messages.
-        where: As in `chat_ids`.
-        options: See `template_options`.
+        where: Name of the messages in errors.
+        options: Arguments for the template; see `template_options`.
     Raises:
         ConfigError: There is no chat template, or it rejects the conversation.
     """
@@ -111,7 +113,7 @@ def render_text(
         template: Tokenizer or processor with a chat template.
         messages: Checked messages.
         where: Name of the messages in errors.
-        options: See `template_options`.
+        options: Arguments for the template; see `template_options`.
     Raises:
         ConfigError: The chat template rejects the conversation.
     """
@@ -122,7 +124,7 @@ def chat_text(tokenizer: Any, messages: Any, where: str) -> str:
     """Return a conversation as text, rendered by the tokenizer's chat template.
 
     Raises:
-        ConfigError: As `chat_ids`.
+        ConfigError: As for `chat_ids`.
     """
     return render_text(tokenizer, checked_messages(messages, where), where, {})
 
@@ -131,7 +133,7 @@ def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
     """Return the text that a chat template writes before and after the first question.
 
     Raises:
-        ConfigError: As `chat_ids`, or the template leaves the question out.
+        ConfigError: As for `chat_ids`, or the template omits the question.
     """
     before, mark, after = chat_text(tokenizer, [_question(_MARK)], where).partition(_MARK)
     if not mark:
@@ -150,9 +152,9 @@ def template_options(
     Args:
         messages: Checked messages.
         given: Variables of the template.
-        endings: `add_generation_prompt` and `continue_final_message`; None means default.
+        endings: `add_generation_prompt` and `continue_final_message`; None means the default.
     Raises:
-        ConfigError: An option is invalid, or it is another argument of transformers.
+        ConfigError: An option is invalid, or has the name of a transformers argument.
     """
     if not isinstance(given, Mapping | None):
         raise ConfigError(
@@ -204,10 +206,10 @@ def _question(content: str | list[dict[str, Any]]) -> Message:
 
 
 def _for_template(tokenizer: Any, messages: list[Message]) -> list[Message]:
-    """Return messages with contents in the form that the chat template supports.
+    """Return messages with content in the form that the chat template supports.
 
-    Nearly all templates support strings. The templates of some models for images and text support
-    only lists of parts, and write nothing for a string.
+    Nearly all templates support strings. Some templates for images and text support only lists of
+    parts, and write nothing for a string.
     """
     if _reads(tokenizer, _MARK) or not _reads(tokenizer, _parts_of(_MARK)):
         return [
@@ -231,7 +233,7 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 
 
 def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
-    """Return whether the template writes the text of a content, without Python syntax."""
+    """Return whether the template writes a content's text, without Python syntax."""
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))
     except Exception:  # a template is an arbitrary program, and may fail in any way
@@ -240,7 +242,7 @@ def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
 
 
 def _reads_tools(template: Any) -> bool:
-    """Return whether a template writes the definitions of tools."""
+    """Return whether a template writes tool definitions."""
     function = {"name": _MARK, "description": _MARK, "parameters": _NO_PARAMETERS}
     tool = {"type": "function", "function": function}
     try:

@@ -25,7 +25,7 @@ _OPEN_SPACES = re.compile(rf"(?:{REPLACEMENT}+|@@|(?:[ ']|(?<=[ '])[nvr])+)$")
 
 
 class Decoder(Protocol):
-    """The tokenizer method that this module needs, as in transformers' tokenizers."""
+    """The tokenizer method used here, as in transformers' tokenizers."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`."""
@@ -36,9 +36,9 @@ class TokenText(NamedTuple):
     """Text that one token adds to an answer.
 
     Attributes:
-        text: Characters that the token finishes.
+        text: Characters that the token completes.
         data: Bytes of the token.
-        complete: Whether the token ends with a finished character.
+        complete: Whether the token ends with a complete character.
     """
 
     text: str
@@ -50,18 +50,20 @@ _NOTHING = TokenText("", b"")
 
 
 class Detokenizer:
-    """Turns the tokens of an answer into text, one after another.
+    """Converts the tokens of an answer to text, one by one.
 
-    The texts that `push` and `flush` return continue the prompt's text. Together with it, they
-    equal the text that `tokenizer.decode` gives for all tokens. A character of several tokens is
-    returned with its last token. An unfinished character at the end becomes U+FFFD, as do bytes
-    that form no character. Finished characters before them stay, unlike with `tokenizer.decode` for
-    tokenizers with byte fallback. The cost per token does not depend on the length of the text.
+    The texts returned by `push` and `flush` continue the prompt's text. Joined with it, they equal
+    the result of `tokenizer.decode` for all tokens. A character that spans several tokens is
+    returned with its last token. An incomplete character at the end becomes U+FFFD, as do bytes
+    that form no character. The complete characters before them are preserved, unlike in
+    `tokenizer.decode` with byte fallback. The cost per token does not depend on the length of the
+    text.
 
     Args:
-        tokenizer: Tokenizer of transformers, or any object with its `decode`.
+        tokenizer: transformers tokenizer, or any object with the same `decode` method.
         prompt_ids: Tokens before the answer; empty if the answer begins the text.
-        skip_special_tokens: Whether special tokens, such as end of sequence, have no text.
+        skip_special_tokens: Whether to omit special tokens, such as end of sequence, from the
+            text.
     """
 
     def __init__(
@@ -76,37 +78,37 @@ class Detokenizer:
         self.push, self.rest = self._decoding.push, self._decoding.rest
 
     def flush(self) -> str:
-        """Return the rest of the text, and restart after the prompt.
+        """Return the rest of the text, and reset to the end of the prompt.
 
-        An unfinished character becomes U+FFFD.
+        An incomplete character becomes U+FFFD.
         """
         rest = self._decoding.rest()
         self._decoding.begin()
         return rest.text
 
     def spell(self, token: int) -> TokenText:
-        """Add one token, and return its text, as from `push`, and its bytes.
+        """Add a token, and return its text, as in `push`, and its bytes.
 
-        Joined, the bytes of all tokens are the text in UTF-8.
+        Joined together, the bytes of all tokens are the text in UTF-8.
         """
         return self._decoding.spell(token)
 
     def peek(self, token: int) -> TokenText:
         """Return what `token` would add if it came next.
 
-        For a hidden special token, return its name as text, and no bytes.
+        For a hidden special token, the text is its name, and the bytes are empty.
         """
         return self._decoding.peek(token)
 
 
 def text_of(tokenizer: Decoder, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-    """Return the text of tokens that begin a text."""
+    """Return the text of tokens at the start of a text."""
     detokenizer = Detokenizer(tokenizer, (), skip_special_tokens)
     return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 
 
 class _Bytes:
-    """Detokenizer for tokenizers whose tokens have fixed bytes."""
+    """Detokenizer for tokenizers whose tokens stand for fixed bytes."""
 
     def __init__(
         self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool
@@ -121,8 +123,8 @@ class _Bytes:
     def _after_prompt(self, prompt_ids: Sequence[int]) -> tuple[bool, bytes, bool]:
         """Return the decoder state after a prompt.
 
-        The state is whether the answer begins the text, the bytes of the prompt's unfinished
-        character, and whether such a character is shown as U+FFFD.
+        The first value is whether the answer begins the text. The others are the bytes of an
+        incomplete character at the end of the prompt, and whether it appears as U+FFFD.
         """
         first, data = True, b""
         for token in reversed(prompt_ids):
@@ -135,7 +137,7 @@ class _Bytes:
         return first, unfinished, bool(unfinished)
 
     def push(self, token: int) -> str:
-        """Add one token, and return the text that it makes final, which may be empty."""
+        """Add a token, and return the text that is now final, which may be empty."""
         spelling = self._table[token]
         if spelling.text is not None and not (self._open or self._first or spelling.special):
             return spelling.text
@@ -145,7 +147,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the remaining text if the answer ends here; no token has its bytes."""
+        """Return the remaining text if the answer ends here; it has no bytes."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
@@ -174,10 +176,10 @@ class _Bytes:
         return spelling.first if self._first else spelling.data
 
     def _with(self, data: bytes) -> tuple[str, bytes, bool]:
-        """Return the text that `data` finishes and the decoder state after it.
+        """Return the text that `data` completes, and the decoder state after it.
 
-        The state is the bytes of an unfinished character, and whether the prompt's text shows it
-        already.
+        The state consists of the bytes of the incomplete character, and whether the prompt's text
+        already shows it.
         """
         pending = self._open + data
         text, used = utf_8_decode(pending, "replace", False)
@@ -187,7 +189,7 @@ class _Bytes:
 
 
 class _Window:
-    """Detokenizer that decodes the newest tokens together with a few before them."""
+    """Detokenizer that decodes the newest tokens together with a few earlier ones."""
 
     def __init__(
         self, tokenizer: Decoder, prompt_ids: Sequence[int], skip_special_tokens: bool
@@ -205,7 +207,7 @@ class _Window:
         self._text = self._released = self._shown
 
     def push(self, token: int) -> str:
-        """Add one token, and return the text that it makes final, which may be empty."""
+        """Add a token, and return the text that is now final, which may be empty."""
         self._ids.append(token)
         self._text = self._decode(self._ids)
         open_end = self._ends_open.search(self._text)
@@ -246,9 +248,9 @@ class _Window:
         return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
 
     def _finished(self, token_ids: list[int], text: str) -> str:
-        """Return the text of tokens, repaired if they end inside a character.
+        """Return the text of tokens, repaired if they end in mid-character.
 
-        Some tokenizers corrupt the finished characters before an unfinished one.
+        Some tokenizers corrupt complete characters before an incomplete one.
         """
         if not text.endswith(REPLACEMENT):
             return text
@@ -270,7 +272,7 @@ class _Window:
         ]
 
     def _shorten(self) -> None:
-        """Drop old tokens if the rest still shows which text was returned."""
+        """Drop old tokens if the rest still suffices to find the text already returned."""
         if not self._text.startswith(self._released):
             return
         ids = self._newest(self._ids)
@@ -281,9 +283,9 @@ class _Window:
             self._ids, self._text, self._released = ids, text, text[: len(text) - len(pending)]
 
     def _newest(self, token_ids: list[int]) -> list[int]:
-        """Return the newest tokens that have text and do not begin inside a character.
+        """Return the newest tokens that have text and do not begin in mid-character.
 
-        Tokens that begin inside a character would corrupt the text of other tokens.
+        Tokens that begin in mid-character would corrupt the text of other tokens.
         """
         size = WINDOW_TOKENS
         while size < len(token_ids):

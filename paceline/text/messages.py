@@ -18,17 +18,17 @@ _CALLS = ("tool_calls", "function_call")
 def checked_messages(
     messages: Any, where: str, read_part: PartReader | None = None
 ) -> list[Message]:
-    """Return messages as plain dictionaries, after checking them.
+    """Validate messages, and return them as plain dictionaries.
 
     A message has a role and a content: a string, or a list of text parts. The content of an
-    assistant's message with tool calls may be null. Null fields are removed. Arguments of tool
-    calls that are JSON text become objects. Other fields are unchanged.
+    assistant's message with tool calls may be null. Null fields are removed. Tool-call arguments
+    in JSON text are converted to objects. Other fields are unchanged.
 
     Args:
         messages: The caller's messages, from JSON or Python code.
         where: Name of the messages in errors.
         read_part: Function that checks and loads parts other than text, given a part and its name
-            in errors. None means such parts are rejected.
+            in errors. None means that such parts are rejected.
     Raises:
         ConfigError: A message is invalid; the error names the field and the index.
     """
@@ -99,7 +99,7 @@ def _part(part: Any, where: str, read_part: PartReader | None) -> dict[str, Any]
 
 
 def show(value: Any) -> str:
-    """Return a value as it is shown in errors."""
+    """Return a value in the form used in error messages."""
     if value is None:
         return "nothing"
     shown = ascii(value)

@@ -1,4 +1,4 @@
-"""Constants for text, each with its unit and the reason for its value."""
+"""Define the constants for text, with units and reasons."""
 
 from __future__ import annotations
 

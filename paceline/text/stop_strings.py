@@ -9,11 +9,11 @@ from paceline.text.detokenizer import Decoder, Detokenizer
 
 
 class TextDelta(NamedTuple):
-    """Text of one token.
+    """The text of one token.
 
     Attributes:
         shown: Text that appears in the answer.
-        full: The same text, including special tokens that the answer may hide.
+        full: The same text, including special tokens that are hidden from the answer.
     """
 
     shown: str
@@ -21,13 +21,13 @@ class TextDelta(NamedTuple):
 
 
 class DeltaDecoder:
-    """Turns the tokens of an answer into shown and full text.
+    """Converts the tokens of an answer to visible and full text.
 
     Args:
-        tokenizer: As in `Detokenizer`.
-        prompt_ids: As in `Detokenizer`.
-        skip_special_tokens: As in `Detokenizer`.
-        full: Whether the full text is needed; otherwise it repeats the shown text.
+        tokenizer: Tokenizer of the model.
+        prompt_ids: Tokens before the answer.
+        skip_special_tokens: Whether to omit special tokens from the visible text.
+        full: Whether the full text is needed; otherwise, it equals the visible text.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class DeltaDecoder:
         )
 
     def push(self, token: int) -> TextDelta:
-        """Add one token, and return the text that it makes final."""
+        """Add a token, and return the text that is now final."""
         shown = self._shown.push(token)
         return TextDelta(shown, shown if self._full is None else self._full.push(token))
 
@@ -55,17 +55,17 @@ class DeltaDecoder:
 
 
 class StopStrings:
-    """Stop strings of one answer.
+    """The stop strings of one answer.
 
-    A stop string ends the answer with the token that completes it. As in transformers, it may occur
-    in the answer's text or in the text with all special tokens written out. It begins in the
-    answer, never in the prompt.
+    A stop string ends the answer with the token that completes it. As in transformers, it may
+    occur in the answer's text with or without special tokens. It must begin in the answer, not in
+    the prompt.
 
     Args:
         stop: Stop strings; at least one.
-        tokenizer: As in `Detokenizer`.
-        prompt_ids: As in `Detokenizer`.
-        skip_special_tokens: As in `Detokenizer`.
+        tokenizer: Tokenizer of the model.
+        prompt_ids: Tokens before the answer.
+        skip_special_tokens: Whether to omit special tokens from the visible text.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class StopStrings:
 
         Args:
             token_ids: Prompt and answer before `run`. They are read only if they differ from those
-                of the last call.
+                of the previous call.
             run: New tokens.
         """
         done = len(token_ids) - len(self._prompt_ids)
@@ -131,7 +131,7 @@ class StopStrings:
         return any(stop in text for stop in self._stop)
 
     def cut(self, deltas: Sequence[TextDelta]) -> int | None:
-        """Return how many shown characters come before the earliest stop string.
+        """Return the number of visible characters before the earliest stop string.
 
         Return None if there is no stop string.
 
@@ -147,7 +147,7 @@ class StopStrings:
         return min(indices, default=None)
 
     def certain(self, deltas: Sequence[TextDelta]) -> int:
-        """Return how many characters of the full text can no longer be in a stop string.
+        """Return how many characters of the full text cannot belong to a stop string.
 
         Args:
             deltas: Text of the answer so far.
@@ -159,7 +159,7 @@ class StopStrings:
         return certain
 
     def held_back(self, text: str) -> int:
-        """Return how many trailing characters of `text` may begin a stop string."""
+        """Return how many trailing characters of `text` may be the start of a stop string."""
         for size in range(min(self._before, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stop):
                 return size
@@ -171,9 +171,9 @@ def _joined(deltas: Sequence[TextDelta]) -> tuple[str, str]:
 
 
 def _in_full(deltas: Sequence[TextDelta], index: int) -> int:
-    """Return the index in the full text of the character at `index` of the shown text.
+    """Convert an index in the visible text to an index in the full text.
 
-    For an index after the shown text, this is the end of the full text.
+    For an index beyond the visible text, the result is the end of the full text.
     """
     start = 0
     for shown, full in deltas:
@@ -184,7 +184,7 @@ def _in_full(deltas: Sequence[TextDelta], index: int) -> int:
 
 
 def _in_shown(deltas: Sequence[TextDelta], index: int) -> int:
-    """Return how many shown characters come before `index` of the full text."""
+    """Return the number of visible characters before `index` in the full text."""
     count = 0
     for shown, full in deltas:
         if index < len(full):

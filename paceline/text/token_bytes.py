@@ -22,12 +22,12 @@ _tables: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenBytes | None] =
 
 
 class Spelling(NamedTuple):
-    """Bytes and text that one token adds to a text.
+    """The bytes and the text that a token adds to a text.
 
     Attributes:
         data: Bytes of the token after another token.
-        first: Bytes of the token as the first of a text.
-        text: `data` as text; None if it begins or ends inside a character.
+        first: Bytes of the token at the start of a text.
+        text: `data` as text; None if it begins or ends in mid-character.
         special: Whether `skip_special_tokens` hides the token.
     """
 
@@ -38,12 +38,12 @@ class Spelling(NamedTuple):
 
 
 class TokenBytes(dict[int, Spelling]):
-    """Map token ids to spellings, computed on demand; unknown ids are spelled empty.
+    """Maps token ids to spellings, computed on demand; an unknown id maps to "".
 
     Args:
         backend: Tokenizer of the tokenizers library.
         before: Token after which other tokens are decoded to find their spelling; None for
-            byte-level tokenizers, whose tokens ignore their neighbours.
+            byte-level tokenizers, in which spellings do not depend on context.
     """
 
     def __init__(self, backend: Any, before: int | None) -> None:
@@ -82,7 +82,7 @@ class TokenBytes(dict[int, Spelling]):
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
     """Return the spellings of a tokenizer's tokens.
 
-    Return None if they are unknown, or if a token may change the text before it.
+    Return None if the spellings are unknown, or if a token may change the text before it.
     """
     # The import takes a second, which the help of commands does not need.
     from transformers import PreTrainedTokenizerFast
@@ -95,9 +95,9 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
 
 
 def context_token_ids(tokenizer: Any) -> list[int]:
-    """Return tokens that can represent any text before other tokens.
+    """Return token ids that can stand for any preceding text.
 
-    The list is empty if the spelling of every token is the same in any position.
+    The list is empty if the spelling of every token is the same in all positions.
     """
     table = token_bytes(tokenizer)
     return [] if table is None or table.before is None else [table.before]
@@ -106,7 +106,7 @@ def context_token_ids(tokenizer: Any) -> list[int]:
 def cleans_up_spaces(tokenizer: Any) -> bool:
     """Return whether `tokenizer.decode` removes spaces before punctuation.
 
-    transformers ignores the setting for BPE tokenizers.
+    transformers ignores this setting for BPE tokenizers.
     """
     if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return False
@@ -116,7 +116,7 @@ def cleans_up_spaces(tokenizer: Any) -> bool:
 
 
 def has_byte_fallback(tokenizer: Any) -> bool:
-    """Return whether a tokenizer spells characters without a token as single bytes."""
+    """Return whether a tokenizer spells unknown characters byte by byte."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend is not None and "ByteFallback" in _steps(backend)
 
@@ -145,7 +145,7 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
 
 
 def _steps(backend: Any) -> str:
-    """Return the kinds of decoders of a tokenizer, each with a space after it.
+    """Return the kinds of decoders in a tokenizer, each followed by a space.
 
     Return "" if they cannot be read.
     """
@@ -182,7 +182,7 @@ def _byte_level(name: str) -> bytes:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Return the byte for each character of byte-level tokens.
+    """Map each character of byte-level tokens to its byte.
 
     A printable character represents itself. Characters from 256 on represent the other bytes.
     """

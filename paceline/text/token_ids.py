@@ -1,4 +1,4 @@
-"""Map token ids to tokens, and compare tokenizers; without torch."""
+"""Map token ids to tokens, and compare tokenizers, without torch."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def size(ids: TokenIds) -> int:
 
 
 def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
-    """Describe the first id with different tokens; return None if there is none.
+    """Describe the first id with different tokens, or return None.
 
-    Ids that only one tokenizer has, such as added tokens, do not count. Names of added tokens may
-    also differ.
+    Ids that exist in only one tokenizer, such as added tokens, are ignored. Names of added tokens
+    may differ.
 
     Args:
         first: A vocabulary.
         second: Another vocabulary.
     Returns:
-        A phrase with the id and its token in `first`, and its token in `second`.
+        A phrase with the id and its token in `first`, and the token in `second`.
     """
     ignored = first.added | second.added
     for number, token in sorted(first.tokens.items()):

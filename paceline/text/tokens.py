@@ -12,11 +12,11 @@ def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
     """Return the token ids of a text, with the tokenizer's special tokens.
 
     Args:
-        tokenizer: The tokenizer.
-        text: The text.
+        tokenizer: Tokenizer to use.
+        text: Text to encode.
         where: Name of the text in errors.
     Raises:
-        ConfigError: The text has a lone surrogate.
+        ConfigError: The text contains a lone surrogate.
     """
     return [int(token) for token in tokenizer(require_text(where, text))["input_ids"]]
 
@@ -25,11 +25,11 @@ def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
     """Return the token sequences of a word: at the start of a text and after a space.
 
     Args:
-        tokenizer: The tokenizer.
-        word: The word.
+        tokenizer: Tokenizer to use.
+        word: Word to encode.
         where: Name of the word in errors.
     Raises:
-        ConfigError: The word has a lone surrogate, or no tokens.
+        ConfigError: The word contains a lone surrogate or has no tokens.
     """
     bare = require_text(where, word).lstrip()
     ways = {

@@ -28,7 +28,7 @@ def with_argument_objects(messages: Sequence[Message], where: str) -> list[Messa
         messages: Checked messages.
         where: Name of the messages in errors.
     Raises:
-        ConfigError: The arguments of a call are no JSON object.
+        ConfigError: The arguments of a call are not a JSON object.
     """
     return [
         {**message, "tool_calls": _decoded(message["tool_calls"], f"{where}.{index}.tool_calls")}
@@ -41,10 +41,10 @@ def with_argument_objects(messages: Sequence[Message], where: str) -> list[Messa
 def with_written_tools(
     messages: Sequence[Message], definitions: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Write definitions, calls and results as text, for templates that leave them out.
+    """Write definitions, calls and results as text, for templates that ignore them.
 
     Args:
-        messages: Checked messages with texts as contents.
+        messages: Checked messages with text as content.
         definitions: Definitions of the tools.
     """
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in definitions)
@@ -77,7 +77,7 @@ def _decoded_call(call: Any, where: str) -> Any:
 
 
 def _written(message: Message) -> Message:
-    """Return a message whose calls or results are part of its text."""
+    """Return a message with its tool calls or results as part of its text."""
     if message["role"] == "tool":
         return {
             "role": "user",

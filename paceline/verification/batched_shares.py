@@ -1,8 +1,8 @@
 """Prepare the verification of sampled drafts on a device, without waiting for it.
 
-The share of every node depends on the tree and the logits, not on random numbers (`rules`). So the
-acceptance probability of every node and the token after every node are known before the walk.
-Rejection sampling is the case in which every accepted node has a share of 1.
+The share of every node depends on the tree and the logits, not on random numbers (`rules`). The
+acceptance probability of every node and the token after every node can therefore be computed
+before the walk. In rejection sampling, every accepted node has a share of 1.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from paceline.util.device_copies import Arrays, Pending, upload
 
 
 class NodeShares(NamedTuple):
-    """Precomputed results for the walk through one tree.
+    """Precomputed values for the walk through one tree.
 
     Attributes:
-        reaches: Acceptance probability of each node without its descendants.
-        chances: Acceptance probability of each node if its descendants were rejected; means
-            nothing with rejection sampling.
-        tokens: Token after the root and every node if its descendants were rejected.
+        reaches: Acceptance probability of each node, ignoring its descendants.
+        chances: Acceptance probability of each node if its descendants are rejected; not used in
+            rejection sampling.
+        tokens: Token that follows the root and every node if all descendants are rejected.
     """
 
     reaches: list[float]
@@ -38,13 +38,14 @@ class NodeShares(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Nodes that are computed together, over all trees.
+    """Nodes from all trees that are computed together.
 
     Attributes:
-        rows: [n] row of the parent.
-        tokens: [n] token of the node.
-        nodes: [n] row of the node.
-        probs: Distribution that each node was sampled from, [vocab]; None for a guess.
+        rows: Row of each node's parent, [n].
+        tokens: Token of each node, [n].
+        nodes: Row of each node, [n].
+        probs: Distribution from which each node was sampled, [vocab]; None for a node that was not
+            sampled.
     """
 
     rows: list[int]
@@ -56,13 +57,13 @@ class _Round(NamedTuple):
 def prepare_shares(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], rows: Sequence[int]
 ) -> Pending:
-    """Return the pending `NodeShares` of requests, as a dictionary by row.
+    """Return the pending `NodeShares` of requests, by row.
 
     Args:
-        scores: Scores [batch, 1 + width, vocab] from `target_scores`.
+        scores: Scores from `target_scores`, [batch, 1 + width, vocab].
         requests: Requests of the batch.
-        trees: Their draft trees.
-        rows: Rows of the sampled requests.
+        trees: Draft trees of the requests.
+        rows: Rows of the requests with sampled drafts.
     """
     device, width = scores.device, scores.shape[1]
     sampled = [trees[row] for row in rows]
@@ -110,7 +111,7 @@ def prepare_shares(
 
 
 def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
-    """Return the noise keys for the tokens after the root and after each node."""
+    """Return the noise keys for sampling the tokens after the root and every node."""
     start = len(request) - request.prompt_length
     return [
         sampler.noise_key(request.params.seed, start + depth, sampler.RESIDUAL)
@@ -121,7 +122,7 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
     """Return the nodes of all trees, each after its parent and earlier siblings.
 
-    Row and node i + 1 of a tree belong to its node i; row 0 belongs to the root.
+    Row i + 1 of a tree belongs to its node i; row 0 belongs to the root.
     """
     rounds: list[_Round] = []
     start = 0
@@ -145,15 +146,15 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the shares of parents between them and their children.
+    """Split the parents' shares between the parents and their children.
 
     Args:
         shares: Share of each parent, [n].
         weights: Weights of each parent, [n, vocab].
         tokens: Token of each child, [n].
-        probs: Distribution that each child was sampled from; None for a guess.
+        probs: Distribution from which each child was sampled; None if it was not sampled.
     Returns:
-        The children's shares, then the parents' shares and weights after rejections.
+        Shares of the children, and the parents' shares and weights if the children are rejected.
     """
     columns, joint = tokens[:, None], shares[:, None] * weights
     own = joint.gather(1, columns)

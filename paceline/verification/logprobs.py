@@ -20,12 +20,12 @@ Scored = list[dict[int, float]]
 
 
 class _Tokens(NamedTuple):
-    """The tokens of one request to score.
+    """Tokens of one request to be scored.
 
     Attributes:
         rows: Row of the logits that scores each token.
-        token_ids: The tokens.
-        num_best: Number of most likely tokens to return with each of them.
+        token_ids: Tokens to score.
+        num_best: Number of most likely tokens to return with each token.
     """
 
     rows: Sequence[int]
@@ -37,11 +37,12 @@ def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
     """Return the pending log-probabilities of new tokens.
 
     Args:
-        outcomes: Outcomes in a step.
+        outcomes: Outcomes of a step.
         logits: Logits with rows in the order of `outcomes`.
     Returns:
-        Pending list per outcome: log-probabilities of the most likely tokens and of the new token,
-        for each new token; None if the request does not want them.
+        Pending list with one entry per outcome. It holds, for each new token, the
+        log-probabilities of the most likely tokens and of the new token, or is None if the request
+        has not requested them.
     """
     texts = []
     for start, outcome in zip(logits.starts, outcomes, strict=True):
@@ -59,7 +60,7 @@ def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
 
 
 def _score(flat: Tensor, texts: Sequence[_Tokens]) -> Pending:
-    """Return the pending log-probabilities of texts.
+    """Return the pending log-probabilities of several requests' tokens.
 
     Args:
         flat: Logits [rows, vocab].
@@ -103,7 +104,7 @@ def _score(flat: Tensor, texts: Sequence[_Tokens]) -> Pending:
 
 
 def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -> NodeLogits:
-    """Add processed prompt tokens' log-probabilities to the requests that want them.
+    """Add log-probabilities of processed prompt tokens to the requests that need them.
 
     Args:
         requests: Requests before this step's tokens are committed to the cache.
@@ -129,10 +130,10 @@ def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -
 def _processed(request: Request, start: int, num_processed: int) -> _Tokens:
     """Return the prompt tokens that a forward pass scores.
 
-    After a preemption, the first tokens are computed again, but they have already been scored.
+    After a preemption, the first tokens are computed again, but not scored again.
 
     Args:
-        request: Request that wants log-probabilities.
+        request: Request with `prompt_logprobs`.
         start: Row of the logits at its newest processed token.
         num_processed: Number of tokens in the forward pass.
     """

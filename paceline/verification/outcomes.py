@@ -1,4 +1,4 @@
-"""Build outcomes for verified trees, and detect logits that are not numbers."""
+"""Build the outcomes of verified trees, and detect NaN or infinite logits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.sampling import sampler
 def draft_may_cause_nan(tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
     """Return whether a draft tree may have caused NaN or infinite logits at a node.
 
-    Attention multiplies masked values by 0, and NaN times 0 is NaN, so one node with NaN corrupts
+    Attention multiplies masked values by 0. NaN times 0 is NaN, so a node with NaN values corrupts
     the rows of other nodes. In that case, the engine runs the request again without the tree.
 
     Args:
         tree: Verified draft tree.
-        argmax: Most likely token after the root and after each node; NO_TOKEN if the logits are not
-            numbers.
+        argmax: Most likely token after the root and each node; NO_TOKEN if the logits are NaN or
+            infinite.
         node: Node after which a token is chosen; -1 means the root.
     """
     return argmax[node + 1] == NO_TOKEN and len(tree) > 0
@@ -35,15 +35,15 @@ def make_outcome(
     run: list[int],
     argmax: list[int],
 ) -> Outcome:
-    """Return a request's outcome, and record logits that are not numbers.
+    """Return a request's outcome, and record NaN or infinite logits.
 
     Args:
         request: Verified request.
         tree: Verified draft tree.
         accepted: Accepted nodes.
         run: Emitted tokens.
-        argmax: Most likely token after the root and after each node; NO_TOKEN if the logits are not
-            numbers.
+        argmax: Most likely token after the root and each node; NO_TOKEN if the logits are NaN or
+            infinite.
     """
     unclean = NO_TOKEN in argmax
     if unclean:
@@ -61,12 +61,12 @@ def token_chooser(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> Callable[[int], int]:
-    """Return the function that gives `follow` the token after a node.
+    """Return the function that `follow` calls for the token after a node.
 
     Args:
         request: Request being verified.
-        tree: Its draft tree.
-        tokens: Chosen token after the root and every node.
+        tree: Draft tree of the request.
+        tokens: Token chosen after the root and every node.
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
     """

@@ -1,20 +1,20 @@
 """Define the verification rules that make every drafter lossless.
 
-Sample matching (for deterministic drafts) samples the target's own token at each node. It continues
-at the child with that token, or stops if there is none.
+Sample matching (for deterministic drafts) samples the target's token at each node. It continues
+with the child that has this token, and stops if there is no such child.
 
 Traversal verification (for sampled drafts) follows Weng et al. 2025 (arXiv 2505.12398). It tests
 the nodes from the leaves to the root, and the first accepted node ends the path. A node's share is
-the probability of accepting it or a descendant: min(1, share of the parent * target/draft). If all
-of these are rejected, max(share * target - draft, 0), normalised, becomes the distribution after
-the parent. In this formula, the share is the parent's.
+the probability of accepting the node or a descendant: min(1, parent's share * target/draft). If
+the node and its descendants are rejected, the distribution after the parent becomes max(parent's
+share * target - draft, 0), normalised.
 
-For a chain, this is block verification (Sun et al. 2024, arXiv 2403.10444). For children of the
-root alone, it is rejection sampling.
+For a chain, this is block verification (Sun et al. 2024, arXiv 2403.10444). For a tree of depth 1,
+it is rejection sampling.
 
 Rejection sampling (Leviathan et al. 2023, Chen et al. 2023; Miao et al. 2024 for several children)
 tests the children of each accepted node in order. It accepts fewer tokens, but reads the target's
-distributions only along the accepted path. Logits processors with a state need this.
+distributions only along the accepted path, as stateful logits processors require.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def follow(
 
     Args:
         tree: Draft tree.
-        draw: Function that returns the target's token after a node (-1 = root). It is called once
-            per emitted token, in order. NO_TOKEN ends the walk.
+        draw: Function that returns the target's token after a node (-1 is the root). It is called
+            once per emitted token, in order. NO_TOKEN ends the walk.
         ended: Function that returns whether the request ends with the last of the given tokens. It
             is called for every token.
     Returns:
-        Accepted nodes and emitted tokens. There is one more token than nodes, or the same number if
-        the request ended. Both are empty if there is no token after the root.
+        Accepted nodes and emitted tokens. There is one token more than there are nodes, or the
+        same number if the request ended. Both are empty if there is no token after the root.
     """
     child = tree.edges()
     accepted: list[int] = []
@@ -72,12 +72,12 @@ def traverse(
 
     Args:
         tree: Draft tree.
-        target: Function that returns the target distribution [vocab] after a node (-1 = root). None
-            means that no token may be drawn after the node; its descendants are ignored.
+        target: Function that returns the target distribution [vocab] after a node (-1 is the
+            root). None means that no token may follow the node; its descendants are ignored.
         coin: Function that returns whether to accept a node, given the acceptance probability.
         draw: Function that returns a token for a depth and weights [vocab] that sum to 1. It is
             called once, for the token after the accepted path.
-        ended: As in `follow`.
+        ended: Function that returns whether the request ends with the last of the given tokens.
     Returns:
         Accepted nodes and emitted tokens, as in `follow`.
     """
@@ -107,10 +107,11 @@ def reject(
 
     Args:
         tree: Draft tree.
-        target: As in `traverse`; it is called for the accepted nodes alone, in order.
-        coin: As in `traverse`.
-        draw: As in `traverse`.
-        ended: As in `follow`.
+        target: Function that returns the target distribution [vocab] after a node, as in
+            `traverse`. It is called only for accepted nodes, in order.
+        coin: Function that returns whether to accept a node, given the acceptance probability.
+        draw: Function that returns a token for a depth and weights [vocab] that sum to 1.
+        ended: Function that returns whether the request ends with the last of the given tokens.
     Returns:
         Accepted nodes and emitted tokens, as in `follow`.
     """
@@ -138,7 +139,7 @@ def reject(
 
 
 def leaves_first(tree: DraftTree) -> Iterator[int]:
-    """Return the nodes, descendants first and the root (-1) last."""
+    """Yield the nodes, with descendants before ancestors and the root (-1) last."""
     children = tree.children()
     stack = [(-1, False)]
     while stack:
@@ -160,9 +161,10 @@ def emit(
 
     Args:
         tree: Draft tree.
-        last: Last accepted node; -1 = no node is accepted.
-        draw: Function that returns the token after the path, given its depth; None = no token.
-        ended: As in `follow`.
+        last: Last accepted node; -1 if no node is accepted.
+        draw: Function that returns the token after the path, given its depth; None if no token
+            follows.
+        ended: Function that returns whether the request ends with the last of the given tokens.
     """
     accepted: list[int] = []
     run: list[int] = []
@@ -181,15 +183,15 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Split a parent's share between a child and the parent.
+    """Split a parent's share between the parent and a child.
 
     Args:
         share: Share of the parent.
         weights: Distribution [vocab] after the parent.
         tree: Draft tree.
-        node: The child.
+        node: Child node.
     Returns:
-        The share of the child, then the parent's share and distribution after a rejection.
+        Share of the child, and the parent's share and distribution if the child is rejected.
     """
     token, joint = tree.token_ids[node], share * weights
     drawn_from = None if tree.probs is None else tree.probs[node]

@@ -1,4 +1,4 @@
-"""Constants for verification, each with its unit and the reason for its value."""
+"""Define the constants of verification, with units and reasons."""
 
 from __future__ import annotations
 

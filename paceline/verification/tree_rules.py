@@ -23,16 +23,17 @@ def check_trees(
     trees: list[DraftTree],
     vocab: int,
 ) -> None:
-    """Check proposed trees against rules 1 and 2 and the vocabulary.
+    """Check proposed trees against rules 1 and 2, and against the vocabulary.
 
     Args:
         drafter: Drafter that proposed the trees.
-        requests: Requests that the trees are for.
+        requests: Requests for which the trees were proposed.
         max_nodes: Maximum number of nodes for each request.
         trees: Proposed trees.
         vocab: Vocabulary size of the target.
     Raises:
-        DrafterError: A tree breaks a rule. The message names the drafter, the request and the rule.
+        DrafterError: A tree breaks a rule. The message names the drafter, the request and the
+            rule.
     """
     if not isinstance(trees, list | tuple) or not all(
         isinstance(tree, DraftTree) for tree in trees
@@ -81,7 +82,7 @@ def _broken_type(tree: DraftTree) -> str | None:
 def _short(value: object) -> str:
     """Return a short form of a value for error messages, without braces.
 
-    `str.format` would treat braces as fields.
+    Braces are removed because `str.format` would treat them as fields.
     """
     return f"{str(value)[:40]!r} ({type(value).__name__})".replace("{", "(").replace("}", ")")
 

@@ -1,6 +1,6 @@
 """Verify a batch's draft trees against the target's logits.
 
-`rules` defines the two verification rules; `walks` applies them to individual requests.
+`rules` defines the verification rules, and `walks` applies them to individual requests.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class TargetTokens(NamedTuple):
     """The target's tokens after the root and after every node, for each request.
 
     Attributes:
-        tokens: Token that the target chooses.
-        argmax: Most likely token; NO_TOKEN = the logits are not numbers.
-        top: Most likely tokens of each row of the logits, if they were searched.
-        scores: Scores [batch, 1 + width, vocab] from `target_scores`; None means not computed.
-        shares: By row, what the verification of sampled drafts needs, if it was prepared.
+        tokens: Tokens chosen by the target.
+        argmax: Most likely tokens; NO_TOKEN if the logits are NaN or infinite.
+        top: Top tokens of each row of the logits, if requested.
+        scores: Scores from `target_scores`, [batch, 1 + width, vocab]; None if not computed.
+        shares: Precomputed values for verifying sampled drafts, by row.
     """
 
     tokens: Sequence[Sequence[int] | sampler.LazyDraws]
@@ -56,7 +56,7 @@ def target_tokens(
 ) -> TargetTokens:
     """Return the target's chosen tokens and most likely tokens for a batch.
 
-    This waits for the device once, unless truncation has sorted too few tokens.
+    Waits for the device once, or twice if truncation has sorted too few tokens.
 
     Args:
         requests: Requests of the batch.
@@ -89,7 +89,7 @@ def target_tokens(
 
 
 def _is_sampled(request: Request, tree: DraftTree) -> bool:
-    """Return whether a tree is verified by the probabilities of its sampled nodes."""
+    """Return whether a tree has sampled nodes, which are verified by probability."""
     params = request.params
     return not (tree.probs is None or params.greedy or params.logits_processors)
 
@@ -97,7 +97,7 @@ def _is_sampled(request: Request, tree: DraftTree) -> bool:
 def best_tokens(logits: NodeLogits) -> tuple[list[list[int]], TopTokens | None]:
     """Return the most likely token after the root and every node of each request.
 
-    The top tokens of each row come second, if they were searched.
+    The second result holds the top tokens of each row, if requested.
     """
     top = None
     if logits.top is None:
@@ -118,11 +118,11 @@ def verify(
     Args:
         requests: Requests of the batch.
         trees: Draft trees to verify.
-        logits: Logits after the root and after every node of each request. Outcomes get the top
-            tokens that they contain.
+        logits: Logits after the root and every node of each request. Their top tokens, if any, are
+            added to the outcomes.
     Returns:
-        One outcome per request. It has no tokens if the request must run again without its tree;
-        see `draft_may_cause_nan`.
+        One outcome per request. An outcome has no tokens if the request must run again without its
+        tree; see `draft_may_cause_nan`.
     """
     target = _target_tokens(requests, trees, logits)
     outcomes = []
@@ -138,7 +138,7 @@ def verify(
 def _target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> TargetTokens:
-    """Return the target's tokens; sampled on access if that saves time."""
+    """Return the target's tokens, which are sampled on access if that saves time."""
     if not _can_draw_lazily(requests, trees, logits.flat):
         return target_tokens(requests, trees, logits)
     argmax, top = best_tokens(logits)
@@ -152,7 +152,7 @@ def _target_tokens(
 def _walk(
     request: Request, tree: DraftTree, row: int, logits: NodeLogits, target: TargetTokens
 ) -> tuple[list[int], list[int]]:
-    """Return the accepted nodes and emitted tokens for the request in the given `row`."""
+    """Return the accepted nodes and emitted tokens of the request in row `row`."""
     argmax, dtype = target.argmax[row], logits.flat.dtype
     if request.params.logits_processors:
         return walk_processed(request, tree, logits[row], argmax)
@@ -171,8 +171,8 @@ def _can_draw_lazily(
 ) -> bool:
     """Return whether to sample only the tokens that the verification rule reads.
 
-    This requires a CPU, where reading a token costs no synchronisation, and scores that are not
-    used otherwise.
+    This requires a CPU, where reading a token needs no synchronisation, and scores that are not
+    used for anything else.
     """
     if (
         logits.device.type != "cpu"
@@ -192,9 +192,9 @@ def with_top_tokens(
     """Add the target's top tokens after the root and every node to outcomes.
 
     Args:
-        outcomes: Outcomes in a step.
+        outcomes: Outcomes of a step.
         logits: Logits with rows in the order of `outcomes`.
-        top: Top tokens of each row; None means they were not searched.
+        top: Top tokens of each row; None if they were not requested.
     """
     if top is None:
         return outcomes

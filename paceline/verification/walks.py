@@ -1,4 +1,4 @@
-"""Verify one request by either rule, with its seed and its logits processors."""
+"""Verify one request by a rule, with its seed and its logits processors."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ def walk_sampled(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Verify one request with sampled drafts, with random numbers from its seed.
+    """Verify a request with sampled drafts, using random numbers from its seed.
 
-    Logits processors run once per token, in order, so they always get rejection sampling.
+    Requests with logits processors always use rejection sampling, because processors run once per
+    token, in order.
 
     A node whose draft probabilities are NaN is never accepted.
 
     Args:
         request: Request to verify.
-        tree: Its draft tree.
+        tree: Draft tree of the request.
         target: Function that returns the probabilities [vocab] after the root (0) or after node i
             (1 + i).
-        argmax: As in `token_chooser`.
-        dtype: As in `token_chooser`.
+        argmax: Most likely token after the root and every node.
+        dtype: Data type of the logits, for errors.
     Returns:
         Accepted nodes and emitted tokens.
     """
@@ -62,7 +63,7 @@ def walk_sampled(
 
 
 def _is_last(request: Request, tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Return whether no token may follow a node, for its end or its logits."""
+    """Return whether no token may follow a node: the request ends, or logits are NaN."""
     # Logits processors may refuse a text that has ended.
     ends = node >= 0 and tree.token_ids[node] in request.eos_token_ids
     return ends or draft_may_cause_nan(tree, argmax, node)
@@ -75,14 +76,14 @@ def walk_prepared(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Run `walk_sampled` with results that were computed for the whole tree.
+    """Run `walk_sampled` with values that were precomputed for the whole tree.
 
     Args:
         request: Request to verify.
-        tree: Its draft tree.
-        shares: Results for the tree.
-        argmax: As in `token_chooser`.
-        dtype: As in `token_chooser`.
+        tree: Draft tree of the request.
+        shares: Precomputed values for the tree.
+        argmax: Most likely token after the root and every node.
+        dtype: Data type of the logits, for errors.
     """
     is_below = _coin_of(request, tree, tree.leaf_first)
     is_last = [_is_last(request, tree, argmax, node) for node in range(-1, len(tree))]
@@ -103,7 +104,7 @@ _Coin = Callable[[int, Any], bool]
 def _last_from_leaves(
     tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
 ) -> int:
-    """Return the last accepted node of `rules.traverse`; -1 = none."""
+    """Return the last node accepted by `rules.traverse`, or -1."""
     is_open = [True]  # by row: a token may follow every ancestor
     for parent in tree.parents:
         is_open.append(is_open[parent + 1] and not is_last[parent + 1])
@@ -118,7 +119,7 @@ def _last_from_leaves(
 def _last_from_root(
     tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
 ) -> int:
-    """Return the last accepted node of `rules.reject`; -1 = none."""
+    """Return the last node accepted by `rules.reject`, or -1."""
     children = tree.children()
     node = -1
     while not is_last[node + 1]:
@@ -133,8 +134,9 @@ def _last_from_root(
 def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
     """Return a function that compares a node's random number with a probability.
 
-    From the root, each position is decided in only one step, so its random numbers are new. From
-    the leaves, several steps test the same position, so the step's first position is used.
+    From the root, each position is tested in only one step, so the position selects the random
+    numbers. From the leaves, several steps test the same position, so the step's first position
+    selects them.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
     depths = node_depths(tree.parents)
@@ -149,11 +151,11 @@ def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
 def walk_processed(
     request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Verify one request with logits processors, which run on demand at each node.
+    """Verify a request with logits processors, which run on demand at each node.
 
     Args:
         request: Request to verify.
-        tree: Its draft tree.
+        tree: Draft tree of the request.
         logits: Logits [1 + nodes, vocab].
         argmax: Most likely token of each row.
     Returns:
@@ -186,11 +188,11 @@ def walk_processed(
 
 
 class _ProcessedScores:
-    """Scores at a request's nodes after its logits processors, computed on demand.
+    """Scores at a request's nodes, after its logits processors; computed on demand.
 
     Args:
         request: Request with logits processors.
-        tree: Its draft tree.
+        tree: Draft tree of the request.
         logits: Logits [1 + nodes, vocab].
     """
 
@@ -204,7 +206,7 @@ class _ProcessedScores:
         self._processed = request.processed
 
     def __call__(self, node: int) -> tuple[Tensor, Tensor]:
-        """Return the scores [vocab] after a node, and the largest for `check`."""
+        """Return the scores [vocab] after a node, and the largest score for `check`."""
         request, tree, processed = self._request, self._tree, self._processed
         num_seen = len(processed)
         path = [tree.token_ids[ancestor] for ancestor in tree.path(node)]
@@ -221,7 +223,7 @@ class _ProcessedScores:
         """Fail the request if no token can be chosen after a node.
 
         Args:
-            node: The node.
+            node: Node to check; -1 is the root.
             largest: Largest score after the logits processors.
         """
         request = self._request
@@ -234,7 +236,7 @@ class _ProcessedScores:
 def _unusable(
     scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype
 ) -> PacelineError:
-    """Return the error for a request for which no token can be chosen.
+    """Return the error that ends a request if no token can be chosen.
 
     Args:
         scores: Scores [vocab] that the logits processors received.
@@ -258,7 +260,7 @@ def _unusable(
 
 
 def forbidden_error() -> ConfigError:
-    """Return the error for a request whose options forbid every next token."""
+    """Return the error that ends a request whose options forbid every token."""
     return ConfigError(
         "bad_words, min_tokens or logits_processors of the request forbid every next token. Forbid"
         " fewer tokens."

@@ -18,10 +18,10 @@ BLOCK = SUMS_PER_ROW  # keys that are read together
 
 
 class AttentionCall:
-    """Describe the tensors of one call: addresses, strides in bytes, sizes.
+    """The tensors of one call: addresses, strides in bytes, and sizes.
 
-    Neighbours in the last dimension are adjacent. See `VisibleRanges` and `AttentionMetadata` for
-    the arrays that say which keys a query sees.
+    The last dimension is contiguous. `VisibleRanges` and `AttentionMetadata` describe the arrays
+    that determine which keys a query sees.
     """
 
     query: int  # Shape [rows, heads, columns, dim], or [1, heads, columns of all rows, dim].
@@ -65,7 +65,7 @@ _TAKEN = CALL.fields["taken"][1]
 
 
 class VisibleKeys(NamedTuple):
-    """List the keys that each query of a call sees, in order of position."""
+    """Arrays that list the keys visible to each query of a call, in text order."""
 
     runs: Records[KeyRun]
     begin: IntArray
@@ -75,9 +75,9 @@ class VisibleKeys(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Describe queries of one row and key head, and a thread's memory for them.
+    """A set of queries from one row and key head, with a thread's memory for them.
 
-    Query i belongs to column i // groups and is member i % groups of its group.
+    Query i belongs to column i // groups and is query head i % groups of its group.
 
     Attributes:
         row: Row of the queries.
@@ -85,18 +85,18 @@ class Tile(NamedTuple):
         first: First query of the tile.
         length: Number of queries of the tile.
         origin: Address of the row's first column in the query tensor.
-        outputs: Index of that column among the columns of all rows.
-        runs: Runs of keys that queries see, see `VisibleRanges`.
-        begin: Indices of the runs of the row's columns.
-        cached: Number of leading keys, by text position, whose ordinal is their cache position.
-        tail: Cache positions of the other keys, by text position.
-        queries: Scaled queries, [more than tile, dim], or blocks of rows for `dotted`.
-        scores: Scores, later softmax weights, [tile, more than keys].
+        outputs: Index of the row's first column among the columns of all rows.
+        runs: Runs of visible keys; see `VisibleRanges`.
+        begin: Index of the first run of each column in the row.
+        cached: Number of leading keys in text order whose ordinal equals their cache position.
+        tail: Cache positions of the other keys, in text order.
+        queries: Scaled queries, [at least tile, dim], or blocks of rows for `dotted`.
+        scores: Scores, later replaced by softmax weights, [tile, at least keys].
         sums: Weighted sums of values, [tile, value dim].
         totals: Total weight of each query, [tile].
-        cursors: For each query, its run that reaches into the current block, or an earlier run.
-        block: Keys or values of a block, if they must be copied.
-        products: Scores of a block as `dotted` computes them.
+        cursors: For each query, the run that overlaps the current block, or an earlier run.
+        block: Copies of a block's keys or values, if needed.
+        products: Scores of a block, in the layout that `dotted` computes.
         weight_addresses: Addresses of the weights of up to four queries.
     """
 
@@ -128,7 +128,7 @@ def read_call(address: int) -> Any:
 
 @compiled
 def visible_keys(call: AttentionCall) -> VisibleKeys:
-    """Return the visible keys of a call, as arrays over the memory it points to."""
+    """Return the arrays of a call's visible keys, without copying them."""
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
     return VisibleKeys(
         numba.carray(as_pointer(call.runs), call.run_count, RUN),
@@ -144,7 +144,7 @@ def take_tile(address: int, call: AttentionCall, starts: IntArray) -> tuple[int,
     """Take the next tile of the `AttentionCall` at an address.
 
     Returns:
-        Row, key head, first query and number of queries; the last is 0 if no tile is left.
+        Row, key head, first query and number of queries. The number is 0 if no tile is left.
     """
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
     while True:
@@ -174,7 +174,7 @@ def output_index(call: AttentionCall, column: int, head: int, member: int) -> in
 
 @inlined
 def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> bool:
-    """Return whether the key range of query i overlaps a block.
+    """Return whether a query's range of keys overlaps a block.
 
     The range extends from the first visible key to the last, including hidden keys in between.
     """
@@ -185,5 +185,5 @@ def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> b
 
 @inlined
 def cache_position(tile: Tile, ordinal: int) -> int:
-    """Return the cache position of the key with an ordinal, by text position."""
+    """Return the cache position of a key, given its ordinal in text order."""
     return ordinal if ordinal < tile.cached else tile.tail[ordinal - tile.cached]

@@ -1,9 +1,9 @@
-"""Compute scores of bfloat16 queries and keys by AVX512_BF16 dot products.
+"""Compute attention scores of bfloat16 states with AVX512_BF16 dot products.
 
-They take a quarter of the instructions. Lane l of four sums the products of the dims 2 l + 1 and
-2 l, then 2 l + 9 and 2 l + 8, ... (`avx512_dot`). Then lanes l and l + 2 are added, 0 and 1. The
-sum is multiplied by the scaling. The number of queries and keys that are computed together does
-not change this order.
+This takes a quarter of the instructions. Lane l of four sums the products of the dimensions 2 l +
+1 and 2 l, then 2 l + 9 and 2 l + 8, ... (`avx512_dot`). Next, lanes l and l + 2 are added, then
+lanes 0 and 1, and the sum is multiplied by the scaling. This order does not depend on how many
+queries and keys are computed together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_dotted(call: AttentionCall) -> bool:
 
 @inlined
 def pack_queries(call: AttentionCall, tile: Tile) -> None:
-    """Pack the queries in blocks of four; the last query fills up the last block."""
+    """Pack the queries in blocks of four, padding the last block with the last query."""
     size = call.dim * HALF_BYTES
     for i in range(count_blocks(tile.length) * ROWS):
         column, member = divmod(tile.first + min(i, tile.length - 1), call.groups)
@@ -42,7 +42,7 @@ def pack_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Score a block of keys for the groups of queries that may see some of them."""
+    """Compute the scores of a block of keys for groups of queries that may see them."""
     size = call.dim * HALF_BYTES
     is_ahead = stop + BLOCK <= tile.cached and call.key_stride == size
     ahead, parts = BLOCK * size, ALL_PARTS if is_ahead else 0
@@ -65,9 +65,9 @@ def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop:
 
 @inlined
 def _stage(call: AttentionCall, tile: Tile, source: int, size: int, start: int, stop: int) -> int:
-    """Return an address where the keys of a block are adjacent, in groups of eight.
+    """Return an address where a block's keys are contiguous, in groups of eight.
 
-    Zeros fill up the last group of a copy.
+    If they are copied, the last group is padded with zeros.
     """
     if call.key_stride == size and stop <= tile.cached and (stop - start) % OUTPUTS == 0:
         return source + start * size

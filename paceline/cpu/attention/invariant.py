@@ -31,22 +31,22 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Compute attention that depends only on a query and the keys that it sees.
+    """Compute attention whose output depends only on the query and its visible keys.
 
-    Queries that see no keys get zeros.
+    Queries without visible keys get zeros.
 
     Args:
         query: Tensor [rows, heads, columns, dim] on the CPU, or [1, heads, columns of all rows,
             dim]. The dtype is float32, bfloat16 or float16.
         key: Tensor [rows, key heads, cache positions, dim].
         value: Tensor [rows, key heads, cache positions, value dim].
-        mask: Bool tensor [rows or 1, 1, columns, cache positions]. None: a single query sees all
-            keys of its row; of several, query i sees the keys with ordinals up to i.
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query sees
+            all keys of its row, and several queries are causal.
         metadata: Keys of the rows by text position.
-        options: Scaling, soft cap and sinks of the scores. Default: scaling by 1 / sqrt(dim) alone.
+        options: Scaling, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
 
     Returns:
-        Tensor [rows, columns, heads, value dim] of the query's dtype, with its rows and columns.
+        Tensor [rows, columns, heads, value dim], with the query's dtype, rows and columns.
     """
     batch, heads, columns, dim = query.shape
     value_dim, keys = value.shape[3], metadata.keys
@@ -97,7 +97,7 @@ def attention_by_position(
 def _queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
     """Return the maximum number of queries in a tile.
 
-    With AMX, a tile has whole blocks and columns.
+    With AMX, a tile consists of whole blocks and columns.
     """
     in_cache = max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys))
     queries = min(in_cache, columns * groups)
@@ -106,7 +106,7 @@ def _queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
-    """Return states with an adjacent last dim, padded to a multiple of eight."""
+    """Return states with a contiguous last dimension, padded to a multiple of eight."""
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))
     return states if states.stride(3) == 1 else states.contiguous()

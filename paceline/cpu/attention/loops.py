@@ -1,7 +1,7 @@
-"""Provide the inner loops that the attention kernels share.
+"""Define inner loops that the attention kernels share.
 
-Rows of float32 numbers lie at addresses, a fixed stride apart. Sizes and strides are in bytes,
-multiples of 32. The number of rows that a loop takes at a time does not change the order of sums.
+Rows of float32 values are stored at a fixed stride. Sizes and strides are in bytes and are
+multiples of 32. The order of summation does not depend on how many rows a loop processes at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _add_group, _add_vector = (
 
 @inlined
 def cap(softcap: np.float32, first: int, last: int) -> None:
-    """Replace scores by softcap * tanh(score / softcap), between two addresses."""
+    """Replace the scores between two addresses by softcap * tanh(score / softcap)."""
     bound, ones, zeros = (
         simd_f32x8.splat(softcap),
         simd_f32x8.splat(np.float32(1.0)),
@@ -39,7 +39,7 @@ def cap(softcap: np.float32, first: int, last: int) -> None:
 
 @inlined
 def load_sink(call: AttentionCall, head: int) -> Any:
-    """Return the attention sink of a query head; minus infinity without sinks."""
+    """Return the attention sink of a query head, or minus infinity if there is none."""
     if call.sinks:
         return simd_f32x8.load_float(call.sinks + head * FLOAT_BYTES)
     return np.float32(-np.inf)
@@ -47,7 +47,7 @@ def load_sink(call: AttentionCall, head: int) -> Any:
 
 @inlined
 def add_sink(total: np.float32, sink: np.float32, largest: np.float32) -> Any:
-    """Return the total of the softmax weights, with the weight of the sink."""
+    """Return the total of the softmax weights, including that of the sink."""
     weight = simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest)))
     return np.float32(total + simd_f32x8.largest(weight))
 
@@ -66,14 +66,14 @@ def add_values(
     """Add weighted values to the sums of up to four queries.
 
     Args:
-        weights: Address of the addresses of the queries' weights.
+        weights: Address of an array of the addresses of each query's weights.
         values: Address of the values.
-        stride: Distance from one value to the next.
+        stride: Distance between consecutive values.
         count: Number of values.
-        sums: Address of the first query's sums, float32; the other queries' sums follow.
-        size: Bytes of the sums of a query.
+        sums: Address of the sums of all queries, float32, query after query.
+        size: Size of one query's sums in bytes.
         queries: Number of queries.
-        is_half: Whether values are in bfloat16; then `size` is a multiple of 64.
+        is_half: Whether values are in bfloat16; `size` must then be a multiple of 64.
     """
     in_groups = size // _GROUP_BYTES * _GROUP_BYTES
     in_vectors = size // softmax_weighted_sum.STEP * softmax_weighted_sum.STEP
@@ -93,7 +93,7 @@ def add_values(
 
 @inlined
 def _add_lanes(weights: int, value: int, stride: int, count: int, target: int) -> None:
-    """Add eight dims of `count` values to the sums of one query."""
+    """Add eight dimensions of `count` weighted values to the sums of one query."""
     total = simd_f32x8.load(target)
     for offset in range(0, count * FLOAT_BYTES, FLOAT_BYTES):
         weight = simd_f32x8.splat(simd_f32x8.load_float(weights + offset))

@@ -34,7 +34,7 @@ def load_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Score a block of keys for the pairs of queries that may see some of them."""
+    """Compute the scores of a block of keys for pairs of queries that may see them."""
     keys, stride = _stage(call, tile, source, call.key_stride, call.dim, start, stop, True)
     row_bytes, out_stride = call.dim * FLOAT_BYTES, tile.scores.shape[1] * FLOAT_BYTES
     for i in range(0, tile.length, _PAIR):
@@ -50,9 +50,9 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 
 @inlined
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
-    """Convert the scores that query i sees to weights; return their float32 total.
+    """Convert the scores of query i to softmax weights; return their float32 total.
 
-    The weights are adjacent, from the score of the query's first key on.
+    The weights are contiguous, starting at the score of the query's first key.
     """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
@@ -81,7 +81,7 @@ def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
 
 @inlined
 def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Add the weighted values of a block to the sums of the queries that see them."""
+    """Add a block's weighted values to the sums of the queries that see them."""
     lanes = call.value_dim % _LANES
     is_half = call.kind == BFLOAT16 and stop <= tile.cached and lanes == 0
     if is_half:
@@ -119,9 +119,9 @@ def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: in
 
 @inlined
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
-    """Return `count` if that many queries see a block completely, else 0.
+    """Return `count` if `count` queries see the whole block, otherwise 0.
 
-    Moves the queries' cursors to the run that reaches into the block.
+    Also moves the queries' cursors to the run that overlaps the block.
     """
     runs, cursors = tile.runs, tile.cursors
     all_see = True
@@ -140,7 +140,7 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 @inlined
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Return the address of query i's weight of a key in the run at its cursor."""
+    """Return the address of query i's weight for a key in its current run."""
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start
     return int(address(tile.scores) + (i * tile.scores.shape[1] + index) * FLOAT_BYTES)
@@ -157,17 +157,17 @@ def _stage(
     stop: int,
     fills_up: bool,
 ) -> tuple[int, int]:
-    """Return an address and a stride where a block's keys or values are float32.
+    """Return the address and stride of a block's keys or values in float32.
 
     Args:
-        call: The attention call.
-        tile: The current tile; its `block` receives a copy if one is needed.
+        call: Attention call.
+        tile: Current tile, whose `block` receives a copy if one is needed.
         source: Address of the key head's keys.
-        stride: Distance from one cache position to the next.
-        dim: Numbers of a key.
+        stride: Distance between consecutive cache positions.
+        dim: Number of values per key.
         start: Ordinal of the first key.
         stop: Ordinal of the last key, plus one.
-        fills_up: Whether to append keys of zeros up to a multiple of four.
+        fills_up: Whether to append zero keys up to a multiple of four.
     """
     first = cache_position(tile, start)
     adjacent = call.kind == FLOAT32 and not (fills_up and (stop - start) % OUTPUTS)

@@ -1,7 +1,7 @@
 """Describe a matrix product to compiled kernels, and split it into tasks.
 
-All product kernels have this skeleton: convert the rows, take tasks of `TASK` outputs from a shared
-counter until none is left, and add the bias when results are written.
+All product kernels work in the same way. They convert the rows, then take tasks of `TASK` outputs
+from a shared counter until none is left. The bias is added when the results are written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUMS_STRIDE = TASK * FLOAT_BYTES  # bytes from the sums of one row of a task to 
 
 
 class ProductCall:
-    """Describe one product: addresses of contiguous tensors, and sizes in numbers."""
+    """A matrix product: addresses of contiguous tensors, and sizes in elements."""
 
     rows: int  # Shape [count, inner].
     weight: int  # Shape [outer, inner].
@@ -52,14 +52,14 @@ def run_product(
     sizes: tuple[int, int, int],
     packing: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> None:
-    """Run a product kernel on one call, with helper threads if its size justifies it.
+    """Run a product kernel on one call, with helper threads if the product is large.
 
     Args:
-        job: The kernel.
+        job: Kernel to run.
         addresses: Addresses of rows, weight, bias (or 0) and out.
-        kinds: Number formats of the operands and of the result.
-        sizes: Number of rows, of inputs and of outputs.
-        packing: Last four fields of `ProductCall`; default: the weight is not packed.
+        kinds: Number formats of the operands and the result.
+        sizes: Number of rows, inputs and outputs.
+        packing: Last four fields of `ProductCall`. Default: the weight is not packed.
     """
     count, inner, outer = sizes
     multiply_adds = count * inner * outer
@@ -85,15 +85,15 @@ def take_task(address: int) -> Any:
 
 @inlined
 def write_out(call: ProductCall, sums: int, row: int, count: int, first: int, width: int) -> None:
-    """Add the bias to the sums of a task, and write them in the result's format.
+    """Add the bias to a task's sums, and write them in the result's format.
 
     Args:
-        call: The product.
+        call: Product to compute.
         sums: Address of the sums, float32 [count, TASK].
         row: First row of the result.
         count: Number of rows.
         first: First output of the task.
-        width: Number of outputs of the task.
+        width: Number of outputs in the task.
     """
     for i in range(count):
         for output in range(0, width, simd_f32x8.WIDTH):

@@ -1,4 +1,4 @@
-"""Multiply rows with a weight by the compiled kernel that suits its shape."""
+"""Multiply rows by a weight, using the compiled kernel that fits its shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.cpu.thread_team import TeamJob
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias; each row's bits depend on that row alone.
+    """Return rows @ weight.T + bias; each row's result depends on that row only.
 
     Args:
         rows: Tensor [..., inner] on the CPU.

@@ -1,9 +1,9 @@
-"""Multiply rows with a bfloat16 weight by AVX512_BF16 dot products.
+"""Multiply rows by a bfloat16 weight with AVX512_BF16 dot products.
 
-The kernel serves processors without matrix instructions (AMX). All sums are in float32. Lane l of
-four sums the products of the numbers 2 l + 1 and 2 l, then 2 l + 9 and 2 l + 8, ... (`avx512_dot`).
-Then lanes l and l + 2 are added, 0 and 1. The number of rows and outputs that are computed together
-does not change this order.
+This kernel is for processors without matrix instructions (AMX). All sums are in float32. Lane l of
+four sums the products of the elements 2 l + 1 and 2 l, then 2 l + 9 and 2 l + 8, ...
+(`avx512_dot`). Then lanes l and l + 2 are added, and finally 0 and 1. This order does not depend
+on how many rows and outputs are computed together.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ multiply_dotted = TeamJob(_multiply, PRODUCT_CALL)
 def _multiply_outputs(
     blocks: int, weight: int, row_bytes: int, sums: int, count: int, ahead: int
 ) -> None:
-    """Multiply all blocks with eight outputs, in groups of similar size.
+    """Multiply all blocks by eight outputs, in groups of similar size.
 
-    Each group prefetches its share of the weights ahead. If one group prefetched all, it would wait
-    for memory, and memory would be idle during the other groups.
+    Each group prefetches its share of the next weights. If one group prefetched all of them, it
+    would wait for memory, and memory would be idle during the other groups.
     """
     if count == MAX_BLOCKS + 1:  # one group with half the outputs at a time needs no more registers
         parts = ALL_PARTS if ahead else 0

@@ -1,13 +1,13 @@
-"""Multiply rows with an int8 weight by AVX512_VNNI, for draft models only.
+"""Multiply rows by an int8 weight with AVX512_VNNI, for draft models only.
 
-The weight takes half the bytes of bfloat16, and the product half the instructions:
+The weight is half the size of a bfloat16 weight, and the product takes half the instructions:
 
     out[row, output] = scale[row] * scale[output] * sum over k of rows[row, k] * weight[output, k]
         + bias[output]
 
-Each row and each output is quantised to integers from -127 to 127, by its largest magnitude. Sums
-are exact, so a row's bits depend on that row alone. Results differ from those of the original
-weight: only drafts may use them, since verification corrects drafts.
+Each row and each output is quantised to integers from -127 to 127, scaled by its largest
+magnitude. Sums are exact, so a row's result depends on that row only. Results differ from those of
+the original weight, so only draft models may use this kernel.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _multiply_group = multiply_blocks(kind=INT8)
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """Hold a quantised weight, and the factors that undo the quantisation.
+    """A quantised weight, with the factors that undo the quantisation.
 
     Attributes:
-        numbers: int8 [outer, inner].
-        factors: float32 [3, outer]: scales; what `avx512_dot.ZERO` adds to the sums, since rows are
-            stored unsigned; bias.
+        numbers: Quantised weight, int8 [outer, inner].
+        factors: Float32 [3, outer]: scales; the amount that `avx512_dot.ZERO` adds to the sums,
+            because rows are stored as unsigned integers; and the bias.
     """
 
     numbers: Tensor
@@ -77,7 +77,7 @@ class Int8Weight:
         return Int8Weight(numbers.contiguous(), factors)
 
     def product(self, rows: Tensor) -> Tensor:
-        """Return bfloat16 rows [..., inner] times the weight, [..., outer]."""
+        """Multiply bfloat16 rows [..., inner] by the weight; return [..., outer]."""
         outer, inner = self.numbers.shape
         rows = rows.contiguous()
         count = rows.numel() // inner
@@ -93,7 +93,7 @@ class Int8Weight:
 
 
 def suits(weight: Tensor) -> bool:
-    """Return whether this processor can multiply a quantised copy of a weight."""
+    """Return whether this processor can multiply by a quantised copy of a weight."""
     fits = weight.shape[1] % LINE == 0 and weight.shape[0] % OUTPUTS == 0
     return (
         avx512_dot.available(INT8)
@@ -147,7 +147,7 @@ def _quantise_rows(
 ) -> None:
     """Pack bfloat16 rows as int8 blocks, and store the scale of each row.
 
-    The last row fills up the last block.
+    The last block is padded with the last row.
     """
     zeros = simd_f32x8.splat(np.float32(0.0))
     for row in range(count_blocks(count) * ROWS):
@@ -172,7 +172,7 @@ def _quantise_rows(
 def _multiply_outputs(
     blocks: int, weight: int, row_bytes: int, sums: int, count: int, ahead: int
 ) -> None:
-    """Multiply all blocks with eight outputs; the first group prefetches for all."""
+    """Multiply all blocks by eight outputs; the first group prefetches for all groups."""
     groups = even_share(count, MAX_BLOCKS)
     done, parts = 0, ALL_PARTS if ahead else 0
     while groups:
@@ -184,7 +184,7 @@ def _multiply_outputs(
 
 @inlined
 def _write_row(call: ProductCall, sums: int, row: int, scale: Any, first: int, width: int) -> None:
-    """Scale the sums of a row, add the bias, and write outputs from `first` on."""
+    """Scale a row's sums, add the bias, and write the outputs starting at `first`."""
     stride = call.outer * FLOAT_BYTES  # from one factor of an output to the next
     for output in range(0, width, simd_f32x8.WIDTH):
         factors = call.bias + (first + output) * FLOAT_BYTES

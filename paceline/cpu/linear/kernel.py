@@ -1,11 +1,12 @@
-"""Multiply a few rows with a weight by fused multiply-adds of eight lanes.
+"""Multiply a few rows by a weight with fused multiply-adds of eight lanes.
 
-Verification multiplies a handful of rows with each weight; libraries tune their kernels for one row
-or for hundreds. In between they read the weight far below memory speed, or convert half precision
-once per row. This kernel reads a weight once, four outputs at a time, and prefetches the next four.
+Verification multiplies a handful of rows by each weight. Libraries tune their kernels for one row
+or for hundreds. In between, they read the weight far below memory speed, or convert half precision
+once per row. This kernel reads a weight once, four outputs at a time, and prefetches the next
+four.
 
-All sums are in float32, in the order that `fma_dot` documents. A row's bits depend on that row and
-the weight alone.
+All sums are in float32, in the order documented in `fma_dot`. A row's result depends only on that
+row and the weight, bit for bit.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ multiply = TeamJob(_multiply, PRODUCT_CALL)
 def _multiply_few(
     call: ProductCall, base: int, rows: int, sums: int, scratch: int, first: int, width: int
 ) -> None:
-    """Multiply all rows with four outputs at a time, and prefetch the next four.
+    """Multiply all rows by four outputs at a time, and prefetch the next four.
 
-    `base` is the address of the weights of output 0, if they all were in memory.
+    `base` is the address that output 0 would have if all weights were in memory.
     """
     kind, count, inner = call.kind, call.count, call.inner
     stride = inner * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)
@@ -132,7 +133,7 @@ def _multiply_many(
 
 @inlined
 def _multiply_rows(rows: int, weight: int, sums: int, count: int, inner: int, ahead: int) -> None:
-    """Multiply float32 rows with the float32 weights of four outputs."""
+    """Multiply float32 rows by the float32 weights of four outputs."""
     row_bytes = inner * FLOAT_BYTES
     for row in range(0, count, MAX_ROWS):
         _multiply_float32(

@@ -1,10 +1,10 @@
-"""Compute RMS norms in one compiled call; torch needs seven operations for each.
+"""Compute an RMS norm in one compiled call; torch needs seven operations.
 
     weight * rounded(row / sqrt(mean(row ** 2) + eps))
 
-Transformers computes all norms of the Llama family like this: the mean in float32, the quotient
-rounded to the rows' dtype before the multiplication. A row's bits depend on that row alone: lane l
-of eight sums the squares of the numbers l, l + 8, ...
+This is how transformers computes all norms of the Llama family: the mean is in float32, and the
+quotient is rounded to the rows' dtype before the multiplication. A row's result depends on that
+row only: lane l of eight sums the squares of the elements l, l + 8, ...
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def takes_norm(weight: Tensor) -> bool:
 def _normalise(
     rows: int, weight: int, out: int, kind: int, count: int, size: int, eps: float
 ) -> None:
-    """Normalise `count` rows of `size` numbers.
+    """Normalise `count` rows of `size` elements.
 
     Args:
         rows: Address of the rows.
         weight: Address of the weight.
         out: Address of the result.
-        kind: Number format of all three, FLOAT32 or BFLOAT16.
+        kind: Number format of rows, weight and result, FLOAT32 or BFLOAT16.
         count: Number of rows.
-        size: Numbers of a row, a multiple of 8.
+        size: Number of elements per row, a multiple of 8.
         eps: Number to add to the mean of the squares.
     """
     number_bytes = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES

@@ -1,10 +1,10 @@
-"""Multiply rows with a bfloat16 weight by AMX tiles.
+"""Multiply rows by a bfloat16 weight with AMX tiles.
 
-Sixteen rows take little more time than one. The kernel computes the transposed product, weight @
-rows.T. It reads the weight in its original layout, 16 outputs by 32 numbers at a time; only the
-few rows are packed. Each sum uses the same instructions in the same order (`amx`), 32 numbers of
-row and weight at a time. The number of rows and outputs that are computed together does not change
-this order.
+With AMX, sixteen rows take little more time than one. The kernel computes the transposed product,
+weight @ rows.T. It reads the weight in its original layout, 16 outputs by 32 elements at a time,
+and packs only the few rows. Each sum uses the same instructions in the same order (`amx`), with 32
+elements of row and weight at a time. This order does not depend on how many rows and outputs are
+computed together.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 
 @inlined
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
-    """Transpose blocks of 16 rows to tiles, in the order of the product's steps.
+    """Transpose blocks of 16 rows to tiles, in the order in which they are multiplied.
 
-    Zeros fill up the last block, which is copied to the end of `packed` first.
+    The last block is first copied to the end of `packed` and padded with zeros.
     """
     row_bytes = inner * HALF_BYTES
     block_bytes = amx.SIDE * row_bytes
@@ -119,12 +119,12 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
 def _multiply_tall(
     call: ProductCall, weight: int, rows: int, sums: int, blocks: int, output: int
 ) -> None:
-    """Multiply all rows with 16 outputs, in groups of up to 64 rows of similar size.
+    """Multiply all rows by 16 outputs, in similar-sized groups of up to 64 rows.
 
-    `weight` is the address of the weights of output 0, if they all were in memory.
+    `weight` is the address that output 0 would have if all weights were in memory.
 
-    Each group prefetches its share of the weights ahead. If the first group prefetched all, it
-    would wait for memory, and memory would be idle during the others.
+    Each group prefetches its share of the next weights. If the first group prefetched all of them,
+    it would wait for memory, and memory would be idle during the others.
     """
     block_bytes = OUTER * call.inner * HALF_BYTES
     is_ahead = output + (TILE_ROWS_AHEAD + 1) * OUTER <= call.outer
@@ -144,7 +144,7 @@ def _multiply_tall(
 def _multiply_wide(
     call: ProductCall, weight: int, rows: int, sums: int, blocks: int, output: int
 ) -> None:
-    """Multiply all rows with 32 outputs, 32 rows at a time."""
+    """Multiply all rows by 32 outputs, 32 rows at a time."""
     row_bytes = call.inner * HALF_BYTES
     outputs, width = weight + output * row_bytes, min(_SQUARE, call.outer - output)
     fetched = 0 if output + 2 * _SQUARE <= call.outer else PREFETCH_STREAMS
@@ -164,7 +164,7 @@ def _multiply_wide(
 def _multiply_column(
     rows: int, weight: int, sums: int, inner: int, blocks: int, fetched: int, last: int
 ) -> None:
-    """Multiply two to four blocks of 16 rows with 16 outputs, and store four tiles."""
+    """Multiply two to four blocks of 16 rows by 16 outputs, and store the tiles."""
     row_bytes = inner * HALF_BYTES
     block_bytes = OUTER * row_bytes
     # Without a third block, the first stands in; nobody reads its sums.
@@ -198,7 +198,7 @@ def _multiply_square(
     last: int,
     has_second: bool,
 ) -> None:
-    """Multiply 16 rows, or 32 with `has_second`, with 32 outputs, and store the tiles."""
+    """Multiply 16 rows, or 32 with `has_second`, by 32 outputs, and store the tiles."""
     row_bytes = inner * HALF_BYTES
     second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)
     _clear0(), _clear1()
@@ -221,7 +221,7 @@ def _multiply_square(
 
 @inlined
 def _store_sums(sums: int, has_second: bool) -> None:
-    """Store two tiles of sums, or all four with `has_second`, one after the other."""
+    """Store two tiles of sums, or four with `has_second`, one after the other."""
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
     if has_second:
@@ -231,7 +231,7 @@ def _store_sums(sums: int, has_second: bool) -> None:
 
 @inlined
 def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last: int) -> None:
-    """Prefetch one step's share of `size` bytes of weights, in some of the streams.
+    """Prefetch one step's share of `size` bytes of weights, in a range of streams.
 
     Each of the `PREFETCH_STREAMS` covers an equal part of the weights.
     """
@@ -246,7 +246,7 @@ def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last:
 def _write_square(
     call: ProductCall, sums: int, row: int, output: int, width: int, tiles: int
 ) -> None:
-    """Write two or four tiles: pairs of neighbouring outputs, for 16 or 32 rows."""
+    """Write two or four tiles, which hold pairs of adjacent outputs for 16 or 32 rows."""
     for tile in range(tiles):
         if tile % 2 * amx.SIDE < width:
             tile_row, tile_output = row + tile // 2 * amx.SIDE, output + tile % 2 * amx.SIDE
@@ -255,7 +255,7 @@ def _write_square(
 
 @inlined
 def _write_tile(call: ProductCall, source: int, row: int, output: int) -> None:
-    """Write a tile, [16 outputs, 16 rows], with the bias, to the result."""
+    """Add the bias to a tile [16 outputs, 16 rows], and write it to the result."""
     amx.transpose(source, amx.ROW, source, amx.ROW)
     for i in range(min(call.count - row, amx.SIDE)):
         target = call.out + ((row + i) * call.outer + output) * HALF_BYTES

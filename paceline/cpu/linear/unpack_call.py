@@ -16,7 +16,7 @@ PART_BYTES = PART * HALF_BYTES
 
 
 class UnpackCall:
-    """Describe the blocks to unpack, and where the bfloat16 numbers go."""
+    """The blocks to unpack, and the address for the bfloat16 values."""
 
     source: int  # Address of the first block to unpack in row 0 of the file.
     row_bytes: int  # Bytes of a row in the file.
@@ -48,15 +48,15 @@ def describe(call: ProductCall, unpacking: UnpackCall) -> None:
 def unpack_task(
     call: ProductCall, unpacking: UnpackCall, address: int, first: int, count: int, target: int
 ) -> int:
-    """Unpack a task's weights; return where output 0 would be.
+    """Unpack a task's weights; return the address that output 0 would have.
 
     Args:
-        call: The product.
-        unpacking: Record that `describe` filled.
+        call: Product to compute.
+        unpacking: Record that `describe` has filled.
         address: Address of `unpacking`.
         first: First output.
         count: Number of outputs.
-        target: Address for the numbers, bfloat16 [count, inner].
+        target: Address for the unpacked values, bfloat16 [count, inner].
     """
     unpacking.first, unpacking.count = first, count
     unpacking.num_parts, unpacking.target = call.inner // PART, target

@@ -1,1 +1,1 @@
-"""Multiply with packed weights, and unpack their blocks."""
+"""Multiply by packed weights, and unpack their blocks."""

@@ -1,8 +1,8 @@
-"""Multiply rows with a packed weight, using AVX512_BF16 dot products.
+"""Multiply rows by a packed weight, using AVX512_BF16 dot products.
 
 The sums are bit-identical to those of `linear.dotted` with the unpacked weight. The kernel unpacks
-a section of some outputs into the L1 cache. It multiplies the section with all rows before it
-unpacks the next section.
+a section of some outputs into the L1 cache and multiplies all rows by the section before it
+unpacks the next one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _multiply_group(
     output: int,
     quads: int,
 ) -> None:
-    """Multiply all rows with a group of outputs, and store the sums."""
+    """Multiply all rows by a group of outputs, and store the sums."""
     count, row_bytes = call.count, call.inner * HALF_BYTES
     weight = sums + count * _STRIDE
     clear(sums, count * _STRIDE)

@@ -1,4 +1,4 @@
-"""Multiply rows with a packed weight, and unpack its rows."""
+"""Multiply rows by a packed weight, and unpack its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> T
     """Return rows @ weight.T + bias, bit-identical to the unpacked weight's product.
 
     Args:
-        rows: bfloat16 [..., inner] on the CPU.
+        rows: Rows, bfloat16 [..., inner], on the CPU.
         weight: Packed weight [outer, inner]. Both sizes are multiples of 8.
         bias: Tensor [outer], or None.
     """
@@ -56,7 +56,7 @@ def unpack_rows(weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
 
     Args:
         weight: Packed weight [outer, inner]; inner is a multiple of 32.
-        row_ids: int64 [n]; None for all rows.
+        row_ids: Rows to unpack, int64 [n]; None means all rows.
     Raises:
         IndexError: A row id is out of range.
     """

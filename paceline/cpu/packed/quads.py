@@ -1,8 +1,8 @@
 """Emit dot products of rows with quads of outputs, in the order of `avx512_dot`.
 
-A vector holds one chunk from each of four outputs. It is multiplied with four copies of the same
-chunk of one row. `avx512_dot` multiplies four rows with one output instead, which wastes most of
-the vector if there is only one row. The sums are bit-identical, because the product of two numbers
+A vector holds one chunk from each of four outputs. It is multiplied by four copies of the same
+chunk of one row. `avx512_dot` instead multiplies four rows by one output, which wastes most of the
+vector if there is only one row. The sums are bit-identical, because the product of two numbers
 does not depend on their order.
 """
 
@@ -42,22 +42,22 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that adds products of rows and quads to sums.
+    """Return an operation that adds the products of rows and quads to sums.
 
     If the processor lacks the instructions, the operation ends the process.
 
     Arguments of the operation, addresses and sizes in bytes:
         num_rows: Number of rows, one of `counts`.
-        rows: Address of the bfloat16 rows, at the first number to multiply.
-        row_bytes: Distance from one row to the next.
-        weight: Address of the quads, as `unpacking` writes them.
+        rows: Address of the bfloat16 rows, at the first element to multiply.
+        row_bytes: Distance between consecutive rows.
+        weight: Address of the quads, in the layout written by `unpacking`.
         num_chunks: Number of chunks of 16 bytes to multiply.
-        sums: Address of the sums: a line for each quad.
-        sums_stride: Distance from the sums of one row to the next.
+        sums: Address of the sums, with one cache line per quad.
+        sums_stride: Distance between the sums of consecutive rows.
 
     Args:
-        counts: Numbers of rows that the operation supports.
-        quads: Number of quads. The registers hold 24 vectors of sums.
+        counts: Row counts that the operation supports.
+        quads: Number of quads. The registers have room for 24 vectors of sums.
     """
 
     def emit(builder: Any, num_rows: Any, *operands: Any) -> None:
@@ -104,7 +104,7 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
 
 
 def _store_totals(builder: Any, source: Any, target: Any) -> None:
-    """Emit the totals of four quads; lanes are added as in `avx512_dot`."""
+    """Emit the totals of four quads, with lanes added as in `avx512_dot`."""
     first, second, third, fourth = (
         builder.load(
             pointer(builder, plus(builder, source, quad * LINE), BFLOAT16.sums), align=LINE

@@ -1,8 +1,8 @@
-"""Emit code that decodes blocks of 32 numbers; define the base class of readers.
+"""Emit code that decodes blocks of 32 values; define the base class of readers.
 
-A part is 32 consecutive numbers of a row. A reader decodes a part of a block to integers, and
-integers to numbers. It uses the same float32 operations as the `gguf` package. Each operation
-rounds once, so the numbers are bit-identical.
+A part consists of 32 consecutive values of a row. A reader decodes a part of a block to integers,
+and converts the integers to values. It uses the same float32 operations as the `gguf` package.
+Each operation rounds once, so the values are bit-identical.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 
 
 def plus(builder: Any, address: Any, distance: int) -> Any:
-    """Emit the address `distance` bytes after another."""
+    """Emit the address `distance` bytes after `address`."""
     return builder.add(address, ir.Constant(INDEX, distance)) if distance else address
 
 
 def load(builder: Any, block: Any, offset: int, kind: Any) -> Any:
-    """Emit the load of a value of an LLVM type at an offset in bytes."""
+    """Emit the load of a value of LLVM type `kind` at a byte offset."""
     return builder.load(pointer(builder, plus(builder, block, offset), kind), align=1)
 
 
 def constant(number: int, kind: Any) -> Any:
-    """Return a vector of one integer."""
+    """Return a vector with one integer in all lanes."""
     return ir.Constant(kind, [number] * kind.count)
 
 
 def halves_of(builder: Any, vector: Any) -> list[Any]:
-    """Emit both halves of the lanes of a vector."""
+    """Emit the two halves of a vector."""
     half = vector.type.count // 2
     return [pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half)]
 
 
 def scale_at(builder: Any, block: Any, offset: int) -> Any:
-    """Emit a float16 number in a block as float32."""
+    """Emit code that converts a float16 number in a block to float32."""
     return builder.fpext(load(builder, block, offset, ir.HalfType()), ir.FloatType())
 
 
 def scale_lanes(builder: Any, block: Any, offset: int) -> Any:
-    """Emit 16 copies of a float16 number in a block as float32."""
+    """Emit code that copies a float16 number in a block to 16 float32 lanes."""
     copies = spread(builder, load(builder, block, offset, ir.HalfType()), LANES)
     return builder.fpext(copies, NUMBERS)
 
 
 def nibble_halves(builder: Any, block: Any, offset: int) -> Any:
-    """Emit the low four bits of 16 bytes, then the high four bits.
+    """Emit the low four bits of 16 bytes, followed by the high four bits.
 
-    The bits above them are undefined.
+    The other bits of each lane are undefined.
     """
     low = builder.zext(load(builder, block, offset, _NIBBLES), ir.VectorType(HALF, LANES))
     high = builder.lshr(low, constant(4, low.type))
@@ -68,11 +68,11 @@ def nibble_halves(builder: Any, block: Any, offset: int) -> Any:
 
 
 class Reader:
-    """Emit the code that decodes one block format.
+    """Emits the code that decodes one block format.
 
     Attributes:
-        num_levels: Number of different integers in a part, 16 or 32, if a table of their numbers
-            saves time. 0 means each integer is converted.
+        num_levels: Number of different integers in a part, 16 or 32, if a look-up table of their
+            values saves time. 0 means that each integer is converted.
         codes: Decoded value of each stored integer, in ascending order of the integers.
     """
 
@@ -80,13 +80,13 @@ class Reader:
     codes: tuple[int, ...] = ()
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit the scales of a block, in the form that `numbers` takes."""
+        """Emit the scales of a block, in the form that `numbers` expects."""
         raise NotImplementedError
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
         """Emit the 32 stored integers of a part as 16-bit lanes.
 
-        The bits above an integer are undefined.
+        The other bits of each lane are undefined.
         """
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class Reader:
         return [_looked_up(builder, half, self.codes) for half in halves_of(builder, masked)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the code that computes the 16 numbers of half a part.
+        """Emit the code that converts 16 decoded integers to the values they represent.
 
         Args:
             builder: LLVM builder.
@@ -115,7 +115,7 @@ class Reader:
 
 
 def _looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit the look-up of 16 codes, as 32-bit lanes; indices are below 16."""
+    """Emit the look-up of 16 codes by index (below 16), as 32-bit lanes."""
     table = ir.Constant(_NIBBLES, [code % 256 for code in codes])
     narrow = builder.trunc(indices, _NIBBLES)
     if on_x86() and "ssse3" in instruction_flags():
@@ -131,7 +131,7 @@ def _looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
 
 
 class _Scaled(Reader):
-    """Decode blocks with one scale: number = scale * value."""
+    """Decodes blocks with one scale: number = scale * value."""
 
     def scales(self, builder: Any, block: Any) -> Any:
         """Emit 16 copies of the block's scale."""
@@ -143,10 +143,10 @@ class _Scaled(Reader):
 
 
 class _Shifted(Reader):
-    """Decode blocks with a scale and a minimum: number = scale * value + minimum."""
+    """Decodes blocks with a scale and a minimum: number = scale * value + minimum."""
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit 16 copies each of the block's scale and minimum."""
+        """Emit 16 copies of the block's scale, and 16 copies of its minimum."""
         return [scale_lanes(builder, block, offset) for offset in (0, HALF_BYTES)]
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
@@ -155,7 +155,7 @@ class _Shifted(Reader):
 
 
 def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
-    """Emit nibbles, with 16 added where a bit of the 32-bit word at `bits` is set."""
+    """Emit nibbles, adding 16 where a bit is set in the 32-bit word at `bits`."""
     low = builder.and_(nibble_halves(builder, block, nibbles), constant(15, HALVES))
     flags = builder.bitcast(load(builder, block, bits, WORD), ir.VectorType(ir.IntType(1), PART))
     fifth = builder.select(flags, constant(16, HALVES), constant(0, HALVES))
@@ -163,47 +163,47 @@ def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
 
 
 class Q4_0(_Scaled):
-    """Decode a scale and 32 integers of 4 bits, minus 8."""
+    """Decodes blocks with a scale and 32 integers of 4 bits, minus 8."""
 
     num_levels, codes = 16, tuple(range(-8, 8))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         return nibble_halves(builder, block, 2)
 
 
 class Q4_1(_Shifted):
-    """Decode a scale, a minimum and 32 integers of 4 bits."""
+    """Decodes blocks with a scale, a minimum and 32 integers of 4 bits."""
 
     num_levels, codes = 16, tuple(range(16))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         return nibble_halves(builder, block, 4)
 
 
 class Q5_0(_Scaled):
-    """Decode a scale, fifth bits and 32 integers of 4 bits, minus 16."""
+    """Decodes blocks with a scale, fifth bits and 32 integers of 4 bits, minus 16."""
 
     num_levels, codes = 32, tuple(range(-16, 16))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         return _with_fifth_bits(builder, block, 2, 6)
 
 
 class Q5_1(_Shifted):
-    """Decode a scale, a minimum, fifth bits and 32 integers of 4 bits."""
+    """Decodes blocks with a scale, a minimum, fifth bits and 32 integers of 4 bits."""
 
     num_levels, codes = 32, tuple(range(32))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         return _with_fifth_bits(builder, block, 4, 8)
 
 
 class Q8_0(_Scaled):
-    """Decode a scale and 32 integers of 8 bits."""
+    """Decodes blocks with a scale and 32 integers of 8 bits."""
 
     def values(self, builder: Any, block: Any, part: int) -> list[Any]:
         """Emit the decoded integers of a part."""
@@ -213,17 +213,17 @@ class Q8_0(_Scaled):
 
 
 class IQ4_NL(_Scaled):
-    """Decode a scale and 32 indices into `IQ4_CODES`."""
+    """Decodes blocks with a scale and 32 indices into `IQ4_CODES`."""
 
     num_levels, codes = 16, IQ4_CODES
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         return nibble_halves(builder, block, 2)
 
 
 class _PlainReader(Reader):
-    """Read numbers that are not stored in blocks, 32 at a time.
+    """Reads numbers that are not stored in blocks, 32 at a time.
 
     Args:
         kind: LLVM type of a number.

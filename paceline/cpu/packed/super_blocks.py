@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 256 numbers, whose parts have their own scales."""
+"""Emit code that decodes blocks of 256 values, with separate scales for each part."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _FOUR, _SIXTEEN = ir.VectorType(WORD, 4), ir.VectorType(BYTE, LANES)
 
 
 def _lane(builder: Any, vector: Any, lane: int) -> Any:
-    """Emit a vector of 16 copies of one lane."""
+    """Emit 16 copies of one lane of a vector."""
     return pick(builder, vector, vector, [lane] * LANES)
 
 
 class _K4(Reader):
-    """Decode blocks with a scale, a minimum and six-bit factors of both per part.
+    """Decodes blocks with a scale, a minimum, and six-bit factors of both per part.
 
     number = (scale * part's scale) * value - (minimum * part's minimum)
     """
 
     def scales(self, builder: Any, block: Any) -> Any:
-        """Emit the scales of the parts in lanes 0 to 7, their minimums in lanes 8 to 15."""
+        """Emit the scales of the parts in lanes 0 to 7, and the minimums in lanes 8 to 15."""
         low, mid, high = (load(builder, block, offset, WORD) for offset in (4, 8, 12))
 
         def bits(value: Any, shift: int, mask: int) -> Any:
@@ -74,31 +74,31 @@ class _K4(Reader):
 
 
 def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
-    """Emit the nibbles of a part, which shares 32 bytes with another part.
+    """Emit the nibbles of a part, which shares its 32 bytes with another part.
 
-    The bits above a nibble are undefined.
+    The other bits of each lane are undefined.
     """
     both = builder.zext(load(builder, block, offset + part // 2 * PART, BYTES), HALVES)
     return builder.lshr(both, constant(4, HALVES)) if part % 2 else both
 
 
 class Q4_K(_K4):
-    """Decode integers of 4 bits."""
+    """Decodes integers of 4 bits."""
 
     num_levels, codes = 16, tuple(range(16))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         return _pair_nibbles(builder, block, 16, part)
 
 
 class Q5_K(_K4):
-    """Decode integers of 5 bits, whose fifth bits are stored separately."""
+    """Decodes integers of 5 bits, whose fifth bits are stored separately."""
 
     num_levels, codes = 32, tuple(range(32))
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         low = builder.and_(_pair_nibbles(builder, block, 48, part), constant(15, HALVES))
         fifth = builder.zext(load(builder, block, 16, BYTES), HALVES)
         shift = 4 - part  # bit `part` becomes bit 4
@@ -111,9 +111,9 @@ class Q5_K(_K4):
 
 
 class Q6_K(Reader):
-    """Decode integers of 6 bits, minus 32, with one scale per 16 integers.
+    """Decodes integers of 6 bits, minus 32, with one scale per 16 integers.
 
-    number = (scale * small scale) * value
+    number = (scale * half part's scale) * value
     """
 
     def scales(self, builder: Any, block: Any) -> Any:
@@ -146,7 +146,7 @@ class Q6_K(Reader):
 
 
 class IQ4_XS(Reader):
-    """Decode indices into `IQ4_CODES`, with a scale of 6 bits, minus 32, per part.
+    """Decodes indices into `IQ4_CODES`, with a scale of 6 bits, minus 32, per part.
 
     number = (scale * part's scale) * code
     """
@@ -168,7 +168,7 @@ class IQ4_XS(Reader):
         return builder.fmul(spread(builder, scale_at(builder, block, 0), _PARTS), small)
 
     def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; the bits above them are undefined."""
+        """Emit the stored integers of a part; other bits of each lane are undefined."""
         return nibble_halves(builder, block, 8 + part * LANES)
 
     def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:

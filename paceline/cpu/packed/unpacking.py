@@ -1,6 +1,6 @@
-"""Unpack blocks to bfloat16 numbers, row by row or in quads for `quads`.
+"""Unpack blocks to bfloat16 values, row by row or in quads (see `quads`).
 
-A quad is four rows whose numbers are interleaved: a chunk of 16 bytes from each row in turn.
+A quad consists of four rows with interleaved values: a chunk of 16 bytes from each row in turn.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ _READERS: dict[str, Reader] = {
 
 
 def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
-    """Emit the rounding of 32 float32 numbers to bfloat16: nearest, ties to even.
+    """Emit code that rounds 32 float32 numbers to bfloat16: nearest, ties to even.
 
     Args:
-        low, high: The numbers.
-        exact: Whether to keep subnormal numbers. The dot products treat them as zeros.
+        low: First 16 numbers.
+        high: Last 16 numbers.
+        exact: Whether to preserve subnormal numbers, which the dot products treat as zeros.
     """
     if avx512_dot.available() and not exact:
         return round_pair(builder, low, high)
@@ -79,7 +80,7 @@ def _bits(builder: Any, numbers: Any) -> Any:
 
 
 def _part(builder: Any, reader: Reader, block: Any, scales: Any, part: int, exact: bool) -> Any:
-    """Emit the 32 numbers of a part as bfloat16 bits."""
+    """Emit the 32 values of a part as bfloat16 bits."""
     if reader.num_levels and avx512_dot.available() and not exact:
         table = _table(builder, reader, scales, part)
         kind = ir.FunctionType(HALVES, [HALVES] * 2)
@@ -95,7 +96,7 @@ def _part(builder: Any, reader: Reader, block: Any, scales: Any, part: int, exac
 
 
 def _table(builder: Any, reader: Reader, scales: Any, part: int) -> Any:
-    """Emit a table of the numbers of all integers; 16 numbers are stored twice."""
+    """Emit a table of the value of every integer; tables of 16 values are repeated."""
     float32 = ir.FloatType()
     first, second = (
         reader.numbers(
@@ -117,7 +118,7 @@ def _as_float32(builder: Any, values: Any) -> Any:
 
 
 class _Blocks(NamedTuple):
-    """Describe how a kernel walks over blocks.
+    """Description of the blocks in a row, for a kernel that iterates over them.
 
     Attributes:
         reader: Reader of the format.
@@ -131,7 +132,7 @@ class _Blocks(NamedTuple):
 
     @staticmethod
     def of(block_format: BlockFormat) -> _Blocks:
-        """Return the blocks of a format; without blocks, 32 numbers count as one block."""
+        """Return the blocks of a format; plain numbers count as blocks of 32."""
         numbers = max(block_format.numbers, PART)
         return _Blocks(
             _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
@@ -171,7 +172,7 @@ def _emit_quad(builder: Any, blocks: _Blocks, *operands: Any) -> None:
 
 
 def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
-    """Return the typed emitter for the format that the caller names by a constant."""
+    """Return the typed emitter for the format whose id is passed as a constant."""
     blocks = _Blocks.of(BLOCK_FORMATS[type_id.literal_value])
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -183,7 +184,7 @@ def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
-    """Unpack a row: number of the format, blocks, number of parts, target."""
+    """Unpack a row: format id, blocks, number of parts, target."""
     return _of_format(_emit_row, type_id, source, num_parts, target)
 
 
@@ -196,7 +197,7 @@ def _unpack_quad(
 
 
 def _interleaved(builder: Any, rows: list[Any]) -> list[Any]:
-    """Emit four lines, each with one chunk from every row."""
+    """Emit four cache lines, each with one chunk from every row."""
     rows = [builder.bitcast(row, _LANES_OF_LINE) for row in rows]
     halves = [
         [
@@ -223,9 +224,9 @@ def _row_at(call: UnpackCall, row: int) -> int:
 
 @cache
 def row_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks rows of a format for an `UnpackCall`.
+    """Return the job that unpacks rows of a format, as an `UnpackCall` describes.
 
-    The numbers are exact, including subnormal ones.
+    All values are exact, including subnormal numbers.
     """
 
     # The closure holds a plain number, which identifies the stored code of a format.
@@ -242,7 +243,7 @@ def row_job(type_id: int) -> TeamJob:
 
 @cache
 def quad_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks quads of a format for an `UnpackCall`."""
+    """Return the job that unpacks quads of a format, as an `UnpackCall` describes."""
 
     def work(address: int) -> int:
         call = read_unpack_call(address)

@@ -1,1 +1,1 @@
-"""Compute recurrences through draft trees with compiled code."""
+"""Compute recurrences along draft trees with compiled code."""

@@ -26,7 +26,7 @@ from paceline.cpu.thread_team import TeamJob
 
 
 class CpuRecurrences:
-    """Compute `Recurrences` on a CPU, batch-invariantly, with compiled code."""
+    """Computes `Recurrences` on a CPU, batch-invariantly, with compiled code."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor
@@ -65,7 +65,7 @@ class CpuRecurrences:
     def fold_convolution(
         self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
     ) -> None:
-        """Append the inputs of a path to the held inputs."""
+        """Append the inputs along a path to the stored inputs."""
         if start is not None:
             held[slots] = start
         if held.shape[1] and len(path.columns):
@@ -80,7 +80,7 @@ class CpuRecurrences:
         gain: Tensor,
         normalised: bool,
     ) -> GatedTokens:
-        """Prepare the tokens of a gated delta rule for `walk`."""
+        """Prepare the inputs of a gated delta rule for `walk`."""
         query, key, value = states
         decays_rows, size = log_decay.dim() == 3, key.shape[2]
         if decays_rows and key.shape[1] != value.shape[1]:
@@ -108,7 +108,7 @@ class CpuRecurrences:
         rate: Tensor,
         skip: Tensor | None,
     ) -> GatedTokens:
-        """Prepare the tokens of a state space with one decay rate per head for `walk`."""
+        """Prepare the inputs of a state-space model with per-head decay rates for `walk`."""
         query, key, value = states
         steps = step_sizes(*time)
         decay = exponentials(steps * rate.float())[..., None]
@@ -185,7 +185,7 @@ class CpuRecurrences:
         _run(gated.fold, values, len(path.columns) * held[0].numel())
 
     def scan(self, tokens: ScanTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Run a selective scan through the tree."""
+        """Run a selective scan along the tree, starting from the stored states."""
         channels, width = tokens.step.shape[1], held.shape[2]
         value = _padded(tokens.value, width)
         output, updates = torch.zeros_like(value), torch.empty_like(value)
@@ -246,7 +246,7 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int, int]:
-    """Return heads, groups, rows, lanes and vectors of a block."""
+    """Return the number of heads, groups, rows, lanes and vectors per block."""
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1
     return heads, tokens.key.shape[1], rows, lanes, vectors

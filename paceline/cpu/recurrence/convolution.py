@@ -1,6 +1,6 @@
 """Convolve tokens with their ancestors in a tree.
 
-Each sum starts with the bias, and adds the inputs from the oldest to the newest by fused
+Each sum starts with the bias. The inputs are then added from the oldest to the newest, with fused
 multiply-adds in float32. SiLU is also computed in float32. The result is rounded once.
 """
 
@@ -38,7 +38,7 @@ silu = operation(Float32x8, (Float32x8,), _silu)
 
 
 class ConvolutionCall:
-    """Describe one convolution; strides are in bytes, and sizes in numbers."""
+    """A convolution call; strides are in bytes, and sizes in elements."""
 
     slots: int  # The first seven fields are those of `TokenTree.addresses`.
     pending: int
@@ -109,7 +109,7 @@ def _find_inputs(
 
 @inlined
 def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first: int) -> None:
-    """Convolve the channels of a task for one token."""
+    """Convolve a task's channels for one token."""
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     for channel in range(first, min(first + CHANNELS_PER_TASK, call.channels), WIDTH):
         total = simd_f32x8.splat(np.float32(0.0))
@@ -132,14 +132,14 @@ def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first:
 def append_inputs(
     rows: Any, columns: IntArray, starts: IntArray, slots: IntArray, held: Any
 ) -> None:
-    """Append the inputs of each request's path to the held inputs, as bytes.
+    """Append the inputs of each request's path to the stored inputs, as bytes.
 
     Args:
         rows: Inputs, uint8 [tokens, row bytes].
         columns: Columns of the path, [n].
-        starts: First of these columns for each request, [requests + 1].
+        starts: Index of each request's first entry in `columns`, [requests + 1].
         slots: Slot of each request, [requests].
-        held: Held inputs, uint8 [slots, size - 1, row bytes].
+        held: Stored inputs, uint8 [slots, size - 1, row bytes].
     """
     size = held.shape[1]
     for request in range(len(slots)):

@@ -1,9 +1,9 @@
 """Walk through a tree with a state matrix per head, and fold paths into states.
 
-The lanes of a state are independent, so a task is a few lanes of one head and request. Its states
-stay in the L1 cache. Each thread takes tasks until none is left. `state_rows` describes the order
-of all sums. A token's bits depend only on its text: neither on other tokens nor on how the text was
-split into forward passes.
+The lanes of a state are independent, so a task covers a few lanes of one head and request, whose
+states fit into the L1 cache. Each thread takes tasks until none is left. `state_rows` describes
+the order of all sums. A token's result depends only on its text, bit for bit. Other tokens, and
+how the text was split into forward passes, have no effect.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _advance_one, _advance_two = advance_rows(1), advance_rows(2)
 
 
 class GatedCall:
-    """Describe one walk through a tree.
+    """A walk through a tree.
 
-    Tensors are contiguous. Strides are in bytes, and sizes in numbers.
+    Tensors are contiguous. Strides are in bytes, and sizes in elements.
     """
 
     slots: int  # The first seven fields are those of `TokenTree.addresses`.
@@ -81,7 +81,7 @@ _TAKEN = GATED_CALL.fields["taken"][1]
 
 
 class FoldCall:
-    """Describe one fold; see `GatedCall`."""
+    """A fold of paths into states; see `GatedCall`."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of the path, see `FoldPath`.
@@ -142,7 +142,7 @@ walk = TeamJob(_walk, GATED_CALL)
 def _walk_block(
     call: GatedCall, tree: TreeArrays, request: int, head: int, block: int, states: int, lanes: int
 ) -> None:
-    """Walk one block of a request's head through the tree."""
+    """Process one block of a head through a request's tree."""
     block_bytes = call.vectors * BLOCK_BYTES
     state_bytes = call.rows * block_bytes
     row_bytes, offset = call.lanes * FLOAT_BYTES, block * block_bytes
@@ -172,13 +172,13 @@ def _take_step(
     """Compute a token's update, state and output for one block.
 
     Args:
-        call: The walk.
+        call: Walk that includes the token.
         column: Column of the token.
         head: Head of the block.
-        offset: Distance of the block's lanes from the head's first.
-        state: Address of the block before the token, distance between its rows, and address after
-            the token, where rows are adjacent.
-        lanes: Address for the lanes of the update and of the output.
+        offset: Distance between the head's first lane and the block's first lane.
+        state: Address of the block before the token, distance between its rows, and address for
+            the block after the token, whose rows are contiguous.
+        lanes: Address for the lanes of the update and the output.
     """
     before, stride, after = state
     group = head // (call.heads // call.groups)
@@ -221,7 +221,7 @@ def _take_step(
 
 @inlined
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
-    """Load eight lanes of a value; `offset` counts bytes of float32 numbers."""
+    """Load eight lanes of a value; `offset` is in bytes of float32 values."""
     source = call.value + column * call.value_token + head * call.value_head
     if call.kind != FLOAT32:
         return load_lanes(call.kind, source + offset // FLOAT_BYTES * HALF_BYTES)
@@ -230,7 +230,7 @@ def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
 
 @inlined
 def _store_output(call: GatedCall, offset: int, output: Any) -> None:
-    """Store eight lanes of the output; `offset` counts bytes of float32 numbers."""
+    """Store eight lanes of the output; `offset` is in bytes of float32 values."""
     if call.out_kind == BFLOAT16:
         simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)
     else:
@@ -270,7 +270,7 @@ fold = TeamJob(_fold, FOLD_CALL)
 def _fold_block(
     call: FoldCall, request: int, head: int, block: int, state: int, lanes: int
 ) -> None:
-    """Advance one block of a request's head along its path."""
+    """Advance one block of a head along a request's path."""
     block_bytes = call.vectors * BLOCK_BYTES
     row_bytes, offset = call.lanes * FLOAT_BYTES, block * block_bytes
     head_bytes = call.rows * row_bytes

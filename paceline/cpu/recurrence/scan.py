@@ -1,7 +1,7 @@
-"""Run selective scans through a tree, and fold a path into the stored states.
+"""Run selective scans along a tree, and fold a path into the stored states.
 
-The state of a channel is only a few numbers, so a task is sixteen channels of one request. Sums
-over the rows of a state are fused multiply-adds in order; see `state_rows.scan_rows`.
+The state of a channel has only a few values, so a task covers sixteen channels of one request.
+Sums over the rows of a state are fused multiply-adds in order; see `state_rows.scan_rows`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, 
 
 
 class ScanCall:
-    """Describe one scan; tensors are contiguous and in float32."""
+    """A selective scan; tensors are contiguous and in float32."""
 
     slots: int  # The first seven fields are those of `TokenTree.addresses`.
     pending: int
@@ -51,7 +51,7 @@ _TAKEN = SCAN_CALL.fields["taken"][1]
 
 
 class ScanFold:
-    """Describe one fold; see `ScanCall`."""
+    """A fold of paths into states; see `ScanCall`."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of the path, see `FoldPath`.

@@ -1,9 +1,9 @@
 """Emit the inner loops of recurrences over a state matrix.
 
 A state has one row per key dimension. A block of its columns has `vectors` vectors of sixteen
-lanes; each lane is an independent value dimension. Sums over the rows have four parts: part p sums
-the rows p, p + 4, ... in order by fused multiply-adds. Then parts 0 and 2 are added, 1
-and 3, and then both results. The number of vectors does not affect a lane's bits.
+lanes, and each lane is an independent value dimension. A sum over the rows has four parts: part p
+sums the rows p, p + 4, ... in order with fused multiply-adds. Then parts 0 and 2 are added, parts
+1 and 3, and finally the two results. The number of vectors does not affect a lane's result.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def sum_rows(vectors: int) -> Any:
 
     Arguments of the operation, addresses and sizes in bytes:
         state: Address of the block's first row.
-        stride: Distance from one row to the next.
+        stride: Distance between consecutive rows.
         weights: Address of the rows' weights, float32.
         count: Number of rows, a multiple of `PARTS`.
         out: Address of the sums, float32.
 
     Args:
-        vectors: Number of vectors of a row.
+        vectors: Number of vectors per row.
     """
 
     def emit(builder: Any, state: Any, stride: Any, weights: Any, count: Any, out: Any) -> None:
@@ -95,22 +95,22 @@ def sum_rows(vectors: int) -> Any:
 def advance_rows(vectors: int) -> Any:
     """Return an operation that advances a block by one token, and computes the output.
 
-    Each row becomes row * decay + key * update, rounded after the product with the decay and after
-    the fused multiply-add. The result is the sum of the new rows, weighted with the query.
+    Each row becomes row * decay + key * update, rounded after the multiplication by the decay and
+    after the fused multiply-add. The output is the sum of the new rows, weighted by the query.
 
     Arguments of the operation, addresses and sizes in bytes:
         source: Address of the block's first row before the token.
-        stride: Distance from one row at `source` to the next.
-        target: Address of the block after the token; rows are adjacent.
+        stride: Distance between consecutive rows at `source`.
+        target: Address of the block after the token; its rows are contiguous.
         key: Address of the key, float32.
         query: Address of the query, float32.
         decay: Address of the decay, float32.
-        decay_stride: Distance from the decay of one row to the next; 0 means all rows share it.
+        decay_stride: Distance between the decays of consecutive rows; 0 if all share one decay.
         count: Number of rows, a multiple of `PARTS`.
-        update: Address of the update's lanes, followed by those of the result.
+        update: Address of the lanes of the update, followed by those of the output.
 
     Args:
-        vectors: Number of vectors of a row.
+        vectors: Number of vectors per row.
     """
 
     def emit(builder: Any, *operands: Any) -> None:

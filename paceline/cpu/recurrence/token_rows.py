@@ -1,7 +1,7 @@
-"""Convert queries, keys and gates of recurrences to float32.
+"""Convert the queries, keys and gates of recurrences to float32.
 
-Torch uses different instructions for the last numbers of a tensor, so a number's bits depend on its
-position. These functions compute each number or row independently.
+torch uses different instructions for the last elements of a tensor, so an element's rounding
+depends on its position. These functions compute each element or row independently.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from paceline.util.compiled import compiled
 
 
 def float_rows(rows: Tensor, scale: float = 1.0, normalised: bool = False) -> Tensor:
-    """Return rows times a factor in float32, padded with zeros.
+    """Return rows multiplied by a factor, in float32, padded with zeros.
 
     Args:
-        rows: [tokens, groups, size], of any number format in `KINDS`.
-        scale: Factor.
-        normalised: Whether to divide each row by the root of the sum of its squares.
+        rows: Rows, [tokens, groups, size], in any number format in `KINDS`.
+        scale: Factor applied to the rows.
+        normalised: Whether to divide each row by its L2 norm.
     Returns:
-        [tokens, groups, size rounded up to a multiple of 8].
+        Float32 [tokens, groups, size rounded up to a multiple of 8].
     """
     if rows.shape[2] % WIDTH:
         rows = pad(rows, (0, -rows.shape[2] % WIDTH))
@@ -62,13 +62,13 @@ def exponentials(numbers: Tensor) -> Tensor:
 def step_sizes(
     numbers: Tensor, bias: Tensor | None, limits: tuple[float, float], limited: Tensor
 ) -> Tensor:
-    """Return softplus(numbers + bias), within the limits where `limited` is true.
+    """Return softplus(numbers + bias), clamped to the limits where `limited` is True.
 
     Args:
-        numbers: [tokens, heads].
-        bias: [heads]; None for no bias.
+        numbers: Step sizes before the bias, [tokens, heads].
+        bias: Bias, [heads], or None.
         limits: Smallest and largest result.
-        limited: Bool [tokens].
+        limited: Tokens to which the limits apply, bool [tokens].
     """
     wide = numbers.float()
     if bias is not None:
@@ -90,7 +90,7 @@ def _convert(
 ) -> None:
     """Convert and scale rows; see `float_rows`.
 
-    Lane l of eight sums the squares of the numbers l, l + 8, ...
+    Lane l of eight sums the squares of the elements l, l + 8, ...
     """
     tokens, groups, size = shape
     step = WIDTH * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)

@@ -14,7 +14,7 @@ from paceline.util.compiled import as_pointer, compiled
 
 
 class TreeArrays(NamedTuple):
-    """Hold the arrays of a `TokenTree` and its `StateOrder`."""
+    """The arrays of a `TokenTree` and its `StateOrder`."""
 
     slots: IntArray
     pending: IntArray

@@ -1,4 +1,4 @@
-"""Capture the hidden states that a model's LM head and some layers read."""
+"""Capture the hidden states read by a model's LM head and by some layers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Pick = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class CapturedStates:
-    """Hidden states from the calls in one forward pass.
+    """Hidden states captured from the module calls in one forward pass.
 
     Attributes:
-        head: Inputs to the LM head for some of the columns, [rows, columns, hidden].
+        head: Inputs to the LM head for the columns with logits, [rows, columns, hidden].
         below: Inputs to each captured layer, for all columns.
         last: Outputs of the decoder, for all columns; empty if they were not captured.
     """
@@ -44,9 +44,9 @@ class CapturedStates:
 
         Args:
             logits: Logits of the forward pass.
-            head_picks: As `ModelRunner.picks`.
-            column_picks: As `ModelRunner.column_picks`.
-            pending: As `ModelRunner.pending`.
+            head_picks: Row selectors of the LM head (`ModelRunner.picks`).
+            column_picks: Row selectors for all columns (`ModelRunner.column_picks`).
+            pending: Positions of the pending tokens (`ModelRunner.pending`).
         """
         rows = [
             torch.cat([pick(inputs) for pick, inputs in zip(head_picks, self.head, strict=True)])
@@ -65,10 +65,10 @@ class CapturedStates:
 
 
 class StateRequest(NamedTuple):
-    """Name the hidden states to capture in a forward pass.
+    """The hidden states to capture in a forward pass.
 
     Attributes:
-        layers: Indices of the decoder layers whose inputs to capture.
+        layers: Indices of the decoder layers whose inputs are captured.
         last: Whether to capture the decoder's output as well.
     """
 
@@ -78,13 +78,13 @@ class StateRequest(NamedTuple):
 
 @contextmanager
 def capture_states(model: PreTrainedModel, wanted: StateRequest) -> Iterator[CapturedStates]:
-    """Capture the states of a forward pass in the `with` block.
+    """Capture the states of a forward pass that runs in the `with` block.
 
     Only calls from this thread are captured; other threads may use the model in the meantime.
 
     Args:
         model: Model to run.
-        wanted: States to capture, besides the inputs of the LM head.
+        wanted: States to capture in addition to the inputs of the LM head.
     """
     outputs: list[Tensor] = []
     head = model.get_output_embeddings() or torch.nn.Identity()

@@ -2,8 +2,8 @@
 
 These models have Llama layers between the target's embedding and LM head.
 
-In the folder of a draft model, `config.json` names the target, `model.safetensors` holds the draft
-model's own weights, and `kept_tokens.json` holds the reduced vocabulary.
+In a draft model's folder, `config.json` names the target, `model.safetensors` holds the weights of
+the draft layers, and `kept_tokens.json` holds the reduced vocabulary.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_reading(folder: str) -> bool:
 
 
 def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> PreTrainedModel:
-    """Return the draft model in a folder, which must then be attached to its target.
+    """Load the draft model in a folder, which must then be attached to its target.
 
     Args:
         folder: Folder of the draft model.

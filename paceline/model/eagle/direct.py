@@ -32,7 +32,7 @@ from paceline.util.compiled import compiled
 
 
 class _Logits(NamedTuple):
-    """Output of a model, as far as the model runner reads it."""
+    """Output of a model, with the one field that the model runner reads."""
 
     logits: Tensor
 
@@ -136,7 +136,7 @@ class DirectLlama:
 
 
 def suits(model: PreTrainedModel) -> bool:
-    """Return True if `DirectLlama` can run a model."""
+    """Return whether `DirectLlama` can run a model."""
     config: Any = model.config
     plain = (
         type(model) is LlamaForCausalLM
@@ -179,7 +179,7 @@ def _weights(layer: Any) -> _Layer:
 
 
 def _turns(frequencies: Tensor, positions: int) -> NDArray[np.float32]:
-    """Return cosines and sines, float32 [positions, 2, dim / 2]."""
+    """Return the cosines and sines of all positions, float32 [positions, 2, dim / 2]."""
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.float()
     return torch.stack((angles.cos(), angles.sin()), dim=1).contiguous().numpy()
 
@@ -188,14 +188,14 @@ def _turns(frequencies: Tensor, positions: int) -> NDArray[np.float32]:
 def _rotate(
     rows: int, size: int, heads: int, dim: int, positions: IntArray, turns: NDArray[np.float32]
 ) -> None:
-    """Rotate the first heads of each row in memory (RoPE).
+    """Rotate the first heads of each row in place (RoPE).
 
     Args:
         rows: Address of a bfloat16 array [len(positions), size].
         size: Number of values per row.
         heads: Number of heads to rotate.
         dim: Number of values per head.
-        positions: Position of each row in its text.
+        positions: Text position of each row.
         turns: Cosines and sines returned by `_turns`.
     """
     half = dim // 2

@@ -1,4 +1,4 @@
-"""Find a decoder's layers, and capture the inputs to modules."""
+"""Find a decoder's layers, and capture the inputs of modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.errors import UnsupportedModelError
 
 @contextmanager
 def inputs_of(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
-    """Capture the hidden states that modules read in the `with` block.
+    """Capture the hidden states that modules receive in the `with` block.
 
     Only calls from this thread are captured; other threads may use the model in the meantime.
 
@@ -48,7 +48,7 @@ def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Mo
 
     Args:
         model: Model that contains the decoder.
-        numbers: Indices of the layers, from 0.
+        numbers: Indices of the layers, starting from 0.
     Raises:
         UnsupportedModelError: The decoder has no list of layers with the configured length.
     """

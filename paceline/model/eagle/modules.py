@@ -1,9 +1,9 @@
 """Define the embedding and the LM head of a draft model that reads target states.
 
-For a token that the target has chosen, the draft model also reads the target states from which the
-token was chosen. These states are the input to the LM head and the inputs to some middle layers
-(EAGLE-3, Li et al. 2025, section 3.1). A drafted token has no states. EAGLE instead uses the draft
-model's state, which another forward pass must compute first. Here, a tree of drafted tokens of any
+For each token chosen by the target, the draft model also reads the target states from which it was
+chosen. These are the input to the LM head and the inputs to some middle layers (EAGLE-3, Li et al.
+2025, section 3.1). Drafted tokens have no such states. EAGLE substitutes the draft model's own
+state, which requires an earlier forward pass. Here, drafted tokens get no states, so a tree of any
 shape takes only one forward pass.
 
 The embeddings and LM head belong to the target; the draft model uses part of the head (a reduced
@@ -35,15 +35,16 @@ class TargetStateEmbedding(StateReader):
     """Computes the first layer's input from token ids and target states.
 
     Args:
-        embedding: Size of the target's embeddings.
+        embedding: Size of the target's embedding vectors.
         states: Size of the target's hidden states.
         hidden: Hidden size of the draft model.
-        layers: Middle layers of the target whose inputs are also read.
+        layers: Middle layers of the target whose inputs the model also reads.
     Attributes:
-        layers: These layers, as numbered in the attached target.
-        token_scale: [1], scales the target's embeddings to a size of about 1.
-        state_scale: [states of all layers], scales the target's states to a size of about 1.
-        table: [vocab, embedding], the target's embedding; None until the target is attached.
+        layers: Indices of the middle layers in the attached target.
+        token_scale: Factor that scales the target's embeddings to a size of about 1, [1].
+        state_scale: Factors that scale the target's states to a size of about 1, [states of all
+            layers].
+        table: The target's embedding, [vocab, embedding]; None until the target is attached.
     """
 
     token_scale: Tensor
@@ -65,7 +66,7 @@ class TargetStateEmbedding(StateReader):
         """Return the first layer's input, [rows, columns, hidden].
 
         Args:
-            token_ids: [rows, columns].
+            token_ids: Token ids, [rows, columns].
             target_states: Target states for some of the tokens; by default, those in the view's
                 forward state.
         """
@@ -92,8 +93,8 @@ class TargetStateHead(StateReader):
         vocab_size: Vocabulary size of both models.
         token_ids: Token ids of the reduced vocabulary, ascending.
     Attributes:
-        kept: [kept, states], rows of the target's head; None until the target is attached.
-        added: [kept], part of the target's bias; None if the target has no bias.
+        kept: Rows of the target's head, [kept, states]; None until the target is attached.
+        added: Entries of the target's bias, [kept]; None if the target has no bias.
     """
 
     token_ids: Tensor
@@ -114,7 +115,7 @@ class TargetStateHead(StateReader):
         return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
-        """Return the most likely token after each output of `out`, [...]."""
+        """Return the most likely token for each output of `out`, [...]."""
         return self.token_ids[self._reduced_logits(states).argmax(-1)]
 
     def _reduced_logits(self, states: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ def uses_target_states(model: PreTrainedModel) -> bool:
 
 
 def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
-    """Return the middle layers that a draft model reads, as numbered in its target."""
+    """Return the middle layers that a draft model reads, as indices into its target."""
     embedding: Any = draft.get_input_embeddings()
     layers: tuple[int, ...] = embedding.layers
     return layers
@@ -142,7 +143,7 @@ def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
 def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     """Attach an EAGLE-style draft model to its target's embedding and LM head.
 
-    Other draft models are unchanged.
+    Draft models of other kinds stay unchanged.
 
     Args:
         draft: Draft model to attach.

@@ -22,13 +22,13 @@ from paceline.model.model_view import View
 
 @dataclass(frozen=True, slots=True)
 class BucketModel:
-    """Model whose forward passes run in buckets.
+    """A model whose forward passes run in buckets.
 
     Attributes:
         model: The transformers model.
         view: View of the model.
-        architecture: Facts about the model.
-        groups: Query heads per key head.
+        architecture: Properties of the model.
+        groups: Number of query heads per key head.
         device: Device of the inputs.
     """
 
@@ -40,11 +40,11 @@ class BucketModel:
 
 
 class BucketArguments(NamedTuple):
-    """Arguments of the model in a forward pass, at fixed addresses.
+    """Arguments of a forward pass, at fixed addresses.
 
     Attributes:
-        token_ids: int64 [rows, columns].
-        positions: int64 [rows, columns].
+        token_ids: Token ids, int64 [rows, columns].
+        positions: Text positions, int64 [rows, columns].
         masks: One mask per kind of layer.
         cache: KV cache of the bucket.
     """
@@ -56,11 +56,11 @@ class BucketArguments(NamedTuple):
 
 
 class Bucket(ABC):
-    """Forward passes of one shape.
+    """Forward passes with one shape.
 
     Args:
-        owner: The model.
-        key: The shape.
+        owner: Model to run.
+        key: Shape of the forward passes.
     """
 
     def __init__(self, owner: BucketModel, key: BucketKey) -> None:
@@ -69,10 +69,10 @@ class Bucket(ABC):
         self._uses = 0
 
     def run(self, memory: GraphMemory | None) -> BucketOutput:
-        """Run a forward pass on the inputs that were written last.
+        """Run a forward pass on the current inputs.
 
         Args:
-            memory: Memory of graphs; None to run without capturing.
+            memory: Memory for captured graphs; None runs the forward pass without capturing it.
         Raises:
             RuntimeError: An operation cannot be captured.
         """
@@ -85,7 +85,7 @@ class Bucket(ABC):
 
     @abstractmethod
     def _prepare(self) -> BucketArguments:
-        """Set the state that attention reads, and return the arguments of the model."""
+        """Set the state that attention reads, and return the model's arguments."""
 
     def _forward(self) -> BucketOutput:
         owner, wanted = self._owner, self._key.states

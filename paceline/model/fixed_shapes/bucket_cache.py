@@ -1,4 +1,4 @@
-"""Show the slots of a bucket to a model, at fixed addresses."""
+"""Present the slots of a bucket to a model, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class ColumnWriter(Protocol):
         """Prepare the current forward pass."""
 
     def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values [rows, heads, columns, dim]."""
+        """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
 
 
 class TritonWriter:
-    """Writes columns in one launch per layer.
+    """Writes columns with one kernel launch per layer.
 
     Args:
-        cache_positions: int64 [rows, columns] on the device; negative for columns without a token.
-        slots: KV cache slot of each column, int64 [rows, columns].
+        cache_positions: Cache position of each column, int64 [rows, columns], on the device;
+            negative for columns without a token.
+        slots: KV-cache slot of each column, int64 [rows, columns].
     """
 
     def __init__(self, cache_positions: Tensor, slots: Tensor) -> None:
@@ -37,7 +38,7 @@ class TritonWriter:
         self._store, self._positions, self._slots = store_columns, cache_positions, slots
 
     def begin(self) -> None:
-        """Do nothing: the kernel reads the positions."""
+        """Do nothing, because the kernel reads the positions itself."""
 
     def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
@@ -45,12 +46,13 @@ class TritonWriter:
 
 
 class TorchWriter:
-    """Writes columns by the row numbers of stores.
+    """Writes columns with torch, by row index in the stores.
 
     Args:
         key: Shape of the bucket.
         cache: KV cache.
-        cache_positions: int64 [rows, columns] on the device; negative for columns without a token.
+        cache_positions: Cache position of each column, int64 [rows, columns], on the device;
+            negative for columns without a token.
     """
 
     def __init__(self, key: BucketKey, cache: SlotCache, cache_positions: Tensor) -> None:
@@ -62,7 +64,7 @@ class TorchWriter:
         self._heads = {layer.keys.shape[1] for layer in cache.layers}
 
     def begin(self) -> None:
-        """Compute the rows of the current forward pass, for each number of key heads."""
+        """Compute the row indices for the current forward pass, per number of key heads."""
         for count in self._heads:
             if count not in self._first_rows:
                 head = torch.arange(count, device=self._slots.device)
@@ -81,10 +83,10 @@ class TorchWriter:
 
 
 class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, for some slots and cache positions.
+    """The keys and values of one layer, for a bucket's slots and cache positions.
 
     Args:
-        layer: The layer, with all slots.
+        layer: Layer with all slots.
         slots: Slots that attention reads.
         positions: Number of cache positions that attention reads.
         write: Function that writes the keys and values of new tokens.
@@ -102,21 +104,21 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the stores exist."""
+        """Do nothing, because the stores already exist."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the states of all columns; return what attention reads."""
+        """Write the states of all columns; return the keys and values for attention."""
         self._write(self._layer, key_states, value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return length and offset of the keys, for models that build their own mask."""
+        """Return the length and offset of the keys, for models that build their own mask."""
         return self._num_positions, 0
 
     def get_seq_length(self) -> int:
-        """Return 0: the forward pass gets the position of each token."""
+        """Return 0, because the forward pass receives the position of each token."""
         return 0
 
     def get_max_length(self) -> int:
@@ -125,7 +127,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class BucketCache(Cache):  # type: ignore[misc]
-    """Keys and values of all layers, limited to some slots and cache positions.
+    """The keys and values of all layers, for a bucket's slots and cache positions.
 
     Args:
         cache: KV cache in which every layer stores keys and values.

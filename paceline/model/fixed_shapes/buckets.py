@@ -1,4 +1,4 @@
-"""Choose the bucket, a fixed shape, of a forward pass."""
+"""Choose the bucket (the fixed shape) for a forward pass."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class BucketKey(NamedTuple):
     """Shape of a forward pass, and everything else that determines its operations.
 
     Attributes:
-        rows: Number of rows: requests and empty rows.
-        columns: Columns per row; in a packed batch, of all rows.
-        positions: Cache positions that attention reads.
-        first_slot: KV cache slot of row 0; 0 in a packed batch, whose slots are inputs.
-        reduced_logits: As in `ForwardState`.
-        states: Hidden states that the caller reads; None for none.
+        rows: Number of rows, including empty ones.
+        columns: Number of columns per row; in a packed batch, the total number of columns.
+        positions: Number of cache positions that attention reads.
+        first_slot: KV-cache slot of row 0; 0 for a packed batch, whose slots are inputs.
+        reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
+        states: Hidden states that the caller reads, or None.
     """
 
     rows: int
@@ -46,14 +46,14 @@ def padded_bucket(
     reduced_logits: bool,
     states: StateRequest | None,
 ) -> BucketKey | None:
-    """Return the bucket of a padded batch; None if it is too large for any.
+    """Return the bucket for a padded batch, or None if no bucket is large enough.
 
     Args:
         layout: Padded batch.
-        cache: KV cache; its window is the one of the batch.
+        cache: KV cache, whose window is set to the batch.
         reads_lengths: Whether attention reads lengths from the device instead of a mask.
-        reduced_logits: As in `ForwardState`.
-        states: As in `BucketKey`.
+        reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
+        states: Hidden states that the caller reads, or None.
     """
     num_rows, num_columns = layout.token_ids.shape
     columns = next((size for size in COLUMNS if size >= num_columns), None)
@@ -75,14 +75,14 @@ def packed_bucket(
     reduced_logits: bool,
     states: StateRequest | None,
 ) -> BucketKey | None:
-    """Return the bucket of a packed batch; None if it is too large for any.
+    """Return the bucket for a packed batch, or None if no bucket is large enough.
 
     Args:
         packing: Packed batch.
-        cache: KV cache; its window is the one of the batch.
-        fixed_rows: Rows of every matrix product; the tokens of a bucket fill such products.
-        reduced_logits: As in `ForwardState`.
-        states: As in `BucketKey`.
+        cache: KV cache, whose window is set to the batch.
+        fixed_rows: Number of rows in every matrix product; the bucket's size is a multiple of it.
+        reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
+        states: Hidden states that the caller reads, or None.
     """
     step = fixed_rows or MIN_PACKED_TOKENS
     tokens = step
@@ -96,7 +96,7 @@ def packed_bucket(
 
 
 def _position_bucket(visible: int, reads_lengths: bool) -> int:
-    """Return the smallest bucket of cache positions that holds `visible` ones."""
+    """Return the smallest position bucket that holds `visible` cache positions."""
     size, ratio = (
         (MIN_POSITIONS_BY_LENGTH, POSITIONS_RATIO_BY_LENGTH)
         if reads_lengths

@@ -13,10 +13,10 @@ from paceline.model.fixed_shapes.output import BucketOutput
 
 
 class GraphMemory:
-    """Memory and stream that the graphs of one model share.
+    """Memory and CUDA stream shared by the graphs of one model.
 
     Args:
-        max_tokens: Maximum number of columns of all rows in a bucket.
+        max_tokens: Maximum total number of columns in a bucket.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -26,15 +26,15 @@ class GraphMemory:
         self._logits: Tensor | None = None
 
     def renew_pool(self) -> None:
-        """Create a new memory pool; torch has freed the old one with its last graph."""
+        """Create a new memory pool; torch freed the old one with its last graph."""
         self._pool = _new_pool()
 
     def capture(self, forward: Callable[[], BucketOutput]) -> CapturedForward:
         """Capture a forward pass.
 
         Args:
-            forward: Function without arguments that reads and writes tensors at fixed addresses. It
-                has run before, so that its kernels are compiled.
+            forward: Function without arguments that reads and writes tensors at fixed addresses.
+                It must have run before, so that its kernels are compiled.
         Raises:
             RuntimeError: An operation of the forward pass cannot be captured.
         """
@@ -61,7 +61,7 @@ class GraphMemory:
     def _keep(self, output: BucketOutput) -> BucketOutput:
         """Return an output whose logits are in the shared memory.
 
-        Graphs that kept their own logits would together hold a vocabulary per column of each.
+        Otherwise, every graph would need memory for the logits of all its columns.
         """
         logits = output.logits
         if self._logits is None or self._logits.shape[1] != logits.shape[-1]:
@@ -71,10 +71,10 @@ class GraphMemory:
 
 
 class CapturedForward:
-    """Forward pass as a CUDA graph; its inputs and outputs stay at their addresses.
+    """A forward pass as a CUDA graph, with inputs and outputs at fixed addresses.
 
     Args:
-        graph: The graph.
+        graph: Captured graph.
         output: Tensors that every replay overwrites.
     """
 

@@ -1,4 +1,4 @@
-"""Hold the inputs of a bucket in one buffer, which one copy sends to the device."""
+"""Hold a bucket's inputs in one buffer, which a single copy sends to the device."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _INT_BYTES = 8
 
 
 class BucketTensors(NamedTuple):
-    """Views of the inputs of a bucket.
+    """Views of a bucket's inputs.
 
     Attributes:
-        token_ids: int64 [rows, columns].
-        positions: int64 [rows, columns], text position of each token.
-        cache_positions: int64 [rows, columns], position in the slot; `SCRATCH` for none.
-        cached: int64 [rows], cached tokens before the forward pass.
-        block: bool [rows, columns, columns], whether a column sees the cache position that many
-            after the cached ones.
+        token_ids: Token ids, int64 [rows, columns].
+        positions: Text position of each token, int64 [rows, columns].
+        cache_positions: Cache position of each token, int64 [rows, columns]; `SCRATCH` for columns
+            without a token.
+        cached: Number of cached tokens before the forward pass, int64 [rows].
+        block: Whether a column sees the cache position at an offset after the cached tokens, bool
+            [rows, columns, columns].
     """
 
     token_ids: Any
@@ -38,8 +39,8 @@ class BucketInputs:
     """Buffers for the inputs of one bucket, on the host and on the device.
 
     Args:
-        rows: Rows of the bucket.
-        columns: Columns per row.
+        rows: Number of rows in the bucket.
+        columns: Number of columns per row.
         device: Device of the forward pass.
     Attributes:
         tensors: Views of the buffer on the device.
@@ -57,8 +58,8 @@ class BucketInputs:
 
         Args:
             layout: Padded batch.
-            token_ids: Token ids that the model reads, [requests, columns of the batch].
-            positions: Text positions within the model's context, in the same shape.
+            token_ids: Token ids for the model, [requests, columns of the batch].
+            positions: Text positions within the model's context, in the same shape as `token_ids`.
         """
         self._buffer.wait()
         arrays = self._arrays

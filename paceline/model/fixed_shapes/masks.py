@@ -1,4 +1,4 @@
-"""Compute additive attention masks on the device from lengths and tree ancestors."""
+"""Compute additive attention masks on the device, from lengths and tree ancestors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class MaskBuilder:
     """Builds the masks of one bucket without waiting for the device.
 
     Args:
-        shape: Rows of the bucket, columns per row, and cache positions that attention reads.
-        groups: Query heads per key head.
+        shape: Number of rows in the bucket, columns per row, and cache positions that attention
+            reads.
+        groups: Number of query heads per key head.
         dtype: Data type of the masks.
         device: Device of the masks.
     """
@@ -37,7 +38,7 @@ class MaskBuilder:
 
         Args:
             inputs: Inputs of the bucket.
-            reaches: How far back each kind of layer looks.
+            reaches: How far back each kind of layer attends.
         """
         offsets = self._span - inputs.cached[:, None]  # from the first column of each row
         columns = offsets.clamp(0, self._columns - 1)
@@ -50,7 +51,7 @@ class MaskBuilder:
         }
 
     def _near(self, seen: Tensor, offsets: Tensor, inputs: BucketTensors, reach: Reach) -> Tensor:
-        """Return the positions that are both seen and within reach."""
+        """Return the positions that are both visible and within reach."""
         if not reach.is_limited:
             return seen
         own = key_positions(inputs).gather(1, offsets.clamp(0, self._columns - 1))
@@ -71,12 +72,12 @@ class MaskBuilder:
 
 
 def key_positions(inputs: BucketTensors) -> Tensor:
-    """Return the text positions of the cache positions after the cached ones.
+    """Return the text positions of the cache positions after the cached tokens.
 
     Args:
         inputs: Inputs of the bucket.
     Returns:
-        int64 [rows, columns].
+        Text positions, int64 [rows, columns].
     """
     rows, columns = inputs.positions.shape
     # Columns without a token write theirs to a position that nobody reads.

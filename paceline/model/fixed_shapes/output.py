@@ -1,4 +1,4 @@
-"""Results of a forward pass in a fixed shape."""
+"""Define the results of a forward pass with a fixed shape."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.model.eagle.captured_states import CapturedStates
 
 @dataclass(frozen=True, slots=True)
 class BucketOutput:
-    """Results of a forward pass; a replay of any graph of the model overwrites them.
+    """Results of a forward pass, overwritten when any graph of the model is replayed.
 
     Attributes:
-        logits: [rows, columns, vocab].
+        logits: Logits, [rows, columns, vocab].
         states: Captured hidden states; None if the caller reads none.
     """
 

@@ -1,4 +1,4 @@
-"""Run packed batches of one shape, with attention by position."""
+"""Run packed batches with one shape, using attention by position."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ _INT_BYTES, _TABLE_BYTES = 8, 4
 
 
 class PackedBucket(Bucket):
-    """Forward passes over packed batches of one shape, on CUDA with Triton.
+    """Forward passes over packed batches with one shape, on CUDA with Triton.
 
     Args:
-        owner: The model.
-        key: The shape: its rows are requests, its columns tokens of all requests.
-        cache: KV cache; its stores must stay where they are.
+        owner: Model to run.
+        key: Shape of the forward passes. Its rows are requests, and its columns are the tokens of
+            all requests.
+        cache: KV cache, whose stores must not move.
     """
 
     def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:
@@ -63,7 +64,7 @@ class PackedBucket(Bucket):
             self._add_paths(kind, paths)
 
     def _add_paths(self, kind: str, paths: dict[int, Any]) -> None:
-        """Let attention find the paths of a kind of layer by its mask."""
+        """Register the paths of a kind of layer under the address of its mask."""
         ranges = _no_ranges(self._key.columns)
         self._metadata.ranges_by_mask[mask_address(self._masks[kind])] = ranges
         self._metadata.derived[id(ranges)] = paths
@@ -73,7 +74,7 @@ class PackedBucket(Bucket):
 
         Args:
             packing: Packed batch.
-            token_ids: Token ids that the model reads, [queries].
+            token_ids: Token ids for the model, [queries].
             positions: Text positions within the model's context, [queries].
         """
         self._buffer.wait()
@@ -98,19 +99,19 @@ class PackedBucket(Bucket):
         return True
 
     def _prepare(self) -> BucketArguments:
-        """Set the state that attention reads, and return the arguments of the model."""
+        """Set the state that attention reads, and return the model's arguments."""
         self._use_attention(BY_POSITION)
         self._owner.view.state.metadata = self._metadata
         return BucketArguments(self._token_ids, self._positions, self._masks, self._cache)
 
 
 def _no_metadata() -> AttentionMetadata:
-    """Return metadata without keys: attention reads the paths of each mask instead."""
+    """Return metadata without keys, because attention reads each mask's paths instead."""
     return AttentionMetadata(np.zeros(1, dtype=np.int64), np.zeros((1, 0), dtype=np.int64), 0)
 
 
 def _no_ranges(queries: int) -> VisibleRanges:
-    """Return visible ranges of queries that see nothing."""
+    """Return visible ranges for queries that see no keys."""
     begin = np.zeros(queries + 1, dtype=np.int64)
     starts = np.array([0, queries])
     return VisibleRanges(np.empty(0, dtype=RUN), begin, starts, queries, packed=True)

@@ -1,4 +1,4 @@
-"""Run padded batches of one shape."""
+"""Run padded batches with one shape."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class PaddedBucket(Bucket):
-    """Forward passes over padded batches of one shape.
+    """Forward passes over padded batches with one shape.
 
     Args:
-        owner: The model.
-        key: The shape.
-        cache: KV cache; its stores must stay where they are.
+        owner: Model to run.
+        key: Shape of the forward passes.
+        cache: KV cache, whose stores must not move.
     """
 
     def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:
@@ -56,14 +56,14 @@ class PaddedBucket(Bucket):
         self._inputs.fill(layout, token_ids, positions)
 
     def _prepare(self) -> BucketArguments:
-        """Set the state that attention reads, and return the arguments of the model."""
+        """Set the state that attention reads, and return the model's arguments."""
         self._use_attention(BY_FIXED_SHAPE)
         inputs = self._inputs.tensors
         self._owner.view.state.metadata = None
         return BucketArguments(inputs.token_ids, inputs.positions, self._masks(), self._cache)
 
     def _masks(self) -> dict[str, Tensor]:
-        """Return one mask per kind of layer, and set what attention reads instead of it."""
+        """Return one mask per kind of layer; set the data that attention reads instead."""
         state, inputs = self._owner.view.state, self._inputs.tensors
         reaches = self._owner.architecture.reaches
         state.trees = {}

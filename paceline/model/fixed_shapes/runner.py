@@ -1,4 +1,4 @@
-"""Choose, build and drop the buckets of one model."""
+"""Choose, build and drop the buckets of a model."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from paceline.model.ragged_batch import RaggedBatch
 
 
 class FixedShapeRunner:
-    """Runs the decode forward passes of one model in buckets; on CUDA, as graphs.
+    """Runs a model's decode forward passes in buckets, on CUDA as captured graphs.
 
     Args:
         model: The transformers model.
         view: View of the model.
-        architecture: Facts about the model.
+        architecture: Properties of the model.
         cache: KV cache of the model.
-        groups: Query heads per key head, the same in all layers.
-        fixed_rows: Rows of every matrix product; 0 for any number.
+        groups: Number of query heads per key head, the same in all layers.
+        fixed_rows: Number of rows in every matrix product; 0 means any number.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FixedShapeRunner:
         return len(self._buckets)
 
     def check_weights(self) -> None:
-        """Drop the graphs if a weight of the model has moved to another address."""
+        """Drop all graphs if a weight of the model has moved to another address."""
         addresses = _addresses(self._owner.model)
         if addresses != self._weights:
             self._drop_buckets()
@@ -76,13 +76,13 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a padded batch in its bucket; None if it has none.
+        """Run a padded batch in its bucket; return None if there is no such bucket.
 
         Args:
-            layout: Padded batch; the window of the cache is set to it.
-            token_ids: Token ids that the model reads, [rows, columns].
+            layout: Padded batch, to which the cache's window is set.
+            token_ids: Token ids for the model, [rows, columns].
             positions: Text positions within the model's context, [rows, columns].
-            states: Hidden states that the caller reads; None for none.
+            states: Hidden states that the caller reads, or None.
         """
         owner, cache = self._owner, self._cache
         reads_lengths = takes_trees(owner.device.type)
@@ -104,13 +104,13 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a packed batch in its bucket; None if it has none.
+        """Run a packed batch in its bucket; return None if there is no such bucket.
 
         Args:
-            packing: Packed batch; the window of the cache is set to it.
-            token_ids: Token ids that the model reads, [queries].
+            packing: Packed batch, to which the cache's window is set.
+            token_ids: Token ids for the model, [queries].
             positions: Text positions within the model's context, [queries].
-            states: Hidden states that the caller reads; None for none.
+            states: Hidden states that the caller reads, or None.
         """
         owner, cache = self._owner, self._cache
         reduced = owner.view.state.reduced_logits
@@ -124,7 +124,7 @@ class FixedShapeRunner:
         return self._run(bucket) if bucket.fill(packing, token_ids, positions) else None
 
     def _has_stores(self) -> bool:
-        """Return whether all layers have stores; drop the buckets of earlier ones."""
+        """Return whether all layers have stores; drop buckets built for earlier stores."""
         if self._generation != self._cache.generation:
             self._drop_buckets()
             self._generation = self._cache.generation
@@ -145,7 +145,7 @@ class FixedShapeRunner:
             self._memory.renew_pool()
 
     def _stop_capturing(self, error: RuntimeError) -> None:
-        """Run all further forward passes without graphs, and warn."""
+        """Stop using graphs for this model, and warn."""
         self._memory = None
         self._buckets.clear()
         warnings.warn(
@@ -162,10 +162,14 @@ def fixed_shape_runner(
     cache: SlotCache,
     fixed_rows: int,
 ) -> FixedShapeRunner | None:
-    """Return a runner for a model; None if it cannot run in fixed shapes.
+    """Return a runner for a model, or None if the model cannot run with fixed shapes.
 
     Args:
-        model, view, architecture, cache, fixed_rows: As in `FixedShapeRunner`.
+        model: The transformers model.
+        view: View of the model.
+        architecture: Properties of the model.
+        cache: KV cache of the model.
+        fixed_rows: Number of rows in every matrix product; 0 means any number.
     """
     groups = _groups(model)
     facts = architecture
@@ -185,16 +189,16 @@ def fixed_shape_runner(
 
 
 def _is_capturable(module: nn.Module) -> bool:
-    """Return whether a module computes the same in every forward pass of one bucket.
+    """Return whether a module's operations are the same in all passes of a bucket.
 
-    Modules of other packages, such as adapters, may change between two forward passes. Those of
-    paceline read only what `BucketKey` names.
+    Modules from other packages, such as adapters, may change between two forward passes.
+    paceline's modules depend only on the fields of `BucketKey`.
     """
     return is_steady(module) or type(module).__module__.startswith("paceline.")
 
 
 def _groups(model: PreTrainedModel) -> int | None:
-    """Return the number of query heads per key head; None if it differs or is unknown."""
+    """Return the number of query heads per key head; None if unknown or not constant."""
     config = model.config.get_text_config(decoder=True)
     queries, keys = (
         layer_values(config, name) for name in ("num_attention_heads", "num_key_value_heads")

@@ -1,4 +1,4 @@
-"""Settings of forward passes with fixed shapes, with units and reasons."""
+"""Define the settings of fixed shapes, with units and reasons."""
 
 from __future__ import annotations
 

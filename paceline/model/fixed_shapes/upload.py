@@ -1,4 +1,4 @@
-"""Send the inputs of a bucket to the device in one copy."""
+"""Send a bucket's inputs to the device in one copy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 
 class UploadBuffer:
-    """Bytes on the host and at a fixed address on the device.
+    """A buffer on the host, with a copy at a fixed address on the device.
 
     Args:
         size: Number of bytes.
         device: Device that reads them.
     Attributes:
-        host: uint8 [size] on the host; on CUDA in pinned memory.
-        device: uint8 [size] on the device; on a CPU, `host`.
+        host: Bytes on the host, uint8 [size]; on CUDA, in pinned memory.
+        device: Bytes on the device, uint8 [size]; on a CPU, the same as `host`.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -28,12 +28,12 @@ class UploadBuffer:
         self._sent: Any = None
 
     def wait(self) -> None:
-        """Wait until the last copy has read the host's bytes."""
+        """Wait until the last copy has finished reading the host's bytes."""
         if self._sent is not None:
             self._sent.synchronize()
 
     def send(self) -> None:
-        """Copy the bytes to the device, without waiting for it."""
+        """Start copying the bytes to the device, without waiting for the copy."""
         if self.device is self.host:
             return
         self.device.copy_(self.host, non_blocking=True)

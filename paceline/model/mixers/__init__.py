@@ -1,1 +1,1 @@
-"""Run the recurrent mixers of a model over pending tokens and draft trees."""
+"""Run a model's recurrent mixers over pending tokens and draft trees."""

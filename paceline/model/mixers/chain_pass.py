@@ -1,4 +1,4 @@
-"""Verify a chain in a model whose states cannot be separated from its attention."""
+"""Verify chains in models whose states cannot be separated from attention."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class ChainPass:
-    """Forward pass of one request that advances states if all tokens are accepted.
+    """A forward pass over one request that advances states if all tokens are accepted.
 
     The whole model runs once over the pending tokens and the chain. If a draft token is rejected,
-    the states stay as they were, and the next forward pass feeds the tokens again.
+    the states do not change, and the next forward pass processes the tokens again.
 
     Args:
         layout: Padded batch with one row.
@@ -46,7 +46,7 @@ class ChainPass:
         Args:
             accepted: Accepted nodes of the request.
         Returns:
-            Number of tokens added to the stored states, in a list of one.
+            Number of tokens added to the stored states, as a list with one entry.
         """
         if len(accepted[0]) < self._nodes:
             return [0]

@@ -1,4 +1,4 @@
-"""Define what a mixer does with pending tokens, draft trees and stored states."""
+"""Define how a mixer processes pending tokens, draft trees and stored states."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ MixerCall = Callable[[Tensor], Tensor]
 
 
 class StateUpdate(Protocol):
-    """Advance the stored states after verification; the result of one mixer call."""
+    """Advances the stored states after verification; the result of a mixer call."""
 
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
     ) -> None:
         """Advance the stored states of the batch's slots.
 
-        The mixer's `folds` says whether this includes the accepted nodes.
+        Includes the accepted nodes if the mixer's `folds` is True.
 
         Args:
             layer: Layer of the mixer.
             batch: Tokens of the forward pass.
-            accepted: Accepted nodes of each request, in text order. The pending tokens are always
-                part of the text.
+            accepted: Accepted nodes of each request, in text order. Pending tokens always count as
+                accepted.
         """
 
 
 class Mixer(Protocol):
-    """Run the mixer of one layer over a batch of draft trees.
+    """Runs the mixer of one layer over a batch of draft trees.
 
     Attributes:
         folds: Whether a commit adds accepted nodes to the stored states. Otherwise, the next
@@ -47,11 +47,11 @@ class Mixer(Protocol):
     ) -> tuple[Tensor, StateUpdate]:
         """Return the mixer's output, and the update for the commit.
 
-        The output has the layout of the input. The stored states do not change before the commit.
+        The output has the layout of the input. The stored states change only at the commit.
 
         Args:
-            hidden: Inputs of the module, [rows, columns, hidden].
+            hidden: Inputs to the module, [rows, columns, hidden].
             batch: Tokens of the forward pass.
             layer: Stored states of the module's layer.
-            call: The module's own forward method with the other arguments of this call.
+            call: The module's own `forward`, bound to the other arguments of this call.
         """

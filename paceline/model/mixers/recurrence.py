@@ -1,9 +1,9 @@
-"""Run a mixer's own forward method with recurrences that follow draft trees.
+"""Run a mixer's own `forward` with recurrences that follow draft trees.
 
-transformers' mixers compute projections, gates and norms with their own submodules. For
-recurrences, they call functions of their Python module, with the same names in all models. A
-`RecurrenceMixer` runs the code of the forward method with other functions under these names.
-Neither the class nor its Python module changes.
+transformers' mixers compute projections, gates and norms with submodules. For recurrences, they
+call functions of their Python module, which have the same names in all models. A `RecurrenceMixer`
+runs the code of `forward` with other functions under these names. Neither the class nor its Python
+module changes.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _UNUSED = frozenset(
 
 
 class RecurrenceMixer:
-    """Run a mixer so that each token continues from its parent's state in the tree.
+    """Runs a mixer so that each token continues from its parent's state in the tree.
 
     Args:
         module: The view's copy of the module.
-        forward: Forward method of the module's class, without decorators.
+        forward: `forward` method of the module's class, without decorators.
     """
 
     folds = True
@@ -69,7 +69,7 @@ class RecurrenceMixer:
         self._call: RecurrenceCall | None = None
 
     def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs a `RecurrenceCall` method on the current call."""
+        """Return a function that calls a `RecurrenceCall` method for the current call."""
 
         def recurrence(*args: Any, **kwargs: Any) -> Any:
             return function(self._call, *args, **kwargs)
@@ -89,7 +89,7 @@ class RecurrenceMixer:
 
 
 class _Folds:
-    """Commit the recurrences of one mixer call."""
+    """Commits the recurrences of one mixer call."""
 
     def __init__(self, call: RecurrenceCall) -> None:
         self._tree, self._folds = call.tree, call.folds
@@ -103,7 +103,7 @@ class _Folds:
 
 
 def recurrence_mixer(twin: nn.Module) -> RecurrenceMixer | None:
-    """Return a `RecurrenceMixer` for a module, or None if its recurrences are unknown.
+    """Return a `RecurrenceMixer` for a module, or None if it is not supported.
 
     Args:
         twin: The view's copy of the module.
@@ -119,7 +119,7 @@ def recurrence_mixer(twin: nn.Module) -> RecurrenceMixer | None:
 
 
 def _function_names(forward: FunctionType) -> set[str]:
-    """Return the names of the recurrences that a forward method may call.
+    """Return the names of the recurrence functions that a `forward` method may call.
 
     These are the functions that transformers wraps so that a faster kernel can replace them.
     """
@@ -132,7 +132,7 @@ def _function_names(forward: FunctionType) -> set[str]:
 
 
 def _takes_states_only(forward: FunctionType) -> bool:
-    """Return whether a forward method requires only the hidden states."""
+    """Return whether a `forward` method requires only the hidden states."""
     _, hidden, *others = inspect.signature(forward).parameters.values()
     optional = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
     return hidden.default is hidden.empty and all(

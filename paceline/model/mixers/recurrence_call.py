@@ -27,10 +27,10 @@ Fold = Callable[[Sequence[Sequence[int]]], None]
 
 
 class RecurrenceCall:
-    """Compute the recurrences of one mixer call along a draft tree.
+    """Computes the recurrences of one mixer call along a draft tree.
 
-    Each method takes the arguments of the transformers function that it replaces, and returns its
-    result. The order of the calls determines which of the mixer's stored states each call uses.
+    Each method replaces a transformers function with the same arguments and result. The order of
+    the calls determines which of the mixer's stored states each call uses.
 
     Args:
         tree: Tokens of the forward pass.
@@ -84,7 +84,7 @@ class RecurrenceCall:
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """Return the output of a gated delta rule and None for the final state.
+        """Return the output of a gated delta rule, and None for the final state.
 
         The shape of the output is [rows, columns, heads, lanes].
         """
@@ -107,7 +107,7 @@ class RecurrenceCall:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **_: Any,
     ) -> Tensor:
-        """Return the output of a state space with one decay rate per head.
+        """Return the output of a state-space model with one decay rate per head.
 
         Its shape is [rows, columns, heads, lanes].
         """
@@ -130,7 +130,7 @@ class RecurrenceCall:
         delta_softplus: bool = False,
         **_: Any,
     ) -> Tensor:
-        """Return the output of a state space with decay rates per channel.
+        """Return the output of a state-space model with one decay rate per channel.
 
         Its shape is [rows, channels, columns].
         """
@@ -208,7 +208,7 @@ class RecurrenceCall:
         return tree.on("nodes", tree.columns[is_node], like.device)
 
     def _path(self, accepted: Sequence[Sequence[int]]) -> FoldPath:
-        """Return the path to fold, in columns of the kept tokens."""
+        """Return the path to commit, as columns of the stored tokens."""
         known = self.tree.derived.get("path")
         if known is None or known[0] is not accepted:
             path = self._node_path(accepted) if self._is_wide else self.tree.accepted_path(accepted)
@@ -226,7 +226,7 @@ class RecurrenceCall:
         )
 
     def _prompt_columns(self, count: int, device: torch.device) -> Tensor:
-        """Return which columns hold tokens of a prompt, bool [count]."""
+        """Return a mask of the columns that hold prompt tokens, bool [count]."""
         tree = self.tree
         is_prompt = np.arange(tree.width) < tree.prompt[:, None]
         flags = np.zeros(count, dtype=np.bool_)
@@ -235,7 +235,7 @@ class RecurrenceCall:
 
 
 def token_tree(batch: RecurrentBatch) -> TokenTree:
-    """Return the tokens of a batch as recurrences read them; made once."""
+    """Return a batch's tokens in the form used by recurrences; built once per batch."""
     if "tree" not in batch.derived:
         batch.derived["tree"] = TokenTree(
             np.ascontiguousarray(batch.slots),
@@ -250,5 +250,4 @@ def token_tree(batch: RecurrentBatch) -> TokenTree:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Join rows and columns."""
     return tensor.flatten(0, 1)

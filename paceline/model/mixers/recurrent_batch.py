@@ -1,4 +1,4 @@
-"""Describe the order of a forward pass's tokens to mixers."""
+"""Describe the token order of a forward pass for mixers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from paceline.model.ragged_batch import RaggedBatch
 class RecurrentBatch:
     """Tokens of a forward pass, one row per request, in text order.
 
-    A row has the pending tokens, then the nodes, then padding. Padding repeats the column of the
-    newest pending token, and its results are not used.
+    A row consists of pending tokens, nodes and padding, in this order. Padding repeats the column
+    of the newest pending token; its results are not used.
 
     Attributes:
         slots: Slot of each request, [requests].
-        pending: Number of pending tokens of each request; at least 1, [requests].
+        pending: Number of pending tokens of each request, [requests]; at least 1.
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         nodes: Number of tree nodes of each request, [requests].
         columns: Column of each token in the joined rows of the forward pass, [requests, width].
-        parents: Index within the row of the token before each token, always a smaller one; -1 means
-            the token follows the stored state, [requests, width].
+        parents: Index within the row of each token's predecessor, which is always smaller,
+            [requests, width]; -1 means that the token follows the stored state.
         trees: Draft tree of each request.
-        on_device: Tensors that `tensor` has copied, by name and device.
+        on_device: Tensors already copied by `tensor`, by name and device.
         derived: Values that mixers compute once per forward pass, by name.
     """
 
@@ -47,11 +47,11 @@ class RecurrentBatch:
     derived: dict[str, Any] = field(default_factory=dict)
 
     def tensor(self, name: str, device: torch.device) -> Tensor:
-        """Return one of the arrays as a tensor, copied to a device once.
+        """Return an array as a tensor on a device, copying it only once.
 
         Args:
             name: "slots", "pending", "prompt", "nodes", "columns" or "parents".
-            device: Device for the tensor.
+            device: Device of the tensor.
         """
         key = name, device
         if key not in self.on_device:
@@ -63,7 +63,7 @@ class RecurrentBatch:
 def recurrent_batch(
     requests: Sequence[Request], trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch
 ) -> RecurrentBatch:
-    """Return the token order of a batch, as recurrent layers need it.
+    """Return the token order of a batch for recurrent layers.
 
     Args:
         requests: Requests of the batch.

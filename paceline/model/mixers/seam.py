@@ -1,4 +1,4 @@
-"""Replace the forward methods of a view's mixers."""
+"""Replace the `forward` methods of the mixers in a view."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paceline.model.mixers.upstream import UpstreamMixer
 
 @dataclass(frozen=True, slots=True)
 class RecurrentPass:
-    """Collect the state updates of one forward pass through the recurrent layers.
+    """Collects the state updates of one forward pass through the recurrent layers.
 
     Attributes:
         batch: Tokens of the forward pass.
         layers: Stored states by layer index.
-        updates: Results of the mixers for the commit, by layer index.
+        updates: Updates that the mixers returned for the commit, by layer index.
         folds: Whether every mixer adds accepted nodes to the stored states.
     """
 
@@ -55,11 +55,11 @@ class RecurrentPass:
 
 
 class RecurrentState(Protocol):
-    """Define the part of a view's forward state that its mixers read.
+    """The fields of a view's forward state that its mixers read.
 
     Attributes:
         folds: Whether every mixer of the view adds accepted nodes to the stored states.
-        recurrent: The current forward pass; None means mixers run as in transformers.
+        recurrent: The current forward pass; None means that mixers run as in transformers.
     """
 
     folds: bool
@@ -67,14 +67,14 @@ class RecurrentState(Protocol):
 
 
 class MixerForward:
-    """Replace the forward method of a mixer in a view.
+    """Replaces the `forward` method of a mixer in a view.
 
     Args:
         twin: The view's copy of the mixer.
-        mixer: Runs the mixer over a batch of trees.
+        mixer: Implementation that runs over a batch of trees.
         state: Forward state of the view.
     Attributes:
-        mixer: As above.
+        mixer: Implementation that runs over a batch of trees.
     """
 
     def __init__(self, twin: nn.Module, mixer: Mixer, state: RecurrentState) -> None:
@@ -105,11 +105,11 @@ class MixerForward:
 
 
 def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[int, nn.Module]:
-    """Return the mixer of each layer with states, by layer index.
+    """Return the mixer of each layer that has states, by layer index.
 
-    A mixer replaces attention in its layer. It takes an attention mask, owns a depthwise
-    convolution and knows the index of its layer. The result is empty if a layer does not have
-    exactly one such module, because its states cannot be separated from attention.
+    A mixer is a layer's replacement for attention: a module that takes an attention mask and has a
+    depthwise convolution and a layer index. If a layer does not have exactly one such module, its
+    states cannot be separated from attention, and the result is empty.
 
     Args:
         model: Model to search.

@@ -1,4 +1,4 @@
-"""Set the constants of recurrent mixers."""
+"""Constants of recurrent mixers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a module's own forward method over pending tokens and branches."""
+"""Run a module's own `forward` over pending tokens and branches."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from paceline.model.mixers.settings import MAX_SHORT_COLUMNS, SHORT_CHUNK
 
 @dataclass(frozen=True, slots=True)
 class _Advanced:
-    """Hold the states after the pending tokens until the commit.
+    """The states after the pending tokens, stored until the commit.
 
     Attributes:
-        states: States by name, [requests, ...] each.
+        states: States by name, each [requests, ...].
     """
 
     states: dict[str, Tensor]
@@ -32,15 +32,15 @@ class _Advanced:
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
     ) -> None:
-        """Keep the states; the next forward pass processes accepted nodes again."""
+        """Store the states; the next forward pass processes accepted nodes again."""
         first = next(iter(self.states.values()))
         layer.hold(batch.tensor("slots", first.device), self.states)
 
 
 class UpstreamMixer:
-    """Run a mixer with transformers' own module, with one row per branch.
+    """Runs a mixer with transformers' own module, using one row per branch.
 
-    The pending tokens of requests with equal counts share a call. Each branch of a tree is a row
+    Requests with the same number of pending tokens share a call. Each branch of a tree is a row
     that starts from the state after the pending tokens. Padding comes last in a row, so it cannot
     change the state of a token.
 
@@ -75,10 +75,11 @@ class UpstreamMixer:
     def _advance(
         self, flat: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
-        """Run the pending tokens, in groups of requests with equal counts.
+        """Process the pending tokens, in groups of requests with equal counts.
 
         Returns:
-            States after them by name, [requests, ...] each; and pairs of columns and their outputs.
+            States after the pending tokens by name, each [requests, ...]; and pairs of columns and
+            their outputs.
         """
         device = flat.device
         order: list[IntArray] = []
@@ -104,12 +105,12 @@ class UpstreamMixer:
         }, results
 
     def _run(self, call: MixerCall, hidden: Tensor, in_prompt: bool) -> Tensor:
-        """Call the module with a suitable chunk size and time step limits.
+        """Call the module with a suitable chunk size and step-size limits.
 
         Args:
-            call: The module's forward method.
+            call: The module's `forward` method.
             hidden: Inputs, [rows, columns, hidden].
-            in_prompt: Whether the columns are tokens of a prompt whose time steps are limited.
+            in_prompt: Whether the columns are prompt tokens, whose step sizes are limited.
         """
         changes: dict[str, Any] = {}
         if self._chunk_size is not None and hidden.shape[1] <= MAX_SHORT_COLUMNS:
@@ -128,19 +129,19 @@ _NO_LIMITS = (0.0, math.inf)
 
 
 def clamps_prompts(module: nn.Module) -> bool:
-    """Return whether a mixer limits the time steps of prompts only.
+    """Return whether a mixer limits the step sizes of prompts only.
 
-    transformers limits them only in forward passes with several tokens. `generate` decodes one
-    token at a time, so the limits apply only to prompts.
+    transformers limits step sizes only in forward passes with several tokens. `generate` decodes
+    one token at a time, so the limits apply only to prompts.
     """
     limits = vars(module).get("time_step_limit")
     return limits is not None and tuple(limits) != _NO_LIMITS
 
 
 def ignores_states(module: nn.Module) -> bool:
-    """Return whether a mixer ignores its state when it gets several tokens.
+    """Return whether a mixer ignores its state if it receives several tokens.
 
-    transformers' selective scan (Mamba-1) has no argument for a state.
+    This is the case for transformers' selective scan (Mamba-1), which has no argument for a state.
     """
     return "mamba_selective_scan" in inspect.unwrap(type(module).forward).__code__.co_names
 
@@ -150,7 +151,7 @@ def _branches(batch: RecurrentBatch) -> tuple[IntArray, IntArray, BoolArray]:
 
     Returns:
         Request of each path, [paths]; index of each token in the request's row, [paths, longest];
-        and whether each is a token rather than padding, in the same shape.
+        and a mask of the entries that are tokens, in the same shape.
     """
     paths = [
         (row, batch.pending[row] + np.array(tree.path(leaf), dtype=np.int64))

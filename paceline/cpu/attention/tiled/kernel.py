@@ -45,12 +45,12 @@ _COLUMN_TILES = COLUMN_SUMS, COLUMN_WEIGHTS
 
 
 def suits(kind: int, dim: int, value_dim: int) -> bool:
-    """Return whether this kernel supports a number format and head dimensions."""
+    """Return whether this kernel supports a number format and head sizes."""
     return kind == BFLOAT16 and dim % INNER == 0 and value_dim % SIDE == 0 and amx.available()
 
 
 def _attend(call_address: int) -> int:
-    """Run tiles of the `AttentionCall` at an address; return their number."""
+    """Process tiles of the `AttentionCall` at an address; return their number."""
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)
@@ -96,13 +96,13 @@ attend_tiled = TeamJob(_attend, CALL)
 def _attend_tile(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, common_steps: IntArray
 ) -> None:
-    """Compute the weights of all blocks, then the sums: common steps first.
+    """Compute the weights of all blocks, then the sums, starting with common steps.
 
     Args:
-        call: The attention call.
-        tile: The queries.
-        space: The thread's memory.
-        common_steps: Memory for the number of common steps of each block.
+        call: Attention call.
+        tile: Queries of the tile.
+        space: Memory of the thread.
+        common_steps: Output: number of common steps of each block.
     """
     clear(space.zeros, call.value_dim * HALF_BYTES)
     max_steps, block, i = 0, 0, 0

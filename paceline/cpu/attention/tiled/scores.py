@@ -35,12 +35,12 @@ def weigh_block(
     """Compute the weights of a block of queries.
 
     Args:
-        call: The attention call.
-        tile: The current tile of queries.
-        space: The thread's memory.
-        block: Number of the block in the tile.
+        call: Attention call.
+        tile: Current tile of queries.
+        space: Memory of the thread.
+        block: Index of the block in the tile.
         i: First query of the block.
-        count: Number of queries of the block.
+        count: Number of queries in the block.
 
     Returns:
         Number of steps whose keys all queries of the block see at the same ranks.
@@ -74,11 +74,11 @@ def weigh_block(
 
 @inlined
 def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int, int, int]:
-    """Return which keys the queries of a block see.
+    """Return the range of keys visible to the queries of a block.
 
     Returns:
-        The first key that a query sees, the last key plus one, and the number of first keys that
-        all queries see. The number is 0 if these are not the first keys of the tile.
+        The first key that any query sees, the last key plus one, and the number of leading keys
+        that all queries see. The number is 0 if these are not the first keys of the tile.
     """
     low, high, shared = call.keys, 0, call.keys
     for column in range(
@@ -98,9 +98,9 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
 def _lay_queries(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, i: int, count: int
 ) -> None:
-    """Transpose the queries of a block to words of two dims, one query a column.
+    """Transpose a block's queries to words of two dimensions, one query per column.
 
-    Zeros fill up the sixteen queries.
+    Missing queries, up to sixteen, are zeros.
     """
     size = call.dim * HALF_BYTES
     for lane in range(count):
@@ -117,7 +117,7 @@ def _lay_queries(
 def _score(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, scores: int, start: int, stop: int
 ) -> None:
-    """Multiply all queries of a block with up to 32 keys; missing keys are zeros."""
+    """Multiply all queries of a block by up to 32 keys; missing keys are zeros."""
     size, source, stride = (
         call.dim * HALF_BYTES,
         tile.key + start * call.key_stride,
@@ -144,9 +144,9 @@ def _score(
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Order the scores of a query by rank, and return the number of its steps.
+    """Sort a query's scores by rank, and return the number of its steps.
 
-    Minus infinity fills up the last step.
+    The last step is padded with minus infinity.
     """
     rank = 0
     for number in range(tile.begin[column], tile.begin[column + 1]):
@@ -164,7 +164,7 @@ def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> i
 
 @inlined
 def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
-    """Convert the scores of a query to weights; return their float32 total."""
+    """Convert a query's scores to softmax weights; return their float32 total."""
     largest = softmax_weighted_sum.find_largest(row, 2 * steps)
     sink = load_sink(call, head)
     if call.sinks:

@@ -1,4 +1,4 @@
-"""Sum values by the weights of a block: common steps, then steps of each column."""
+"""Sum a block's weighted values: common steps first, then each column's steps."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 
 @inlined
 def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
-    """Add the values of the steps first .. last - 1 to the sums of a block.
+    """Add the values of steps `first` to `last` - 1 to the sums of a block.
 
-    `first` is the first step of the section that is laid out.
+    `first` is the first step of the section in memory.
     """
     size, count = call.value_dim * FLOAT_BYTES, last - first
     weights = space.scores + block * SIDE * space.width + first * STEP_BYTES
@@ -52,7 +52,7 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the products of `count` steps to 64 dims of the sums of all queries."""
+    """Add the products of `count` steps to the sums in 64 dimensions of all queries."""
     _load_sums0(sums, size)
     _load_sums1(sums + amx.ROW, size)
     _load_sums2(sums + 2 * amx.ROW, size)
@@ -77,7 +77,7 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the products of `count` steps to 16 dims of the sums of all queries."""
+    """Add the products of `count` steps to the sums in 16 dimensions of all queries."""
     _load_sums0(sums, size)
     for step in range(count):
         _load_values(values + step * SIDE * size, size)
@@ -97,16 +97,16 @@ def add_column_steps(
     count: int,
     first: int,
 ) -> None:
-    """Add, for each column of a block, the values of its steps from `first` on.
+    """Add the values of each column's own steps, starting with step `first`.
 
     Args:
-        call: The attention call.
-        tile: The current tile of queries.
-        space: The thread's memory.
-        block: Number of the block in the tile.
+        call: Attention call.
+        tile: Current tile of queries.
+        space: Memory of the thread.
+        block: Index of the block in the tile.
         i: First query of the block.
-        count: Number of queries of the block.
-        first: Number of steps that `add_steps` added.
+        count: Number of queries in the block.
+        first: Number of steps already added by `add_steps`.
     """
     size = call.value_dim * FLOAT_BYTES
     lane = 0
@@ -137,12 +137,12 @@ def _length(tile: QueryTile, run: int) -> int:
 def _gather(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, run: int, rank: int, stop: int
 ) -> int:
-    """Lay out the values of the keys of ranks rank .. stop - 1 as words of two keys.
+    """Arrange the values of keys with ranks `rank` to `stop` - 1 in words of two keys.
 
     Args:
-        call: The attention call.
-        tile: The current tile of queries.
-        space: The thread's memory.
+        call: Attention call.
+        tile: Current tile of queries.
+        space: Memory of the thread.
         run: Run of the first key, or an earlier run.
         rank: Rank of the first key.
         stop: Rank of the last key, plus one.

@@ -1,4 +1,4 @@
-"""Describe the queries that a thread takes at a time, and lay out its memory."""
+"""Define the tile of queries that a thread processes, and lay out its memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ STEP_BYTES = bf16_pack.STEP
 
 
 class TileWorkspace(NamedTuple):
-    """Addresses of the parts of a thread's memory.
+    """Addresses of the buffers in a thread's memory.
 
     Attributes:
         scores: Scores of each block, float32 [16 queries, keys]; later the weights of each step.
         sums: Sums of each block, float32 [16 queries, value dims].
         totals: Total weights of each block, float32 [16].
-        queries: Queries of a block, transposed: [dims / 2, 16] words of two numbers.
+        queries: Queries of a block, transposed: [dims / 2, 16] words of two values.
         copied: Queries of a block, [16, dims].
-        keys: Keys of a step, [32, dims], if they must be copied.
-        zeros: A value of zeros.
+        keys: Copies of the keys of a step, [32, dims], if needed.
+        zeros: A value vector of zeros.
         values: Values of a section, [16 * steps, value dims] words of two keys.
-        gathered: Values of a step, laid out in the same way.
+        gathered: Values of a step, in the same layout.
         products: Scores of a step, float32 [32 keys, 16].
-        width: Bytes of a row of scores.
+        width: Size of a row of scores in bytes.
     """
 
     scores: int
@@ -50,9 +50,9 @@ class TileWorkspace(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """Queries of a row and a key head that a thread takes at a time.
+    """Queries from one row and key head that a thread processes together.
 
-    Query i belongs to column i // groups and is member i % groups of its group.
+    Query i belongs to column i // groups and is query head i % groups of its group.
 
     Attributes:
         head: Key head.
@@ -61,8 +61,8 @@ class QueryTile(NamedTuple):
         query: Address of the row's queries.
         key, value: Addresses of the key head's keys and values.
         base: First key that the first column sees.
-        runs, begin: Keys that the columns of the row see, see `VisibleRanges`.
-        straight: Number of first keys, by text position, whose cache position is their ordinal.
+        runs, begin: Keys visible to the columns of the row; see `VisibleRanges`.
+        straight: Number of leading keys in text order whose cache position equals their ordinal.
         tail: Cache positions of the other keys.
     """
 
@@ -82,13 +82,13 @@ class QueryTile(NamedTuple):
 
 @inlined
 def queries_per_block(groups: int) -> int:
-    """Return the maximum number of queries in a block: whole columns, or part of one."""
+    """Return the maximum number of queries per block: whole columns, or part of one."""
     return SIDE // groups * groups if groups <= SIDE else SIDE
 
 
 @inlined
 def straight_keys(cached: int, tail: IntArray) -> int:
-    """Return the number of first keys whose cache position is their ordinal."""
+    """Return the number of leading keys whose cache position equals their ordinal."""
     more = 0
     while more < len(tail) and tail[more] == cached + more:
         more += 1
@@ -97,7 +97,7 @@ def straight_keys(cached: int, tail: IntArray) -> int:
 
 @inlined
 def blocks_per_tile(call: AttentionCall) -> int:
-    """Return the maximum number of blocks of a tile of queries."""
+    """Return the maximum number of blocks in a tile of queries."""
     if call.groups <= SIDE:
         return int(call.tile // queries_per_block(call.groups))
     return int(call.tile // call.groups * ((call.groups + SIDE - 1) // SIDE))
@@ -105,7 +105,7 @@ def blocks_per_tile(call: AttentionCall) -> int:
 
 @inlined
 def count_queries(call: AttentionCall, tile: QueryTile, i: int) -> int:
-    """Return the number of queries of the block that begins with query i."""
+    """Return the number of queries in the block that begins with query i."""
     max_queries = queries_per_block(call.groups)
     if call.groups > SIDE:
         max_queries = min(max_queries, call.groups - (tile.first + i) % call.groups)
@@ -114,7 +114,7 @@ def count_queries(call: AttentionCall, tile: QueryTile, i: int) -> int:
 
 @inlined
 def cache_position(tile: QueryTile, ordinal: int) -> int:
-    """Return the cache position of the key with an ordinal, by text position."""
+    """Return the cache position of a key, given its ordinal in text order."""
     return ordinal if ordinal < tile.straight else tile.tail[ordinal - tile.straight]
 
 
@@ -126,9 +126,9 @@ def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
 
 @inlined
 def row_width(call: AttentionCall) -> int:
-    """Return the size of a row of scores in bytes: whole steps, plus one cache line.
+    """Return the size in bytes of a row of scores: whole steps plus one cache line.
 
-    Rows that lie a power of two apart would compete for the same lines of the cache.
+    Rows at a distance of a power of two would compete for the same cache lines.
     """
     return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
 
@@ -148,7 +148,7 @@ def workspace_size(call: AttentionCall, blocks: int) -> int:
 
 @inlined
 def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
-    """Assign addresses from `memory` on to the parts of a workspace."""
+    """Assign addresses, starting at `memory`, to the buffers of a workspace."""
     width = row_width(call)
     value_bytes = call.value_dim * FLOAT_BYTES
     scores = memory
@@ -168,6 +168,6 @@ def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
 
 @inlined
 def pair_up(call: AttentionCall, sources: tuple[int, int], target: int) -> None:
-    """Interleave the values of two keys to words of two numbers, one of each."""
+    """Interleave the values of two keys as words, each with one number per key."""
     for offset in range(0, call.value_dim * HALF_BYTES, SIDE * HALF_BYTES):
         bf16_pack.pair_up(sources[0] + offset, sources[1] + offset, target + 2 * offset)
