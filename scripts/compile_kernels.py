@@ -19,6 +19,8 @@ def main() -> None:
     params = [SamplingParams(8), SamplingParams(8, temperature=0.8, top_k=20, top_p=0.9)]
     for dtype in ("float32", "bfloat16"):
         for name, one in REGISTRY.items():
+            if name == "state_head":  # needs a head, and compiles nothing that others do not
+                continue
             spec = f"{name}:datastore=demo" if one.needs_store else name
             if dtype == "float32" or not one.needs_draft_model:
                 draft = demo.DRAFT if one.needs_draft_model else None

@@ -14,17 +14,25 @@ import paceline.integrations.transformers
 import paceline.serve
 from paceline import demo, errors
 from paceline.drafters import REGISTRY
+from paceline.model.loading import load_model
 from paceline.model.verified import VERIFIED
 from paceline.serve.requests import ChatRequest, CompletionRequest
 from tests.support import multimodal
+from tests.support.state_heads import random_eagle3
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Snippets name a real model; the tests run them on the embedded one, offline.
 HUB_IDS = {
-    name: str(demo.TARGET) for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "LiquidAI/LFM2-350M")
+    name: str(demo.TARGET)
+    for name in (
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "LiquidAI/LFM2-350M",
+        "meta-llama/Llama-3.1-8B-Instruct",
+    )
 }
 MULTIMODAL = "llava-hf/llava-1.5-7b-hf"  # in the tests, a tiny model of the same class
+EAGLE3_HEAD = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"  # a random one takes its place
 GGUF_FILE = '"model.gguf"'  # a tiny one takes its place
 SNIPPETS = [
     pytest.param(code, id=f"{page.relative_to(ROOT).with_suffix('')}-{number}")
@@ -48,6 +56,9 @@ def test_snippet_runs(code: str, request: pytest.FixtureRequest, tmp_path: Path)
     if GGUF_FILE in code:
         writing = pytest.importorskip("tests.support.gguf")
         code = code.replace(GGUF_FILE, repr(str(writing.write_gguf(tmp_path / "a.gguf", "Q8_0"))))
+    if EAGLE3_HEAD in code:
+        target = load_model(str(demo.TARGET))
+        code = code.replace(EAGLE3_HEAD, random_eagle3(target))
     for hub_id, path in HUB_IDS.items():
         code = code.replace(f'"{hub_id}"', repr(path))
     exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})

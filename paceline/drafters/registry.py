@@ -164,6 +164,13 @@ _OWN = (
         "draft_model trained",
     ),
     _own(
+        "state_head",
+        ".drafter:StateHeadDrafter",
+        ".options:StateHeadOptions",
+        "a published head (EAGLE-3) drafts a tree from the target's hidden states",
+        "trained",
+    ),
+    _own(
         "ouroboros",
         ".drafter:Ouroboros",
         ".options:OuroborosOptions",

@@ -26,7 +26,11 @@ VOCAB = 256
 DRAFTERS = ("none", "prompt_lookup:max_draft_tokens=6", "draft_model:max_draft_tokens=4")
 EVERY_DRAFTER = (
     *DRAFTERS,
-    *(name for name in available() if name not in ("none", "prompt_lookup", "draft_model")),
+    *(
+        name
+        for name in available()  # a state head is trained for one target
+        if name not in ("none", "prompt_lookup", "draft_model", "state_head")
+    ),
 )
 GREEDY: dict[str, Any] = {"do_sample": False}
 PENALISED: dict[str, Any] = {

@@ -27,7 +27,11 @@ SMALL = {
     "rest": "max_nodes=16",
 }
 SMALL |= dict.fromkeys(("auto", "sssd", "token_recycling"), "max_nodes=6")
-NAMES = [name for name in available() if not REGISTRY[name].needs_draft_model]
+NAMES = [
+    name
+    for name in available()  # no state head comes with this model
+    if not REGISTRY[name].needs_draft_model and name != "state_head"
+]
 MODEL_FREE = [f"{name}:{SMALL[name]}" if name in SMALL else name for name in NAMES]
 MODEL_FREE += ["sssd:datastore=tiny,fusion=paper,max_nodes=6"]
 MISSING = demo.find_smollm2() is None or not all(

@@ -27,6 +27,7 @@ from paceline.drafters.contract_settings import BUDGETS
 from paceline.drafters.specdec_pp.card import INPUTS, new_card
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.model.cached_lm import CachedLM
+from tests.support.state_heads import trained_eagle3
 
 COUNT = 40
 RAGGED = list(BUDGETS)
@@ -84,8 +85,16 @@ class Pair:
         """The target behind the drafter `spec`, with the draft model where one is needed."""
         needed = has_draft(spec)
         chosen = with_store(with_head(without_budget(spec), self.draft), self.near_copies(), 256)
+        if spec.startswith("state_head"):
+            chosen = f"{chosen},head={trained_eagle3(self.target, self.texts())}"
         return LLM(
             self.target, drafter=chosen, draft_model=self.draft if needed else None, **options
+        )
+
+    def texts(self) -> tuple[tuple[int, ...], ...]:
+        """Prompts with their answers."""
+        return tuple(
+            (*prompt, *answer) for prompt, answer in zip(self.prompts, self.answers, strict=True)
         )
 
     def near_copies(self) -> tuple[tuple[int, ...], ...]:

@@ -33,6 +33,7 @@ from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
 from tests.support.shared import fits, has_draft, with_head, with_store, without_budget
+from tests.support.state_heads import random_eagle3
 from tests.support.stores import some_documents
 
 PROMPT = [1, 3, 4, 3, 5, 3]
@@ -126,6 +127,8 @@ def answers(
     """What is emitted under the seeds below `count`, so many at a time."""
     draft = make("six_words_draft") if isinstance(drafter, str) and has_draft(drafter) else None
     documents = tuple(map(tuple, some_documents(vocab_size=6)))
+    if isinstance(drafter, str) and drafter.startswith("state_head"):
+        drafter = f"{drafter}:head={random_eagle3(make('six_words'))}"
     chosen = (
         with_store(with_head(without_budget(drafter), draft), documents, 6)
         if isinstance(drafter, str)

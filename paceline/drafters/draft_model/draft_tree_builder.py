@@ -100,6 +100,10 @@ class GuessTree:
         self._guesses: list[GuessNode] = []
         self._children: dict[int, dict[int, int]] = {}  # token -> node, per extended node
 
+    def token(self, node: int) -> int:
+        """Return the token of a node."""
+        return self._guesses[node].token
+
     def newest(self) -> list[int]:
         """Return the nodes to extend (-1 = the root); none once the tree is finished."""
         if self._limit <= 0 or self._max_depth <= 0:
@@ -137,7 +141,7 @@ class GuessTree:
             return DraftForwardInput(
                 likely, [-1, *[None] * len(likely)], list(range(1 + len(likely)))
             )
-        context = {ancestor for node in newest for ancestor in self._path(node)}
+        context = {ancestor for node in newest for ancestor in self.path(node)}
         drafted = sorted(context)
         position_of = {-1: 0} | {node: position for position, node in enumerate(drafted, 1)}
         tokens = [self._guesses[node].token for node in drafted]
@@ -145,7 +149,7 @@ class GuessTree:
         nodes: list[int | None] = [-1, *drafted]
         predicted = [position_of[node] for node in newest]
         for node in sorted(newest, key=lambda node: -self._path_confidence(node))[:LOOKED_UP]:
-            path, parent = self._path(node), position_of[node] - 1
+            path, parent = self.path(node), position_of[node] - 1
             for token in look_up(
                 [self._guesses[n].token for n in path], self._max_depth - len(path) - 1
             ):
@@ -232,7 +236,7 @@ class GuessTree:
     def _path_confidence(self, node: int) -> float:
         return 1.0 if node < 0 else self._guesses[node].path_confidence
 
-    def _path(self, node: int) -> list[int]:
+    def path(self, node: int) -> list[int]:
         """Return the path of nodes from the first level down to `node`."""
         path: list[int] = []
         while node >= 0:

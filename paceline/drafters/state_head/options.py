@@ -1,0 +1,34 @@
+"""Options of the `state_head` drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.drafters.state_head.settings import BRANCH_THRESHOLD, MAX_DEPTH, STOP_THRESHOLD
+from paceline.util.config import require_range
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeadOptions:
+    """Options of `state_head`.
+
+    Attributes:
+        head: Folder or hub id of an EAGLE-3 head. The head must have been trained for the target.
+        max_depth: Maximum depth of the draft tree, in tokens; at least 1, default 8.
+        branch_threshold: Minimum path probability of the head's alternatives; from 0 to 1. With 1,
+            drafts are chains. Default 0.06.
+        stop_threshold: Stop drafting once the newest nodes' summed path probability is lower; from
+            0 to 1, default 0.5. With 0, only `max_depth` limits the tree.
+        budget: The engine verifies only the nodes that are expected to save time; default true.
+    """
+
+    head: str | None = None
+    max_depth: int = MAX_DEPTH
+    branch_threshold: float = BRANCH_THRESHOLD
+    stop_threshold: float = STOP_THRESHOLD
+    budget: bool = True
+
+    def __post_init__(self) -> None:
+        require_range("state_head", "max_depth", self.max_depth, 1)
+        require_range("state_head", "branch_threshold", self.branch_threshold, 0, 1)
+        require_range("state_head", "stop_threshold", self.stop_threshold, 0, 1)

@@ -1,0 +1,1 @@
+"""Published heads that draft from the target's hidden states."""

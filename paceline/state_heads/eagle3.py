@@ -1,0 +1,165 @@
+"""Load an EAGLE-3 head in the format of speculators or EAGLE."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.model.eagle.modules import embedding_and_lm_head
+from paceline.model.forward_arguments import GENERATE_CACHE
+from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS
+from paceline.state_heads import fit
+from paceline.state_heads.eagle3_module import Eagle3Module, Eagle3Shape, layer_config
+from paceline.state_heads.files import HeadFiles
+from paceline.state_heads.forward_pass import HeadBatch
+from paceline.state_heads.settings import EAGLE3_FIRST_LAYER, EAGLE3_LAST_LAYER_FROM_END
+from paceline.state_heads.step_head import StepHead
+
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+# Tensors that the module does not hold: maps of the vocabularies, and parts of the target.
+_APART = ("d2t", "t2d", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight")
+
+
+class Eagle3Head(StepHead):
+    """EAGLE-3 head of a target.
+
+    Args:
+        files: Folder of the head.
+    Raises:
+        ConfigError: The configuration describes no EAGLE-3 head that is known here.
+    """
+
+    def __init__(self, files: HeadFiles) -> None:
+        super().__init__()
+        self._files = files
+        settings = files.config.get("transformer_layer_config", files.config)
+        try:
+            self._config: Any = layer_config(settings)
+        except (ValueError, TypeError) as error:
+            raise files.error(error) from error
+        self._module: Eagle3Module
+        self._token_ids: Tensor | None = None
+        self._vocab_size = 0
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Load the head for its target, whose embedding it shares.
+
+        Raises:
+            ConfigError: The head does not fit the target, or its weights are damaged.
+            UnsupportedModelError: The target's embedding or LM head cannot be read.
+        """
+        source, tensors = self._files.source, self._files.tensors()
+        self.layers = self._layers(target)
+        fit.check_layers(source, self.layers, target)
+        fit.warn_of_vocabulary(source, self._config.vocab_size, target)
+        fit.warn_of_embedding(source, tensors.get("embed_tokens.weight"), target)
+        embedding, head = embedding_and_lm_head(target)
+        module, token_ids = self._load(tensors, target, head)
+        own = tensors.get("embed_tokens.weight")
+        if own is None:
+            fit.check_width(source, self._config.hidden_size, embedding.embedding_dim)
+        table = embedding.weight.detach() if own is None else own
+        device = embedding.weight.device
+        small = sum(part.numel() for part in module.parameters()) <= MAX_FLOAT32_DRAFT_PARAMETERS
+        self.dtype = torch.float32 if device.type == "cpu" and small else embedding.weight.dtype
+        self._module = module.to(device, self.dtype).eval()
+        table = table.to(device, self.dtype)
+        self._module.embed_tokens = nn.Embedding.from_pretrained(table)  # type: ignore[no-untyped-call]
+        self._token_ids = None if token_ids is None else token_ids.to(device)
+        self._vocab_size = len(head.weight)
+        self.begin(len(module.layers), device)
+
+    def _layers(self, target: PreTrainedModel) -> tuple[int, ...]:
+        """Return the target layers whose inputs the head reads."""
+        ids = self._files.config.get("eagle_aux_hidden_state_layer_ids")
+        if ids is not None:
+            return tuple(ids)
+        # This entry counts the outputs of layers.
+        nested = (self._files.config.get("eagle_config") or {}).get(
+            "eagle_aux_hidden_state_layer_ids"
+        )
+        if nested is not None:
+            return tuple(layer + 1 for layer in nested)
+        count = target.config.get_text_config(decoder=True).num_hidden_layers
+        return EAGLE3_FIRST_LAYER, count // 2, count - EAGLE3_LAST_LAYER_FROM_END
+
+    def _load(
+        self, tensors: dict[str, Tensor], target: PreTrainedModel, head: nn.Linear
+    ) -> tuple[Eagle3Module, Tensor | None]:
+        """Return the loaded module, and the token id of each column of its logits."""
+        states = int(target.config.get_text_config(decoder=True).hidden_size)
+        weights = {
+            name.replace("midlayer.", "layers.0."): tensor
+            for name, tensor in tensors.items()
+            if name not in _APART
+        }
+        if "fc.weight" in weights:
+            read = weights["fc.weight"].shape[-1]
+            fit.check_width(self._files.source, read, len(self.layers) * states)
+        try:
+            token_ids = _token_ids(tensors, len(head.weight))
+            if "lm_head.weight" not in weights:
+                rows = slice(None) if token_ids is None else token_ids.to(head.weight.device)
+                weights["lm_head.weight"] = head.weight.detach()[rows]
+            shape = Eagle3Shape(
+                copy.deepcopy(self._config),
+                len(self.layers),
+                states,
+                len(weights["lm_head.weight"]),
+                **{name: bool(self._files.config.get(name, False)) for name in _FLAGS},
+            )
+            module = Eagle3Module(shape)
+            module.load_state_dict(weights, strict=True)
+            if token_ids is not None and len(token_ids) != shape.draft_vocab_size:
+                raise ValueError(
+                    f"{len(token_ids)} token ids for {shape.draft_vocab_size} rows of the LM head"
+                )
+        except (LookupError, RuntimeError, ValueError, TypeError) as error:
+            raise self._files.error(error) from error
+        return module, token_ids
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return the joined and projected states of the layers that the head reads."""
+        return self._module.fuse(states[:, 1:].to(self.dtype))
+
+    def run(self, batch: HeadBatch) -> Tensor:
+        """Run the head's layers."""
+        last = self._module.embed_tokens.num_embeddings - 1
+        outputs: Tensor = self._module(
+            batch.token_ids.clamp(max=last),
+            batch.states,
+            batch.positions,
+            attention_mask=batch.mask,
+            **{GENERATE_CACHE: self.cache},
+        )
+        return outputs
+
+    def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return logits over the reduced vocabulary."""
+        logits = self._module.project(outputs)
+        # Rows that pad the head's vocabulary are no tokens of the target.
+        if self._token_ids is None:
+            logits = logits[:, : self._vocab_size]
+        return logits, self._token_ids
+
+
+def _token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
+    """Return the target's token id for each row of the LM head; None for equal ids.
+
+    Args:
+        tensors: Weights, in which `d2t` holds the difference of the two ids, if any.
+        vocab_size: Number of rows in the target's LM head.
+    Raises:
+        ValueError: An id is beyond the target's vocabulary.
+    """
+    offsets = tensors.get("d2t")
+    if offsets is None:
+        return None
+    token_ids = torch.arange(len(offsets)) + offsets.long()
+    if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+        raise ValueError(f"token ids up to {int(token_ids.max())}, of {vocab_size} in the target")
+    return token_ids

@@ -1,0 +1,178 @@
+"""Module of an EAGLE-3 head (Li et al. 2025).
+
+The first layer attends over embeddings and states, which are joined. Its residual stream carries
+the states. Names of modules are those in published files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen3 import modeling_qwen3
+
+# Classes of the decoder layer, the norm and the rotary embedding, by model type.
+_CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
+    "llama": (
+        modeling_llama.LlamaDecoderLayer,
+        modeling_llama.LlamaRMSNorm,
+        modeling_llama.LlamaRotaryEmbedding,
+    ),
+    "qwen3": (
+        modeling_qwen3.Qwen3DecoderLayer,
+        modeling_qwen3.Qwen3RMSNorm,
+        modeling_qwen3.Qwen3RotaryEmbedding,
+    ),
+}
+MODEL_TYPES = tuple(_CLASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Shape:
+    """Describe an EAGLE-3 head.
+
+    Attributes:
+        layers: Configuration of its decoder layers.
+        num_states: Number of target states per token.
+        target_hidden: Size of a target state.
+        draft_vocab_size: Number of tokens that its LM head predicts.
+        norm_before_residual: Whether the residual stream carries normalised states.
+        norm_before_fc: Whether the joined states are normalised.
+        fc_norm: Whether each state is normalised.
+        norm_output: Whether the output is normalised before the next token reads it.
+    """
+
+    layers: PretrainedConfig
+    num_states: int
+    target_hidden: int
+    draft_vocab_size: int
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+def layer_config(settings: dict[str, Any]) -> PretrainedConfig:
+    """Return the configuration of decoder layers from its JSON object.
+
+    Raises:
+        ValueError: The model type is not one of `MODEL_TYPES`.
+    """
+    fields = dict(settings)
+    model_type = fields.pop("model_type", "qwen3")
+    if model_type not in _CLASSES:
+        raise ValueError(f"layers of type {model_type!r}; known are {', '.join(MODEL_TYPES)}")
+    config = AutoConfig.for_model(model_type, **fields)
+    config._attn_implementation = "sdpa"
+    return config
+
+
+class Eagle3FirstLayer(nn.Module):
+    """First decoder layer, which reads embeddings and states.
+
+    Args:
+        shape: Shape of the head.
+    """
+
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        config: Any = shape.layers
+        layer_class, norm_class, _ = _CLASSES[config.model_type]
+        layer: Any = layer_class(config, 0)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm, self.hidden_norm = (norm_class(hidden, eps) for _ in range(2))
+        self.post_attention_layernorm = norm_class(hidden, eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            wide = nn.Linear(2 * hidden, narrow.out_features, bias=narrow.bias is not None)
+            setattr(self.self_attn, name, wide)
+        self._norm_before_residual = shape.norm_before_residual
+
+    def forward(self, embedded: Tensor, states: Tensor, **inputs: Any) -> Tensor:
+        """Return the layer's output.
+
+        Args:
+            embedded: [rows, columns, hidden] embeddings of the tokens.
+            states: [rows, columns, hidden] states.
+            inputs: Keyword arguments of the attention module.
+        """
+        normalised = self.hidden_norm(states)
+        residual = normalised if self._norm_before_residual else states
+        joined = torch.cat((self.input_layernorm(embedded), normalised), dim=-1)
+        hidden = residual + self.self_attn(joined, **inputs)[0]
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
+
+
+class Eagle3Module(nn.Module):
+    """EAGLE-3 head without its KV cache.
+
+    Args:
+        shape: Shape of the head.
+    Attributes:
+        embed_tokens: Embedding of the tokens, usually the target's.
+    """
+
+    embed_tokens: nn.Embedding
+
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        config: Any = shape.layers
+        layer_class, norm_class, rotary_class = _CLASSES[config.model_type]
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        read = shape.num_states * shape.target_hidden
+        self.input_norm = norm_class(read, eps) if shape.norm_before_fc else None
+        self.fc_norm = (
+            nn.ModuleList(norm_class(shape.target_hidden, eps) for _ in range(shape.num_states))
+            if shape.fc_norm
+            else None
+        )
+        self.fc = nn.Linear(read, hidden, bias=False)
+        following = [layer_class(config, index) for index in range(1, config.num_hidden_layers)]
+        self.layers = nn.ModuleList([Eagle3FirstLayer(shape), *following])
+        self.norm = norm_class(hidden, eps)
+        self.lm_head = nn.Linear(hidden, shape.draft_vocab_size, bias=False)
+        self.rotary_emb = rotary_class(config)
+        self._norm_output = shape.norm_output
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return the states of the first layer, [..., hidden].
+
+        Args:
+            states: [..., states, target hidden] target states of each token.
+        """
+        if self.fc_norm is not None:
+            parts = [norm(states[..., index, :]) for index, norm in enumerate(self.fc_norm)]
+            states = torch.stack(parts, dim=-2)
+        joined = states.flatten(-2)
+        fused: Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
+        return fused
+
+    def forward(
+        self, token_ids: Tensor, states: Tensor, positions: Tensor, **inputs: Any
+    ) -> Tensor:
+        """Return the output at each token, which the next draft token reads.
+
+        Args:
+            token_ids: [rows, columns].
+            states: [rows, columns, hidden].
+            positions: [rows, columns] text positions.
+            inputs: Attention mask and cache, named as in transformers.
+        """
+        turns = self.rotary_emb(states, position_ids=positions)
+        inputs |= {"position_embeddings": turns, "position_ids": positions}
+        embedded = self.embed_tokens(token_ids).to(states.dtype)
+        hidden: Tensor = self.layers[0](embedded, states, **inputs)
+        for layer in self.layers[1:]:
+            hidden = layer(hidden, **inputs)
+        return self.norm(hidden) if self._norm_output else hidden
+
+    def project(self, outputs: Tensor) -> Tensor:
+        """Return logits [..., draft vocab] for outputs [..., hidden]."""
+        logits: Tensor = self.lm_head(outputs if self._norm_output else self.norm(outputs))
+        return logits

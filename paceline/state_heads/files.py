@@ -1,0 +1,109 @@
+"""Read the folder of a published head: its configuration and safetensors weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers.utils import cached_file
+
+from paceline.errors import ConfigError
+from paceline.util.files import parse_json
+
+_CONFIG, _WEIGHTS, _PICKLES = "config.json", "*.safetensors", ("*.bin", "*.pt", "*.pth")
+_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_HELP = "Copy the head again from its source."
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """Folder of a head.
+
+    Attributes:
+        source: Folder or hub id, as the user named it.
+        folder: Folder of the files.
+        config: Content of `config.json`.
+    """
+
+    source: str
+    folder: Path
+    config: dict[str, Any]
+
+    @staticmethod
+    def find(source: str) -> HeadFiles:
+        """Return the files of a head, after downloading them from the hub if needed.
+
+        Args:
+            source: Folder or hub id.
+        Raises:
+            ConfigError: There is no such folder, or it holds no head that can be loaded safely.
+        """
+        folder = _folder_of(source)
+        path = folder / _CONFIG
+        try:
+            config = parse_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"state head {source!r}: got no readable {_CONFIG} ({error}); expected the folder"
+                f" of an EAGLE-3 or DFlash head. {_HELP}"
+            ) from error
+        if not isinstance(config, dict):
+            raise ConfigError(
+                f"state head {source!r}: got a {_CONFIG} that is no JSON object. {_HELP}"
+            )
+        if not any(folder.glob(_WEIGHTS)):
+            pickled = any(any(folder.glob(pattern)) for pattern in _PICKLES)
+            found = "only pickled weights, which can run code when loaded" if pickled else "none"
+            raise ConfigError(
+                f"state head {source!r}: got {found}; expected weights in safetensors files."
+                " Choose a head in this format, or convert it with the library speculators."
+            )
+        return HeadFiles(source, folder, config)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all weights, by name.
+
+        Raises:
+            ConfigError: A file is damaged.
+        """
+        tensors: dict[str, Tensor] = {}
+        try:
+            for path in sorted(self.folder.glob(_WEIGHTS)):
+                tensors |= load_file(path)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ConfigError(
+                f"state head {self.source!r}: got weights that cannot be read ({error}). {_HELP}"
+            ) from error
+        return tensors
+
+    def error(self, fault: object) -> ConfigError:
+        """Return the error for a head whose files do not match each other."""
+        return ConfigError(
+            f"state head {self.source!r}: got a head that cannot be loaded ({fault}); expected"
+            f" weights that match its {_CONFIG}. {_HELP}"
+        )
+
+
+def _folder_of(source: str) -> Path:
+    """Return the folder of a head; a hub id is downloaded first."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    try:
+        path = Path(cached_file(source, _CONFIG))
+        if cached_file(source, _ONE_FILE, _raise_exceptions_for_missing_entries=False) is None:
+            index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False)
+            for name in (
+                set(parse_json(Path(index).read_bytes())["weight_map"].values()) if index else ()
+            ):
+                cached_file(source, name)
+    except (OSError, ValueError, LookupError) as error:
+        raise ConfigError(
+            f"state head {source!r}: there is no such folder, and no such head on the hub that can"
+            " be reached from here. Check the path or the id."
+        ) from error
+    return path.parent

@@ -1,0 +1,28 @@
+"""Find a state head by its folder or hub id."""
+
+from __future__ import annotations
+
+from paceline.errors import ConfigError
+from paceline.state_heads.eagle3 import Eagle3Head
+from paceline.state_heads.files import HeadFiles
+from paceline.state_heads.head import StateHead
+
+
+def find_head(source: str) -> StateHead:
+    """Return the head in a folder, which must then be attached to its target.
+
+    Args:
+        source: Folder or hub id of an EAGLE-3 head.
+    Raises:
+        ConfigError: There is no such head, or its kind is unknown.
+    """
+    files = HeadFiles.find(source)
+    kind = str(files.config.get("speculators_model_type", ""))
+    architectures = [str(name) for name in files.config.get("architectures") or ()]
+    if kind == "eagle3" or any("Eagle3" in name for name in architectures):
+        return Eagle3Head(files)
+    found = kind or ", ".join(architectures) or "no kind"
+    raise ConfigError(
+        f"state head {source!r}: got a {found}; expected an EAGLE-3 head. Choose one that was"
+        " trained for this model."
+    )

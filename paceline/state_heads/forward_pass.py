@@ -1,0 +1,127 @@
+"""Lay out the tokens of several texts for one forward pass of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.tree import IntArray
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.state_heads.text import HeadNode, HeadText
+from paceline.util.device_copies import upload
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """Tokens of one text in a forward pass.
+
+    Attributes:
+        text: The text.
+        token_ids: [n] token ids.
+        states: [n, hidden] states that the head reads with them.
+        positions: [n] text positions.
+        cache_positions: [n] consecutive cache positions.
+        visible: bool [n, m], cache positions that each token sees.
+    """
+
+    text: HeadText
+    token_ids: Sequence[int]
+    states: Tensor
+    positions: IntArray
+    cache_positions: IntArray
+    visible: np.ndarray
+
+    @staticmethod
+    def of_text(text: HeadText, token_ids: Sequence[int], states: Tensor) -> HeadRow:
+        """Return the row of a text's next tokens."""
+        own = np.arange(text.length, text.length + len(token_ids))
+        visible = np.arange(text.length + len(token_ids)) <= own[:, None]
+        return HeadRow(text, token_ids, states, own + text.first, own, visible)
+
+    @staticmethod
+    def of_nodes(text: HeadText, nodes: Sequence[HeadNode], states: Tensor) -> HeadRow:
+        """Return the row of draft nodes, and add the nodes to the text's offsets."""
+        begin = len(text.offsets)
+        text.offsets.update({node.node: begin + index for index, node in enumerate(nodes)})
+        visible = np.zeros((len(nodes), text.length + len(text.offsets)), dtype=np.bool_)
+        visible[:, : text.length] = True
+        for index, node in enumerate(nodes):
+            visible[index, [text.length + text.offsets[above] for above in node.path]] = True
+        depths = np.array([node.depth for node in nodes], dtype=np.int64)
+        own = text.length + np.arange(begin, begin + len(nodes))
+        token_ids = [node.token for node in nodes]
+        return HeadRow(text, token_ids, states, text.end - 1 + depths, own, visible)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBatch:
+    """Inputs of a forward pass, one row per slot.
+
+    Attributes:
+        token_ids: [slots, columns].
+        states: [slots, columns, hidden].
+        positions: [slots, columns] text positions.
+        mask: [slots, 1, columns, visible], added to attention scores.
+    """
+
+    token_ids: Tensor
+    states: Tensor
+    positions: Tensor
+    mask: Tensor
+
+
+def lay_out(
+    rows: Sequence[HeadRow],
+    cache: SlotCache,
+    texts: Mapping[int, HeadText],
+    dtype: torch.dtype,
+    columns: int | None = None,
+) -> HeadBatch:
+    """Return the inputs of a forward pass, and set the write window of the cache.
+
+    Slots between those of the rows take part as well. They, and columns beyond a row's tokens,
+    write to cache positions that hold nothing.
+
+    Args:
+        rows: Tokens of each text.
+        cache: Cache of the head.
+        texts: Open texts by slot.
+        dtype: Dtype of the head.
+        columns: Number of columns; by default that of the longest row.
+    """
+    first, last = min(row.text.slot for row in rows), max(row.text.slot for row in rows)
+    width = max(len(row.token_ids) for row in rows) if columns is None else columns
+    ends = np.zeros(last + 1 - first, dtype=np.int64)
+    for slot in range(first, last + 1):
+        if slot in texts:
+            ends[slot - first] = texts[slot].length + len(texts[slot].offsets)
+    written = ends[:, None] + np.arange(width)
+    token_ids = np.zeros_like(written)
+    positions = np.zeros_like(written)
+    for row in rows:
+        index, count = row.text.slot - first, len(row.token_ids)
+        token_ids[index, :count], positions[index, :count] = row.token_ids, row.positions
+        written[index] = row.cache_positions[0] + np.arange(width)
+    slots = first + np.arange(len(written))[:, None]
+    cache.begin(first, len(written), slots, written, True)
+    seen = written[:, :, None] == np.arange(int(written.max()) + 1)
+    for row in rows:
+        count, visible = row.visible.shape
+        seen[row.text.slot - first, :count, :visible] |= row.visible
+    states = rows[0].states.new_zeros(len(written), width, rows[0].states.shape[-1])
+    for row in rows:
+        states[row.text.slot - first, : len(row.token_ids)] = row.states
+    ids, text_positions, mask = upload(states.device, token_ids, positions, seen)
+    hidden = torch.zeros(mask.shape, dtype=dtype, device=states.device)
+    hidden.masked_fill_(~mask, torch.finfo(dtype).min)
+    return HeadBatch(ids, states.to(dtype), text_positions, hidden[:, None])
+
+
+def outputs_of(rows: Sequence[HeadRow], outputs: Tensor) -> list[Tensor]:
+    """Return the outputs [n, hidden] of each row from those of a batch."""
+    first = min(row.text.slot for row in rows)
+    return [outputs[row.text.slot - first, : len(row.token_ids)] for row in rows]

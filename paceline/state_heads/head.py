@@ -1,0 +1,122 @@
+"""Define a head that drafts from the target's hidden states.
+
+A head reads each token of a text together with the target states from which the token was chosen.
+It then predicts the tokens after the newest one, and after draft nodes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.backend.resolve import topk_tokens
+from paceline.core.tree import IntArray
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.state_heads.settings import CHOICES
+from paceline.state_heads.text import HeadNode, HeadText
+from paceline.util.device_copies import fetch
+from paceline.util.device_timer import DeviceTimer
+
+Predictions = tuple[IntArray, NDArray[np.float32]]
+"""Likeliest token ids [n, k] after n nodes, in descending order, and their probabilities."""
+
+
+class StateHead(ABC):
+    """Head that drafts from the target's hidden states.
+
+    Attributes:
+        layers: Target layers whose inputs the head reads; the input of the LM head is always
+            recorded as well.
+        max_depth: Maximum depth of a draft node; None for no limit.
+        cache: Keys and values of the head's layers.
+        timer: Time that the device spends in the head.
+    """
+
+    layers: tuple[int, ...] = ()
+    max_depth: int | None = None
+    cache: SlotCache
+    timer: DeviceTimer
+
+    def __init__(self) -> None:
+        self._texts: dict[int, HeadText] = {}  # by slot
+
+    @abstractmethod
+    def attach(self, target: PreTrainedModel) -> None:
+        """Load the head for its target.
+
+        Args:
+            target: The model that verifies the drafts.
+        Raises:
+            ConfigError: The head does not fit the target.
+        """
+
+    def begin(self, layers: int, device: torch.device) -> None:
+        """Allocate an empty cache for a head that has just been loaded."""
+        self.cache, self.timer = SlotCache(layers), DeviceTimer(device)
+        self._texts.clear()
+
+    @torch.inference_mode()
+    def open(self, tokens: int) -> HeadText:
+        """Return an empty text.
+
+        Args:
+            tokens: Number of tokens for which cache positions are reserved.
+        """
+        self.cache.reserve(0, tokens)
+        text = HeadText(self.cache.take())
+        self._texts[text.slot] = text
+        return text
+
+    def close(self, text: HeadText) -> None:
+        """Free the slot of a text."""
+        del self._texts[text.slot]
+        self.cache.give_back(text.slot)
+
+    @abstractmethod
+    def read(
+        self,
+        texts: Sequence[HeadText],
+        token_ids: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+    ) -> None:
+        """Append tokens that the target has chosen to the texts, and drop all draft nodes.
+
+        Args:
+            texts: Texts to extend.
+            token_ids: New tokens of each text.
+            states: Target states of these tokens, [n, 1 + layers, hidden] per text.
+        """
+
+    @abstractmethod
+    def logits(
+        self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the logits after draft nodes.
+
+        Args:
+            texts: Texts that have been read.
+            nodes: Nodes of each text; their parents were predicted after before.
+        Returns:
+            Logits [nodes, tokens], in the order of the nodes; and the token id of each column, or
+            None if column i is token i.
+        """
+
+    @torch.inference_mode()
+    def predict(
+        self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
+    ) -> Predictions:
+        """Return the likeliest tokens after draft nodes, as in `logits`."""
+        with self.timer:
+            logits, token_ids = self.logits(texts, nodes)
+            columns, probs = topk_tokens(logits, min(CHOICES, logits.shape[-1]))
+            if token_ids is not None:
+                columns = token_ids[columns]
+        fetched: list[NDArray[Any]] = fetch(columns, probs)
+        return fetched[0], fetched[1]

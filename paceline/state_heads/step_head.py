@@ -1,0 +1,89 @@
+"""Define heads that predict one token per forward pass (EAGLE).
+
+For a token that the target has chosen, the head reads the target's states. For a draft node, it
+reads its output at the parent node.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.state_heads.forward_pass import HeadBatch, HeadRow, lay_out, outputs_of
+from paceline.state_heads.head import StateHead
+from paceline.state_heads.settings import PREFILL_COLUMNS
+from paceline.state_heads.text import ROOT, HeadNode, HeadText
+
+
+class StepHead(StateHead):
+    """Head that predicts one token per forward pass.
+
+    Attributes:
+        dtype: Dtype of the head.
+    """
+
+    dtype: torch.dtype
+
+    @abstractmethod
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return the states that the head reads, [n, hidden], from the target's."""
+
+    @abstractmethod
+    def run(self, batch: HeadBatch) -> Tensor:
+        """Run a forward pass; return the output at each token, [rows, columns, hidden]."""
+
+    @abstractmethod
+    def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return logits and token ids, as in `logits`, for outputs [n, hidden]."""
+
+    @torch.inference_mode()
+    def read(
+        self,
+        texts: Sequence[HeadText],
+        token_ids: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+    ) -> None:
+        """Append tokens that the target has chosen to the texts, and drop all draft nodes."""
+        for text in texts:
+            text.drop_nodes()
+        with self.timer:
+            for begin in range(0, max(map(len, token_ids)), PREFILL_COLUMNS):
+                chunk = slice(begin, begin + PREFILL_COLUMNS)
+                rows = [
+                    HeadRow.of_text(text, tokens[chunk], self.fuse(known[chunk]))
+                    for text, tokens, known in zip(texts, token_ids, states, strict=True)
+                    if len(tokens) > begin
+                ]
+                for row, outputs in zip(rows, self._forward(rows), strict=True):
+                    row.text.length += len(row.token_ids)
+                    row.text.outputs[ROOT] = outputs[-1]
+
+    @torch.inference_mode()
+    def logits(
+        self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the logits after draft nodes; each node takes part in one forward pass."""
+        rows, added = [], []
+        for text, wanted in zip(texts, nodes, strict=True):
+            new = [node for node in wanted if node.node not in text.outputs]
+            if new:
+                states = torch.stack([text.outputs[node.parent] for node in new])
+                rows.append(HeadRow.of_nodes(text, new, states))
+                added.append(new)
+        if rows:
+            for row, new, outputs in zip(rows, added, self._forward(rows), strict=True):
+                row.text.outputs.update(
+                    {node.node: output for node, output in zip(new, outputs, strict=True)}
+                )
+        read = [
+            text.outputs[node.node]
+            for text, wanted in zip(texts, nodes, strict=True)
+            for node in wanted
+        ]
+        return self.project(torch.stack(read))
+
+    def _forward(self, rows: Sequence[HeadRow]) -> list[Tensor]:
+        return outputs_of(rows, self.run(lay_out(rows, self.cache, self._texts, self.dtype)))

@@ -1,0 +1,71 @@
+"""Describe the texts and draft nodes in the KV cache of a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+ROOT = -1  # Index of the root: the newest token of a text.
+
+
+class HeadNode(NamedTuple):
+    """Draft node after which a head predicts tokens.
+
+    Attributes:
+        node: Index of the node; `ROOT` for the newest token of the text.
+        token: Token id.
+        path: Nodes from the first level down to this one; empty for the root.
+    """
+
+    node: int
+    token: int
+    path: tuple[int, ...]
+
+    @property
+    def parent(self) -> int:
+        """Index of the parent node; `ROOT` for a node of the first level."""
+        return self.path[-2] if len(self.path) > 1 else ROOT
+
+    @property
+    def depth(self) -> int:
+        """Number of tokens between the root and this node, itself included."""
+        return len(self.path)
+
+
+@dataclass(slots=True, eq=False)
+class HeadText:
+    """Text of one request in the KV cache of a head.
+
+    The cache holds the tokens whose target states are known, and draft nodes after them.
+
+    Attributes:
+        slot: Slot in the cache.
+        first: Text position of the first cached token.
+        length: Number of cached tokens.
+        offsets: Cache position of each draft node, counted from the end of the text.
+        outputs: Output of the head at the newest token and at each draft node.
+    """
+
+    slot: int
+    first: int = 0
+    length: int = 0
+    offsets: dict[int, int] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """Text position after the last cached token."""
+        return self.first + self.length
+
+    def restart(self, first: int) -> None:
+        """Drop all cached tokens; the next one is at text position `first`."""
+        self.first, self.length = first, 0
+        self.drop_nodes()
+        self.outputs.clear()
+
+    def drop_nodes(self) -> None:
+        """Drop all draft nodes."""
+        self.offsets.clear()
+        self.outputs = {node: row for node, row in self.outputs.items() if node == ROOT}
