@@ -69,7 +69,8 @@ def _attend(
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
         attention_mask: bool [batch, 1, columns, positions].
-        softcap: Soft limit on the scores, or None. s_aux: Attention sinks, [heads], or None.
+        softcap: Soft limit on the scores, or None.
+        s_aux: Attention sinks, [heads], or None.
     Returns:
         Output, [batch, columns, heads, dim], and None for the weights.
     Raises:

@@ -1,4 +1,4 @@
-"""Answer many prompts in a batch and write the answers as text or JSON Lines."""
+"""Answer many prompts in a batch, and write the answers as text or JSON Lines."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CliPrompt:
-    """Hold one prompt to answer.
+    """A prompt to answer.
 
     Attributes:
-        text: Prompt as shown to the user.
+        text: Prompt in the form shown to the user.
         name: Id of the prompt in its file, if it has one.
         prompt: Input for the model: text, messages or token ids.
     """
@@ -40,12 +40,12 @@ class CliPrompt:
 def answered(
     llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
 ) -> Generator[tuple[int, Completion], None, None]:
-    """Answer prompts in shared batches; yield an index and completion as each ends.
+    """Answer prompts in shared batches, yielding an index and completion as each ends.
 
     Closing the generator frees all slots that it holds.
 
     Raises:
-        ConfigError, CapacityError: A prompt cannot be used. In this case, no request has started.
+        ConfigError, CapacityError: A prompt cannot be used. No request has started.
     """
     waiting: deque[tuple[int, Generator[Chunk, None, None]]] = deque(
         enumerate([llm.stream(prompt, sampling) for prompt in prompts])
@@ -71,9 +71,9 @@ def answered(
 def answer_all(
     llm: LLM, prompts: Sequence[CliPrompt], sampling: SamplingParams, output: Path | None
 ) -> int:
-    """Answer prompts, write the answers in order and return the exit status.
+    """Answer prompts, write the answers in order, and return the exit status.
 
-    Ctrl-C ends the run. Answers that have finished by then are still written.
+    Ctrl-C ends the run; answers finished by then are still written.
 
     Args:
         prompts: Prompts to answer.

@@ -68,8 +68,8 @@ def bench(
 ) -> int:
     """Measure the speed of drafters and check their answers.
 
-    Answers and times are compared with transformers' generate. For each prompt, all methods run in
-    turn, so that changes in the machine's speed affect them equally.
+    Answers and times are compared with transformers' generate. All methods run in turn for each
+    prompt, so that changes in the machine's speed affect them equally.
 
     Example: paceline bench smollm2 --drafters none,auto --limit 4 -n 32
     """
@@ -97,7 +97,7 @@ def bench(
 def _serve(
     config: BenchConfig, methods: MethodOptions, load: LoadOptions, files: ResultFiles
 ) -> int:
-    """Run the load benchmark, print its table and write the requested files."""
+    """Run the load benchmark, print its table, and write the requested files."""
     from paceline.bench.serving import markdown, print_table, run_serving, write_json, write_png
 
     supported = {
@@ -139,7 +139,7 @@ def _serve(
 def run_and_report(
     config: BenchConfig, files: ResultFiles, ranks: Ranks | None = None
 ) -> BenchResult:
-    """Run a benchmark, print its table and write the requested files."""
+    """Run a benchmark, print its table, and write the requested files."""
     from paceline.bench import RunOptions, markdown, print_table, run_bench, write_json, write_png
 
     first = ranks is None or ranks.rank == 0

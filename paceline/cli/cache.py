@@ -41,7 +41,7 @@ def list_entries() -> None:
 
 @cache.command(name="clear")
 def clear_entries() -> None:
-    """Remove all cache entries, except those that another process is writing."""
+    """Remove all cache entries, except those being written by another process."""
     from paceline.util import cache as store
 
     print_note(f"{store.clear() / 1e6:.1f} MB removed from {store.root()}")

@@ -35,14 +35,14 @@ _NAMES = [line.partition(" ")[0] for line in _HELP]
 
 @dataclass(frozen=True, slots=True)
 class _AdviceSettings:
-    """Settings for the advice at the end of a chat.
+    """Settings of the advice at the end of a chat.
 
     Attributes:
         min_tokens: Number of answer tokens required before the drafter is compared with plain
             decoding.
         num_plain_tokens: Number of tokens decoded without drafting for the comparison.
-        min_speedup: Required speed-up of plain decoding over the drafter; above 1, because short
-            contexts decode faster.
+        min_speedup: Minimum speed-up of plain decoding over the drafter for giving advice. Above
+            1, because short contexts decode faster.
     """
 
     min_tokens: int = 32
@@ -62,7 +62,7 @@ class ChatSampling(SamplingParams):
 
 @dataclass(slots=True)
 class Conversation:
-    """Hold a conversation with a model.
+    """A conversation with a model.
 
     Attributes:
         opening: Messages before the first question, such as the system message; /reset keeps them.
@@ -86,7 +86,7 @@ class Conversation:
         """Execute a command or answer a message; return False if the user quits.
 
         Raises:
-            PacelineError: The line cannot be processed. The conversation is unchanged.
+            PacelineError: The line cannot be processed. The conversation does not change.
         """
         command, _, rest = line.strip().partition(" ")
         if command == "/quit":
@@ -119,10 +119,9 @@ class Conversation:
             self.seconds += answer.stats.seconds
 
     def advice(self) -> str | None:
-        """Return a hint if plain decoding was faster, measured on a few tokens.
+        """Return a hint if plain decoding is faster, as measured on a few tokens.
 
-        There is no hint for drafters with a draft budget, because the budget pauses drafting
-        automatically.
+        Drafters with a draft budget get no hint, because the budget pauses drafting automatically.
         """
         if (
             self.tokens < _ADVICE.min_tokens

@@ -1,4 +1,4 @@
-"""List the commands with the first line of their help, without importing them."""
+"""List the commands and the first lines of their help, without importing them."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class WriteOptions:
     """Set how shards are written.
 
     Attributes:
-        shard_tokens: Maximum number of tokens per shard; at least 0; with 0, as many as --memory
-            allows.
+        shard_tokens: Maximum number of tokens per shard; at least 0. 0 allows as many as fit into
+            --memory.
         memory: Memory for sorting a shard, in GiB; at least 0.001.
         workers: Number of threads for sorting; at least 0; 0 uses one per core.
 
@@ -175,7 +175,7 @@ def show_info(path: Store, /) -> None:
 
 @datastore.command(sort_key=4)
 def verify(path: Store, /) -> int:
-    """Read every byte of a datastore and list all damage.
+    """Read every byte of a datastore, and list all damage.
 
     The exit status is 1 if any damage is found.
 
@@ -201,7 +201,7 @@ def _writer_arguments(writing: WriteOptions) -> dict[str, Any]:
 
 
 def print_summary(path: str) -> None:
-    """Print one line about a datastore that was written."""
+    """Print a one-line summary of a datastore that has been written."""
     from paceline.datastore import info
 
     store_info = info(path)
@@ -214,7 +214,7 @@ def print_summary(path: str) -> None:
 
 @contextmanager
 def shown_progress() -> Iterator[Report]:
-    """Show a progress bar on standard error; yield the function that updates it."""
+    """Show a progress bar on standard error, and yield the function that updates it."""
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from paceline.report.progress import progress_bar

@@ -34,7 +34,7 @@ def demo(
 ) -> int:
     """Compare drafters with transformers on a small model.
 
-    The demo checks that answers are identical, measures the speed and streams an answer. It uses
+    The demo checks that answers are identical, measures the speed, and streams an answer. It uses
     SmolLM2 if that model is installed, and the built-in toy models otherwise.
 
     Args:
@@ -109,7 +109,7 @@ def model_free() -> tuple[str, ...]:
 
 
 def _can_draw() -> bool:
-    """Return whether matplotlib is installed; print how to install it if not."""
+    """Return whether matplotlib is installed; if not, print how to install it."""
     if find_spec("matplotlib") is None:
         print_note(
             "matplotlib is not installed, so no picture is drawn. For one: pip install"
@@ -120,7 +120,7 @@ def _can_draw() -> bool:
 
 
 def _has_real_model() -> bool:
-    """Return whether SmolLM2 can be used, after converting it if necessary.
+    """Return whether SmolLM2 can be used, converting it if necessary.
 
     If SmolLM2 cannot be used, the reason is printed.
     """

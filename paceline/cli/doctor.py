@@ -50,8 +50,8 @@ def doctor(
     Example: paceline doctor smollm2 --dtype bfloat16
 
     Args:
-        measure: Measure and store the cost of a forward pass again. Requires a model and an idle
-            machine.
+        measure: Measure the cost of a forward pass again, and store it. Requires a model and an
+            idle machine.
     """
     if measure and model is None:
         raise ConfigError(
@@ -91,7 +91,7 @@ def _cache() -> str:
 
 
 def _machine(threads: int | None) -> dict[str, str]:
-    """Return facts about the processor, the accelerator and the libraries' settings."""
+    """Return information about the processor, the accelerator and library settings."""
     import torch
 
     from paceline.cli.loading import use_threads
@@ -130,7 +130,7 @@ def _half_precision(flags: list[str]) -> str:
 
 
 def _extras() -> dict[str, str]:
-    """Return, for each optional part, whether its packages are installed."""
+    """Return, for each optional extra, whether its packages are installed."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:
@@ -149,7 +149,7 @@ def _extras() -> dict[str, str]:
 
 
 def _facts(model: str, llm: LLM) -> dict[str, str]:
-    """Return facts about a model and the features used with it."""
+    """Return information about a model and the features used with it."""
     facts, loaded = llm.model.architecture, llm.model.model
     drafts = (
         "trees and chains"
@@ -177,7 +177,7 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(llm: LLM) -> str:
-    """Return which library computes matrix products, and the times of both libraries."""
+    """Return which library computes matrix products, with the times of both."""
     from paceline.backend.settings import TIMED_ROWS
     from paceline.cpu.product_choice import trial
 
@@ -199,7 +199,7 @@ def _products(llm: LLM) -> str:
 
 
 def _costs(llm: LLM) -> str:
-    """Return the stored cost curve and the conditions under which it was measured."""
+    """Return the stored cost curve, with the conditions of its measurement."""
     assert llm.costs is not None, "no ranks"
     if llm.costs.given:
         return f"given by ${_COST_CURVE}"
@@ -217,7 +217,7 @@ def _costs(llm: LLM) -> str:
 
 
 def _conditions(timed: Conditions) -> str:
-    """Return the age, spread and machine load of a timing measurement."""
+    """Return the age, spread and machine load of a measurement."""
     hours = max(0.0, time.time() - timed.made) / 3600
     age = (
         f"{hours * 60:.0f} minutes"
@@ -241,7 +241,7 @@ def _print(facts: dict[str, str]) -> None:
 
 
 def _print_findings(proof: ProbeReport) -> None:
-    """Print the sets of row counts that round identically, module by module."""
+    """Print, for each module, the row counts that round identically."""
     table = Table(box=None, pad_edge=False)
     for heading in ("module", "in -> out", "count", "rows tested", "bit-identical rows"):
         table.add_column(heading, overflow="fold")

@@ -95,7 +95,7 @@ def evaluate(
     models: Annotated[ModelOptions, only("dtype", "threads")] = ModelOptions(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Evaluate a draft model on held-out answers: acceptance, cost and speed-up.
+    """Evaluate a draft model's acceptance, cost and speed-up on held-out answers.
 
     Example: paceline draft evaluate smollm2 draft --recording answers.jsonl
 

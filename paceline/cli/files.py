@@ -18,7 +18,7 @@ from paceline.util.files import STANDARD_OUTPUT, append, require_writable
 @flattened("Files")
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Set where results are written; paceline checks the files before the run.
+    """Set where results are written. The files are checked before the run.
 
     Attributes:
         json: File for the results as JSON; '-' writes the results to standard output instead of
@@ -43,7 +43,7 @@ class ResultFiles:
             )
 
     def console(self) -> Console | None:
-        """Return the console for tables: standard error if results go to standard output."""
+        """Return the console for tables: standard error if results use standard output."""
         return table_console(stderr=STANDARD_OUTPUT in self._paths())
 
     def write(
@@ -52,12 +52,12 @@ class ResultFiles:
         png: Callable[[Path], None],
         section: Callable[[str | None], str],
     ) -> None:
-        """Write the requested files and list them on standard error.
+        """Write the requested files, and list them on standard error.
 
-        If one file cannot be written, the others still are.
+        If one file cannot be written, the others are still written.
 
         Args:
-            json, png: Function that writes the file.
+            json, png: Functions that write these files.
             section: Function that returns the Markdown text, given a relative link to the picture
                 or None.
         Raises:

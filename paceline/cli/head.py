@@ -86,9 +86,9 @@ def train(
     config: Annotated[TrainConfig | None, without("warmup")] = None,
     models: Annotated[ModelOptions, only("threads")] = ModelOptions(),
 ) -> None:
-    """Train an acceptance head and report its quality.
+    """Train an acceptance head, and report its quality.
 
-    The head is calibrated, and its quality is measured on held-out prompts.
+    The head is then calibrated, and its quality is measured on held-out prompts.
 
     Example: paceline head train recording --out head
 
@@ -154,7 +154,8 @@ def calibrate(
 ) -> None:
     """Store the measured cost of each threshold in the head's card.
 
-    The command decodes prompts to measure the cost. The drafter uses the result for threshold=auto.
+    The command decodes prompts to measure the cost. With threshold=auto, the drafter uses the
+    result.
 
     Example: paceline head calibrate demo head recording --limit 20
 
@@ -189,7 +190,7 @@ def calibrate(
 def _recordings(
     folders: Sequence[Path], draft_model: str | None
 ) -> tuple[list[Recording], PreTrainedModel]:
-    """Return the recordings and the draft model; by default, the recorded draft."""
+    """Return the recordings and the draft model, by default the recorded one."""
     from paceline.model.loading import load_draft
     from paceline.training.acceptance_head.recording import read_recording
 

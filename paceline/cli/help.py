@@ -1,4 +1,4 @@
-"""Format command help: complete usage, and text that wraps at any width."""
+"""Format command help, with complete usage lines and text that wraps at any width."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class HelpFormatter:
             console.print(description, end="\n\n")
 
     def _usage(self, usage: str) -> str:
-        """Return usage such as "paceline generate MODEL [PROMPT...] [OPTIONS]".
+        """Return a usage line such as "paceline generate MODEL [PROMPT...] [OPTIONS]".
 
         Args:
-            usage: Usage line from cyclopts, in which optional arguments have no names.
+            usage: Usage line from cyclopts, in which optional arguments are unnamed.
         """
         program = self._app.name[0]
         words, command = [program], self._app
@@ -76,7 +76,7 @@ class HelpFormatter:
 
 
 def _in_paragraphs(text: Any) -> Text:
-    """Return a text in which line breaks only separate paragraphs."""
+    """Return text in which line breaks separate paragraphs only."""
     content = getattr(text, "primary_renderable", text)  # of cyclopts' InlineText
     plain = content.plain if isinstance(content, Text) else str(content or "")
     return Text("\n\n".join(" ".join(part.split()) for part in plain.strip().split("\n\n")))

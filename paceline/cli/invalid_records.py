@@ -17,7 +17,7 @@ class InvalidRecords:
     """Counts invalid records and lists the first few.
 
     Args:
-        skip: Whether to skip invalid records. If False, an error that lists up to ten records is
+        skip: Whether to skip invalid records. If False, an error listing up to ten records is
             raised before anything is written.
     """
 
@@ -30,7 +30,7 @@ class InvalidRecords:
         """Count an invalid record.
 
         Raises:
-            ConfigError: Records may not be skipped, and ten records were invalid.
+            ConfigError: Skipping is not allowed, and ten records were invalid.
         """
         self._count += 1
         if self._count <= MAX_NAMED_RECORDS:
@@ -39,10 +39,10 @@ class InvalidRecords:
             self._refuse(f"at least {MAX_NAMED_RECORDS}")
 
     def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents; check afterwards that enough records were valid.
+        """Yield the documents, and then check that enough records were valid.
 
         Raises:
-            ConfigError: All records were invalid, or a record was invalid and may not be skipped.
+            ConfigError: All records were invalid, or some were and skipping is not allowed.
         """
         read = 0
         for document in documents:
@@ -62,7 +62,7 @@ class InvalidRecords:
         )
 
     def report(self) -> None:
-        """Print on standard error which records were skipped."""
+        """Report the skipped records on standard error."""
         for error in self._errors:
             print_note(f"skipped: {error}")
         if self._count:

@@ -1,6 +1,6 @@
 """Load models, tokenizers and the engine for a command.
 
-The module imports torch on demand, so that a command's help appears immediately.
+The module imports torch only on demand, so that a command's help appears immediately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def use_threads(count: int | None) -> None:
-    """Set torch's number of CPU threads; None keeps torch's own choice."""
+    """Set torch's number of CPU threads; None leaves torch's default."""
     if count:
         import torch
 
@@ -62,8 +62,8 @@ def load_tokenizer(name: str) -> Any:
     """Load the tokenizer for a command.
 
     Args:
-        name: Directory or hub id; "demo" is the tokenizer of the built-in models, "mistral-common"
-            is that package's 32k tokenizer.
+        name: Directory or hub id. "demo" is the tokenizer of the built-in models, and
+            "mistral-common" the 32k tokenizer in that package.
     Raises:
         ConfigError: The tokenizer cannot be loaded.
     """

@@ -1,4 +1,4 @@
-"""Build the `paceline` command and run a command line."""
+"""Build the `paceline` command, and run a command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FAILED, _BROKEN_PIPE = 2, 141  # exit statuses
 
 
 def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Raise for a fraction where an integer is expected; cyclopts would round it."""
+    """Reject a fraction where an integer is expected; cyclopts would round it."""
     for argument in arguments:
         if int in (argument.hint, *get_args(argument.hint)):
             for token in argument.tokens:
@@ -39,7 +39,7 @@ def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def new_app(name: str, help_text: str) -> App:
-    """Return an application without commands that parses options as `paceline` does.
+    """Return an application without commands, with the parsing rules of `paceline`.
 
     Args:
         name: Name of the program, for its help.
@@ -64,7 +64,8 @@ def _build_app(listed: bool) -> App:
     """Return the application.
 
     Args:
-        listed: Whether to take the commands' help from `COMMANDS`, so that no command is imported.
+        listed: Whether to take the commands' help from `COMMANDS` instead of importing the
+            commands.
     """
     app = new_app(
         "paceline", "Lossless speculative decoding: the same answers from the same weights, sooner."
@@ -90,7 +91,7 @@ app = _build_app(listed=False)
 
 
 class _Word(str):
-    """A command-line word that is an option only if it looks like one.
+    """A command-line word that counts as an option only if it looks like one.
 
     Words such as "-", "-5 degrees" or "-> x" are values.
     """
@@ -103,11 +104,11 @@ class _Word(str):
 
 
 def run(words: Sequence[str], program: App | None = None) -> int:
-    """Run a command line and return its exit status.
+    """Run a command line, and return its exit status.
 
     Args:
         words: Command-line words after the program's name.
-        program: Application of `new_app`. Default: `paceline`.
+        program: Application from `new_app`. Default: `paceline`.
     Raises:
         SystemExit: The command line is invalid. The error has already been printed.
         PacelineError: The command failed.
@@ -133,10 +134,10 @@ def run(words: Sequence[str], program: App | None = None) -> int:
 
 
 def main() -> None:
-    """Run this process's command line and exit.
+    """Run the command line of this process, and exit.
 
     On an error, the process prints one line and exits with status 2. On Ctrl-C, the process exits
-    with status 130. If a pipe is closed, the process exits silently.
+    with status 130. If an output pipe is closed, the process exits silently.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -151,7 +152,7 @@ def main() -> None:
 
 
 def _status(words: Sequence[str]) -> int:
-    """Run a command line and print an error as one line; return the exit status."""
+    """Run a command line, print any error as one line, and return the exit status."""
     try:
         try:
             return run(words)
@@ -176,7 +177,7 @@ def _status(words: Sequence[str]) -> int:
 
 
 def _prepare_streams() -> None:
-    """Open closed standard streams on the null device; escape unprintable characters."""
+    """Open missing standard streams on the null device; escape unprintable characters."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

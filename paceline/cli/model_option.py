@@ -1,7 +1,7 @@
-"""Also accept the target model as the `--model` or `-m` option.
+"""Accept the target model also as the `--model` or `-m` option.
 
-Commands declare the model as their first positional argument. `with_model_first` moves the option's
-value to that position.
+Commands declare the model as their first positional argument. `with_model_first` moves the
+option's value to that position.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _SHOWN_INSTEAD = {"--help", "-h", "--version"}  # these run no command
 
 
 def with_model_first(app: App, words: Sequence[str]) -> list[str]:
-    """Return a command line whose model is the first positional argument.
+    """Return the command line with the model as the first positional argument.
 
-    The command line is unchanged if it lacks the option or the command has no target model.
+    It does not change if the option is missing or the command has no target model.
 
     Args:
         app: Application of the command line.
-        words: The words of the command line after the program's name.
+        words: Words of the command line after the program's name.
     Raises:
-        ConfigError: The option has no value, or is passed twice.
+        ConfigError: The option has no value, or occurs twice.
     """
     end = words.index(_END_OF_OPTIONS) if _END_OF_OPTIONS in words else len(words)
     has_option = any(_OPTION.fullmatch(word) for word in words[:end])

@@ -67,7 +67,7 @@ def command_group(name: str) -> App:
 
 
 def flattened(title: str) -> Parameter:
-    """Return a parameter that shows the fields of a class as options under a title."""
+    """Return a parameter that shows a class's fields as options, under a title."""
     return Parameter(name="*", group=Group(title, sort_key=_TITLES.index(title)))
 
 
@@ -78,24 +78,24 @@ def with_known_types(group: type[T]) -> type[T]:
 
 
 def without(*names: str) -> Parameter:
-    """Return a parameter that hides the options `names` of a group."""
+    """Return a parameter that hides some options of a group."""
     return Parameter(parse=re.compile(rf"^(?!(?:{'|'.join(names)})$)"))
 
 
 def only(*names: str) -> Parameter:
-    """Return a parameter that shows only the options `names` of the group `models`."""
+    """Return a parameter that shows only some options of the group `models`."""
     return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
 
 
 def switchable(group: type, name: str) -> None:
-    """Let `--no-NAME` turn off an option that is on by default."""
+    """Add `--no-NAME`, which turns off an option that is on by default."""
     hint = get_type_hints(group)[name]
     parameter = Parameter(negative=f"--no-{name.replace('_', '-')}")
     group.__annotations__[name] = Annotated[hint, parameter]
 
 
 def _hide_per_request(group: type) -> None:
-    """Hide per-request options; a command's options apply to all requests."""
+    """Hide per-request options, because a command's options apply to all requests."""
     hints = get_type_hints(group)
     for field in fields(group):
         if field.metadata.get("per_request"):
@@ -125,8 +125,8 @@ class EngineOptions:
     Attributes:
         drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`.
         tokenizer: Tokenizer: directory or hub id. Default: the model's own tokenizer.
-        max_length: Maximum number of tokens in the prompt and answer together; at least 2. Default:
-            the model's context length.
+        max_length: Maximum number of tokens in the prompt and answer together; at least 2.
+            Default: the model's context length.
     """
 
     drafter: str = DEFAULT_DRAFTER
@@ -163,8 +163,9 @@ class ParallelOptions:
     """Set how a command runs across several processes.
 
     Attributes:
-        lookahead_parallel: Split each draft tree among the processes started by torchrun.
-        process_timeout: Seconds without a message after which a process counts as lost; at least 1.
+        lookahead_parallel: Split each draft tree among the processes that torchrun started.
+        process_timeout: Number of seconds without a message after which a process is considered
+            lost; at least 1.
 
     Raises:
         ConfigError: A value is out of range.
@@ -180,8 +181,8 @@ class ParallelOptions:
 def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
     """Split repeated options into drafter specs.
 
-    Separators are spaces, and commas before one of `names`, "none" or module:Class. Quoted text is
-    not split.
+    A space separates specs, as does a comma before one of `names`, "none" or module:Class. Quoted
+    text is not split.
     """
     known = "|".join(re.escape(name) for name in ("none", *names))
     outside = r"[\w.]+:[^\W\d][\w.]*(?=[:,\s]|$)"  # module:Class
@@ -192,7 +193,7 @@ def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
 def with_store(spec: str, datastore: str | None) -> str:
     """Return the spec, adding the datastore if the drafter accepts one.
 
-    A spec that already names a datastore is unchanged.
+    A spec that already names a datastore does not change.
     """
     name, options = split_spec(spec)
     if (

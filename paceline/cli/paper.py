@@ -38,7 +38,7 @@ def run_paper(
 
 
 def _papers_app() -> App:
-    """Import the application from `papers`, which only a clone of the repository has."""
+    """Import the application of `papers`, which exists only in the repository."""
     root = Path(paceline.__file__).parents[1]
     if not (root / "papers" / "registry.py").is_file():
         raise ConfigError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None]:
     """Join the processes of a parallel run; yield None if the run is not parallel.
 
-    Only rank 0 prints output. An error is printed by the first process that encounters it.
+    Only rank 0 prints output. The first process that encounters an error prints it.
     """
     if not options.lookahead_parallel:
         yield None
@@ -57,7 +57,7 @@ def refuse_standard_input(parallel: bool, prompts: Sequence[str]) -> None:
     """Reject a prompt from standard input in a parallel run.
 
     Raises:
-        ConfigError: A prompt is "-"; only one process could read it.
+        ConfigError: A prompt is "-", which only one process could read.
     """
     if parallel and "-" in prompts:
         raise ConfigError(

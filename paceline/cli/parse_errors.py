@@ -1,4 +1,4 @@
-"""Word command-line errors: what is wrong, then how to fix it."""
+"""Write error messages for invalid command lines: the problem, then the fix."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _missing(error: MissingArgumentError, command: str) -> str:
 
 
 def _expected(value: str, kind: Any) -> str:
-    """Return what was expected instead of a value, with the closest choice."""
+    """Return the expected kind of value, with the closest valid choice."""
     choices = [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = list(kind.__members__)

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 @flattened("Device")
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """Set a plan's device and the number formats used on it.
+    """Set a plan's device and its number formats.
 
     Attributes:
-        dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto uses the
-            config's data type.
-        weight_bits: Number of bits per weight in quantised layers, at least 1; the arithmetic uses
+        dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto uses
+            the config's data type.
+        weight_bits: Number of bits per weight in quantised layers; at least 1. Computations use
             the dtype. Default: not quantised.
-        tensor_parallel: Number of devices that share every matrix; at least 1.
-        threads: Number of CPU threads for torch, for the device 'measured'; from 1 to 1024.
+        tensor_parallel: Number of devices across which every matrix is split; at least 1.
+        threads: Number of CPU threads for torch, for the device 'measured' only; from 1 to 1024.
             Default: chosen by torch.
     """
 
@@ -55,7 +55,7 @@ class Workload:
         batch: Number of requests per forward pass; at least 1.
         context: Number of cached tokens per request; at least 0.
         tokens_per_forward: 'chat', 'maths' or 'code' (measured with sssd), or a file. The file
-            holds {"nodes": tokens, ...}, or the output from `paceline replay --json` with one
+            contains {"nodes": tokens, ...}, or the output of `paceline replay --json` with one
             drafter.
     """
 

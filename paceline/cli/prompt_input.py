@@ -1,4 +1,4 @@
-"""Read prompts and typed lines from standard input."""
+"""Read prompts and interactive input from standard input."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def read_prompt() -> str:
 
 
 def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
-    """Return a function that reads the next line of standard input; None at the end.
+    """Return a function that returns the next line of standard input, or None.
 
     On a terminal, lines can be edited. With prompt_toolkit, the history persists and several lines
     can be pasted. Otherwise, Python's `input` reads the lines.
 
     Args:
-        words: Words that Tab completes at the start of a line.
+        words: Words that the Tab key completes at the start of a line.
     Raises:
         ConfigError: Raised by the returned function if a line is not UTF-8; the next line can be
             read.

@@ -76,8 +76,8 @@ def replay(
     Example: paceline replay answers.jsonl --drafters prompt_lookup,sssd
 
     Args:
-        datastore: Folder of a datastore for drafters whose specs name none; 'demo' is the built-in
-            datastore. Default: none.
+        datastore: Folder of a datastore, for drafters whose spec does not name one; 'demo' is the
+            built-in datastore. Default: none.
         limit: Maximum number of answers per file; at least 1. Default: all.
     """
     if limit is not None and limit < 1:
@@ -123,10 +123,10 @@ def _rows(
     tokenizer: Any,
     sizes: list[tuple[int, int]],
 ) -> tuple[list[ReplayRow], bool]:
-    """Return the replays, and False if Ctrl-C ended them early.
+    """Return the results of the replays, and False if Ctrl-C ended them early.
 
     Args:
-        sizes: Pairs of nodes per tree and requests per step.
+        sizes: Pairs: number of nodes per tree, number of requests per step.
     """
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import replay as run

@@ -47,7 +47,7 @@ class ListenOptions:
     """Set the server's address and the API keys that clients must send.
 
     Attributes:
-        host: Address to listen on; 0.0.0.0 stands for all addresses of this machine.
+        host: Address to listen on; 0.0.0.0 means all addresses of this machine.
         port: Port to listen on; from 0 to 65535; 0 chooses a free port.
         api_key: API key that clients must send; repeatable. Keys are also read from
             PACELINE_API_KEYS, separated by commas. Default: no key is required.
@@ -94,8 +94,8 @@ def serve(
 ) -> int:
     """Serve a model over an OpenAI-compatible HTTP API.
 
-    After Ctrl-C or SIGTERM, the server finishes open requests and stops. A second signal stops it
-    at once.
+    After Ctrl-C or SIGTERM, the server finishes open requests and then stops. A second signal
+    stops it immediately.
 
     Example: paceline serve smollm2 --port 8080
     """
@@ -127,7 +127,7 @@ def serve(
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
-    """Build the server's engine, and generate a short answer to compile the kernels."""
+    """Build the server's engine, and generate a short answer to compile kernels."""
     llm = build_llm(
         models,
         engine.drafter,

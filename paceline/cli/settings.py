@@ -1,4 +1,4 @@
-"""Define the constants for the commands and the settings for the demo."""
+"""Define the constants of the commands and the settings of the demo."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ WARM_UP_TOKENS = 4  # Tokens that a server generates before its first request.
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """Settings for running the demo with one model.
+    """Settings of the demo for one model.
 
     Attributes:
-        drafters: Drafter specs. An empty tuple means all drafters that need no other model and no
-            data.
-        tokens: Number of tokens per answer in the equality check and the timing.
+        drafters: Drafter specs. An empty tuple means all drafters that need neither another model
+            nor data.
+        tokens: Number of tokens per answer in the equality check and in the timing.
         every: Interval between the built-in prompts that the check uses (every n-th prompt).
-        seconds: Time limits for the check and the timing; the current prompt is always completed.
+        seconds: Time limits for the check and the timing, in seconds. A prompt that has started is
+            always completed.
         remark: Note printed above the timing.
         streaming: Drafter for the streamed answer.
         green: Meaning of green tokens.

@@ -1,4 +1,4 @@
-"""Define the consoles of commands and show streamed answers."""
+"""Define the consoles of commands, and show streamed answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Stderr(Console):
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
-        """Do nothing; rich would close standard output."""
+        """Do nothing, because rich would close standard output."""
 
 
 out = Console(highlight=False, soft_wrap=True)
@@ -39,7 +39,7 @@ _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Hold the part of an answer that has been shown.
+    """The part of an answer that has been shown.
 
     Attributes:
         complete: False if Ctrl-C stopped the answer.
@@ -54,7 +54,7 @@ class Shown:
 def table_console(stderr: bool = False) -> Console | None:
     """Return the console on which to print tables.
 
-    None means the terminal's own console. Files, pipes and standard error get a wide one.
+    None means the terminal's default console. Files, pipes and standard error get a wide console.
     """
     return (
         None
@@ -70,12 +70,12 @@ def write(text: str, accepted: bool = False) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a note on standard error, apart from the results."""
+    """Print a note on standard error, separate from the results."""
     err.print(Text(text, style="dim"))
 
 
 def print_error(error: Exception | str) -> None:
-    """Print an error on standard error as one line; only terminals wrap it."""
+    """Print an error on standard error as one line, which only terminals wrap."""
     line = " ".join(str(error).split())
     err.print(Text(f"error: {line}", style="red"), soft_wrap=not err.is_terminal)
 
@@ -84,7 +84,8 @@ def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
     """Show an answer while it is generated; Ctrl-C stops it.
 
     Args:
-        end: Text after the answer if standard output is no terminal; a terminal gets a line break.
+        end: Text after the answer if standard output is not a terminal; a terminal gets a line
+            break.
     """
     text, complete, stats = "", True, None
     try:

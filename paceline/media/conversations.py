@@ -30,12 +30,12 @@ def conversation_prompt(
     """Return the token ids of a conversation, with its media if it has any.
 
     Args:
-        processor: Encodes conversations that contain more than text.
-        tokenizer: Tokenizer with a chat template, for text alone.
+        processor: Processor for conversations that contain more than text.
+        tokenizer: Tokenizer with a chat template, for conversations of text only.
         messages: The caller's messages.
         options: Variables of the chat template.
         endings: `add_generation_prompt` and `continue_final_message`; None means the default.
-        files: Whether image parts may name files or contain objects, not only data URLs.
+        files: Whether image parts may be file paths or objects, in addition to data URLs.
         tools: Checked definitions of tools.
     Raises:
         ConfigError: The messages cannot be used, or the chat template rejects them.
@@ -73,7 +73,7 @@ def _read(
 
 
 def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
-    """Return the images, videos and audio of a conversation by kind, in order."""
+    """Return a conversation's images, videos and audio, in order, by kind."""
     media: dict[str, list[Any]] = {}
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
@@ -83,7 +83,7 @@ def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
 
 
 def _without_content(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose image, video and audio parts contain only their type."""
+    """Return messages with image, video and audio parts reduced to their types."""
     return [
         {
             **message,

@@ -20,7 +20,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def load_image(source: Any, where: str, files: bool = True) -> Image:
-    """Return an image in RGB, rotated according to its metadata.
+    """Load an image in RGB, rotated according to its metadata.
 
     Args:
         source: A Pillow image, a path, the bytes of an image file, or a data URL.
@@ -69,7 +69,7 @@ def _pillow(where: str) -> tuple[Any, Any]:
 
 
 def _known_formats(image_module: Any) -> list[str]:
-    """Return the image formats that this build of Pillow can read."""
+    """Return the image formats that this build of Pillow supports."""
     image_module.init()
     return [name for name in IMAGE_FORMATS if name in image_module.OPEN]
 
@@ -95,7 +95,7 @@ def _path(source: Any, where: str, files: bool) -> Path:
 
 
 def _bytes_of(url: str, where: str) -> bytes:
-    """Return the decoded bytes of a data URL."""
+    """Decode the bytes in a data URL."""
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise ConfigError(

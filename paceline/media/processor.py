@@ -1,4 +1,4 @@
-"""Turn texts with images, videos and audio into token ids and tensors."""
+"""Encode texts with images, videos and audio as token ids and tensors."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PARTS = {
 
 
 class MediaProcessor:
-    """Encode prompts for one model with the checkpoint's processor.
+    """Encodes prompts for one model with the checkpoint's processor.
 
-    The first prompt that needs the processor loads it.
+    The processor is loaded when the first prompt needs it.
 
     Args:
         model: Loaded model.
-        source: Directory, hub id or processor object; the caller's model argument if no processor
-            was given.
+        source: Directory, hub id or processor object. If the caller passed none, this is the
+            `model` argument.
     """
 
     def __init__(self, model: PreTrainedModel, source: Any) -> None:
@@ -44,7 +44,7 @@ class MediaProcessor:
         """Check that the model accepts images, videos or audio.
 
         Args:
-            where: Name of the prompt, or of its part, in errors.
+            where: Name of the prompt or part, for errors.
         Raises:
             ConfigError: The model accepts only text.
         """
@@ -73,10 +73,10 @@ class MediaProcessor:
         return self._loaded
 
     def encode_prompt(self, prompt: MultimodalPrompt, where: str) -> EncodedPrompt | str:
-        """Return a prompt's token ids and tensors, or its text if it has no media.
+        """Return a prompt's token ids and tensors, or its text if there are no media.
 
         Args:
-            prompt: The prompt.
+            prompt: Prompt to encode.
             where: Name of the prompt in errors.
         Raises:
             ConfigError: An image, video or audio clip cannot be used, or the placeholders do not
@@ -120,12 +120,12 @@ class MediaProcessor:
         """Return the token ids and tensors of a text with placeholders.
 
         Args:
-            text: Text with one placeholder per item of `media`.
+            text: Text with one placeholder per item in `media`.
             media: Loaded content by kind: "image", "video", "audio".
             where: Name of the prompt in errors.
-            options: Further arguments of the processor.
+            options: Further arguments for the processor.
         Raises:
-            ConfigError: As in `encode_prompt`.
+            ConfigError: As for `encode_prompt`.
         """
         processor = self.processor(where)
         given = {kind: list(media.get(kind, ())) for kind in _KINDS}

@@ -1,4 +1,4 @@
-"""Define prompts with images, videos and audio, as callers write them."""
+"""Define the prompts with images, videos and audio that callers pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MultimodalPrompt:
     placeholders itself.
 
     Attributes:
-        text: The text with the placeholders.
+        text: Text with placeholders.
         images: Images in the order of their placeholders: Pillow images, paths, bytes or data
             URLs.
         videos: Videos, each a sequence of images or an array [frames, height, width, 3].
@@ -37,11 +37,12 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
     """Return an image, video or audio part of a message, with its content loaded.
 
     Args:
-        part: The part. An image is in `image`, `url` or `path`, or in OpenAI's `image_url`.
+        part: Part of a message. An image is in `image`, `url` or `path`, or in OpenAI's
+            `image_url`.
         where: Name of the part in errors.
-        files: Whether parts may name files, and hold objects other than data URLs.
+        files: Whether parts may be file paths or objects, in addition to data URLs.
     Returns:
-        A part with `type`, and the content under the name of the type.
+        A part with its `type`, and the content under the type's name.
     Raises:
         ConfigError: The part has another type, or its content cannot be used.
     """
@@ -84,7 +85,7 @@ def load_video(frames: Any, where: str) -> Any:
 
 
 def checked_array(content: Any, where: str) -> Any:
-    """Return a video or audio clip if it is an array, a tensor or a list.
+    """Check that a video or audio clip is an array, a tensor or a list, and return it.
 
     Raises:
         ConfigError: The clip has another type, or is empty.

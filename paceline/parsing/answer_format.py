@@ -1,4 +1,4 @@
-"""Choose how the answers of a model are parsed and constrained."""
+"""Choose how a model's answers are parsed and constrained."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ Processor = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """Say how to constrain and parse the answers to one prompt.
+    """The constraints and the parser for the answers to one prompt.
 
     Attributes:
         processors: Logits processors of every answer.
-        new_reader: Returns a reader for one answer; None if its text needs no parsing.
+        new_reader: Function that returns a parser for one answer; None if the text needs no
+            parsing.
     """
 
     processors: list[Processor]
@@ -42,15 +43,15 @@ class AnswerPlan:
 
 
 class AnswerFormat:
-    """Define the format of a model's reasoning and tool calls.
+    """The format of a model's reasoning and tool calls.
 
     Args:
         tokenizer: Tokenizer of the model.
-        tool_call_parser: Name of a format; "auto" finds it in the chat template.
-        reasoning_parser: Name of the reasoning's markers; "auto" finds them; "none" leaves
+        tool_call_parser: Name of a format; "auto" detects it from the chat template.
+        reasoning_parser: Name of the reasoning markers; "auto" detects them; "none" leaves
             reasoning in the text.
     Attributes:
-        tool_format: Format of calls; `FORMATS["hermes"]` if the template has none.
+        tool_format: Format of tool calls; `FORMATS["hermes"]` if the template has none.
         markers: Texts around reasoning, or None.
     Raises:
         ConfigError: A name is unknown.
@@ -106,11 +107,11 @@ class AnswerFormat:
         return AnswerPlan(processors, lambda: self._reader(use, reasoning, prompt))
 
     def template_has(self, variable: str) -> bool:
-        """Return whether the chat template reads a variable."""
+        """Return whether the chat template uses a variable."""
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Return the reasoning that may follow a prompt; the template may have closed it."""
+        """Return the reasoning that may follow a prompt, unless the prompt has closed it."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))

@@ -1,4 +1,4 @@
-"""Write the grammar of whole answers: reasoning, then JSON, text or tool calls."""
+"""Write the grammar of whole answers: reasoning, followed by JSON, text or calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_CALL = "/([^{\\[ \\n\\r\\t<](.|\\n)*)?/"  # text that no format without open
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """Describe the JSON that an answer must contain.
+    """The JSON that an answer must contain, if any.
 
     Attributes:
         schema: JSON schema; None allows any text.
@@ -31,11 +31,11 @@ class AnswerShape:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningState:
-    """Describe the reasoning that may precede an answer.
+    """The reasoning that may precede an answer.
 
     Attributes:
-        markers: Texts around the reasoning; None means the answer has no reasoning.
-        is_open: Whether the prompt has opened the reasoning.
+        markers: Texts around the reasoning; None if the answer has no reasoning.
+        is_open: Whether the prompt has already opened the reasoning.
     """
 
     markers: ReasoningMarkers | None = None
@@ -47,7 +47,7 @@ class AnswerGrammars:
 
     Args:
         tokenizer: Tokenizer of the model.
-        special: Ids of its special tokens, by text.
+        special: Ids of the tokenizer's special tokens, by text.
         tool_format: Format of tool calls.
     """
 
@@ -95,7 +95,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with llguidance's options for white space, as in `grammars`."""
+    """Add llguidance's white-space options to a schema, as in `grammars`."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,
@@ -104,7 +104,7 @@ def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reasoning(reasoning: ReasoningState, rules: RuleWriter) -> str:
-    """Return the expression for reasoning before the answer."""
+    """Return the expression for the reasoning before the answer."""
     markers = reasoning.markers
     if markers is None:
         return ""

@@ -15,11 +15,12 @@ _OTHERS = ("type", "id")  # keys that some models add
 def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
     """Report the call in a JSON object, such as {"name": "f", "arguments": {}}.
 
-    A call is reported when its name is known. The arguments may also be a string of JSON text.
+    The call is reported as soon as its name is known. The arguments may also be a string that
+    contains JSON text.
 
     Args:
         source: Unread text, at the start of the object.
-        writer: Receives the call.
+        writer: Writer that receives the call.
     Returns:
         The text that was read, if it is not a call; None if a call was reported.
     """
@@ -27,7 +28,7 @@ def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None,
 
 
 class _CallObject:
-    """Read one object; `_raw` is the text so far, until the name is known."""
+    """Reads one object; `_raw` holds the text until the name is known."""
 
     def __init__(self, source: TextSource, writer: EventWriter) -> None:
         self._source, self._writer = source, writer

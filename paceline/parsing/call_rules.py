@@ -25,7 +25,7 @@ def hermes_call(name: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def llama3_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the expression for a call as a JSON object with "parameters"."""
+    """Return the expression for a call as a JSON object with the key "parameters"."""
     return _json_call(name, schema, rules, "parameters")
 
 
@@ -116,7 +116,7 @@ def _gemma4_value(where: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def _plain_text(where: str, schema: Schema, end: str, rules: RuleWriter) -> str:
-    """Return an expression for a string without quotes, and the text after it."""
+    """Return an expression for an unquoted string and the text after it."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         choices = " | ".join(rules.literal(f"{value}{end}") for value in values)
@@ -127,7 +127,7 @@ def _plain_text(where: str, schema: Schema, end: str, rules: RuleWriter) -> str:
 
 
 def _properties(where: str, schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """Return each property's name, schema and whether it is required, those first."""
+    """Return each property's name and schema, and whether it is required, those first."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     if set(required) - properties.keys():

@@ -1,4 +1,4 @@
-"""Define the events of an answer, and the message that results from them."""
+"""Define the events of an answer, and the message that they form."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 
 class ReasoningText(NamedTuple):
-    """Report the next part of the reasoning before the answer."""
+    """The next fragment of the reasoning before the answer."""
 
     text: str
 
 
 class ContentText(NamedTuple):
-    """Report the next part of the answer's text."""
+    """The next fragment of the answer's text."""
 
     text: str
 
 
 class CallStart(NamedTuple):
-    """Report the start of a tool call.
+    """The start of a tool call.
 
     Attributes:
-        call: Index of the call in the answer, from 0.
+        call: Index of the call in the answer, starting from 0.
         name: Name of the tool.
     """
 
@@ -32,11 +32,11 @@ class CallStart(NamedTuple):
 
 
 class ArgumentsText(NamedTuple):
-    """Report the next part of a tool call's arguments, as JSON text.
+    """The next fragment of a tool call's arguments.
 
     Attributes:
-        call: Index of the call in the answer, from 0.
-        text: Part of the JSON text.
+        call: Index of the call in the answer, starting from 0.
+        text: Fragment of the arguments' JSON text.
     """
 
     call: int
@@ -48,7 +48,7 @@ AnswerEvent = ReasoningText | ContentText | CallStart | ArgumentsText
 
 @dataclass(slots=True)
 class ToolCall:
-    """Hold the name and arguments of a complete tool call.
+    """A complete tool call.
 
     Attributes:
         name: Name of the tool.
@@ -61,7 +61,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class AssistantMessage:
-    """Hold an answer, split into text, reasoning and tool calls.
+    """An answer, split into text, reasoning and tool calls.
 
     Attributes:
         content: Text of the answer, without reasoning and tool calls.
@@ -88,10 +88,10 @@ class AssistantMessage:
 
 
 class EventWriter:
-    """Collect events; drop white space that only separates the parts of an answer.
+    """Collects events, and drops white space between the parts of an answer.
 
-    White space around reasoning, before a call, and after a call is dropped. White space at the end
-    of an answer without calls is kept.
+    White space around reasoning and around calls is dropped. White space at the end of an answer
+    without calls is preserved.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class EventWriter:
         self._strips = False  # whether white space before the next text is dropped
 
     def reasoning(self, text: str) -> None:
-        """Report a part of the reasoning."""
+        """Report a fragment of the reasoning."""
         if shown := self._shown(text):
             self.events.append(ReasoningText(shown))
 
@@ -114,7 +114,7 @@ class EventWriter:
         self._spaces, self._strips = "", True
 
     def content(self, text: str) -> None:
-        """Report text of the answer."""
+        """Report a fragment of the answer's text."""
         if shown := self._shown(text):
             self.events.append(ContentText(shown))
 
@@ -125,7 +125,7 @@ class EventWriter:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Report a part of the arguments of the newest call."""
+        """Report a fragment of the newest call's arguments."""
         if text:
             self.events.append(ArgumentsText(self.num_calls - 1, text))
 
@@ -136,7 +136,7 @@ class EventWriter:
         self._spaces = ""
 
     def take(self) -> list[AnswerEvent]:
-        """Return the events since the last call, with neighbours of the same kind joined."""
+        """Return the events since the previous call, joining neighbours of the same kind."""
         joined: list[AnswerEvent] = []
         for event in self.events:
             last = joined[-1] if joined else None
@@ -153,7 +153,7 @@ class EventWriter:
         return joined
 
     def _shown(self, text: str) -> str:
-        """Return the text to report now; hold back white space at its end."""
+        """Return the text to report now, holding back white space at its end."""
         if self._strips:
             text = text.lstrip()
             self._strips = not text

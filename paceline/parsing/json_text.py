@@ -1,4 +1,4 @@
-"""Read JSON values from an answer while it is being generated."""
+"""Parse JSON values in an answer while it is being generated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[No
         source: Unread text, at the first character of the value.
         write: Function that receives the text in parts.
     Returns:
-        Whether the value is complete. A number or word is complete at the separator after it.
+        Whether the value is complete. A number or word is complete once a separator follows.
     """
     first = yield from source.peek()
     if first == '"':
@@ -50,7 +50,7 @@ def read_value(source: TextSource) -> Generator[None, None, tuple[str, bool]]:
 
 
 def decoded_string(text: str) -> str | None:
-    """Return the string that JSON text encodes; None if it encodes anything else."""
+    """Return the string that JSON text encodes, or None if it is not a string."""
     try:
         value = json.loads(text, strict=False)
     except ValueError:
@@ -59,7 +59,7 @@ def decoded_string(text: str) -> str | None:
 
 
 def encoded_part(text: str) -> str:
-    """Return characters as JSON escapes them inside a string."""
+    """Escape characters as inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

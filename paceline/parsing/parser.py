@@ -13,9 +13,9 @@ ReadAnswer = Callable[[TextSource, EventWriter, Schemas], Waiting]
 
 
 class AnswerParser(Protocol):
-    """Split the text of one answer into reasoning, content and tool calls.
+    """Splits the text of one answer into reasoning, content and tool calls.
 
-    The events add up to the same message, no matter how the text is split.
+    The resulting message does not depend on how the text arrives in chunks.
     """
 
     def feed(self, text: str) -> list[AnswerEvent]:
@@ -28,11 +28,11 @@ class AnswerParser(Protocol):
 
 
 class FormatParser:
-    """Run a format's generator, which reads the text and writes events.
+    """Runs a format's generator, which reads the text and writes events.
 
     Args:
         read: Generator function of a format.
-        schemas: Schemas of the tools, for formats whose values have no types.
+        schemas: Schemas of the tools, for formats with untyped values.
     """
 
     def __init__(self, read: ReadAnswer, schemas: Schemas) -> None:
@@ -54,7 +54,7 @@ class FormatParser:
 
 
 def parse(parser: AnswerParser, text: str) -> AssistantMessage:
-    """Return the message in a complete answer."""
+    """Parse a complete answer, and return its message."""
     message = AssistantMessage()
     message.add(parser.feed(text))
     message.add(parser.finish())

@@ -1,4 +1,4 @@
-"""Read an answer token by token, and report its parts."""
+"""Parse an answer token by token."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.parsing.parser import AnswerParser
 
 
 class AnswerReader:
-    """Pass the text of an answer to its parser, without hidden special tokens.
+    """Passes the text of an answer to its parser, omitting hidden special tokens.
 
     Args:
         parser: Parser of the answer.
-        hidden: Ids of special tokens whose text is omitted.
+        hidden: Ids of special tokens to omit.
     Attributes:
         message: Message of the answer so far.
     """
@@ -26,8 +26,8 @@ class AnswerReader:
         """Add text, and return the events that are now certain.
 
         Args:
-            pieces: Parts of the text, each with the id of its token.
-            last: Whether the answer ends with them.
+            pieces: Fragments of the text, each with the id of its token.
+            last: Whether the answer ends with these fragments.
         """
         text = "".join(text for text, token in pieces if token not in self._hidden)
         events = self._parser.feed(text) if text else []

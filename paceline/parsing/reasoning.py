@@ -1,4 +1,4 @@
-"""Read the reasoning that models write before their answers."""
+"""Parse the reasoning that models write before their answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.parsing.text_source import TextSource, Waiting
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """Hold the texts that enclose a model's reasoning.
+    """The texts that enclose a model's reasoning.
 
     Attributes:
         open: Text before the reasoning.
@@ -22,7 +22,7 @@ class ReasoningMarkers:
     close: str
 
     def is_open(self, prompt: str) -> bool:
-        """Return whether a prompt ends with opened reasoning."""
+        """Return whether a prompt ends inside the reasoning."""
         start = prompt.rfind(self.open)
         return start >= 0 and not prompt[start + len(self.open) :].strip()
 
@@ -33,12 +33,12 @@ def read_text(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def after_reasoning(read: ReadAnswer, markers: ReasoningMarkers, is_open: bool) -> ReadAnswer:
-    """Return a generator function that reads the reasoning and then the answer.
+    """Return a generator function that reads the reasoning, then the answer.
 
     Args:
-        read: Reads the answer after the reasoning.
+        read: Generator function that reads the answer after the reasoning.
         markers: Texts around the reasoning.
-        is_open: Whether the prompt has opened the reasoning.
+        is_open: Whether the prompt has already opened the reasoning.
     """
 
     def read_all(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:

@@ -1,4 +1,4 @@
-"""Limit the number of tokens that a model reasons before its answer."""
+"""Limit the number of reasoning tokens before an answer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paceline.text.detokenizer import Detokenizer
 
 
 class ReasoningBudget:
-    """End the reasoning of one answer after a maximum number of tokens.
+    """Ends the reasoning of one answer after a maximum number of tokens.
 
-    At the maximum, this logits processor forces the text that ends the reasoning. A shallow copy
-    starts again.
+    At the limit, this logits processor forces the text that ends the reasoning. A shallow copy
+    starts a new answer.
 
     Args:
         tokenizer: Tokenizer of the model.
         markers: Texts around the reasoning.
-        is_open: Whether the prompt has opened the reasoning.
+        is_open: Whether the prompt has already opened the reasoning.
         max_tokens: Maximum number of reasoning tokens; at least 0.
     Raises:
         ConfigError: The tokenizer cannot write the text that ends the reasoning.
@@ -49,10 +49,10 @@ class ReasoningBudget:
         return ReasoningBudget(self._tokenizer, self._markers, self._is_open, self._max_tokens)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores; once the budget is used up, only the forced token is allowed.
+        """Return the scores; once the budget is spent, only the forced token is allowed.
 
         Args:
-            ids: Prompt, or the ids of the last call followed by new tokens; [1, n].
+            ids: Prompt, or the ids of the previous call followed by new tokens; [1, n].
             scores: Scores; [1, vocab].
         """
         if self._num_seen < 0:
@@ -66,10 +66,10 @@ class ReasoningBudget:
         return forced
 
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
-        """Observe tokens of the answer, and return the tokens that must come next.
+        """Add tokens of the answer, and return the tokens that must come next.
 
         Args:
-            new_token_ids: Tokens since the last call.
+            new_token_ids: Tokens since the previous call.
         """
         self._observe(new_token_ids)
         return self._end_ids[self._num_forced :] if self._is_due else []

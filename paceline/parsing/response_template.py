@@ -1,4 +1,4 @@
-"""Parse answers with the response template of a tokenizer."""
+"""Parse answers with a tokenizer's response template."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _CALLS = "tool_calls"
 
 
 class TemplateParser:
-    """Parse an answer with a tokenizer's `response_template`.
+    """Parses an answer with a tokenizer's `response_template`.
 
-    A call is reported when it is complete, because transformers parses its arguments at the end. If
-    the text of a call cannot be parsed, it is reported as content.
+    A call is reported once it is complete, because transformers parses its arguments at the end.
+    Text of a call that cannot be parsed is reported as content.
 
     Args:
         template: The tokenizer's template.
         prefix: Text of the prompt, which may include the start of the answer.
-        tools: Definitions of the tools, which give the types of arguments.
+        tools: Definitions of the tools, which specify the types of arguments.
     """
 
     def __init__(

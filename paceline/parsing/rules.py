@@ -1,4 +1,4 @@
-"""Write grammars of answers in llguidance's variant of Lark."""
+"""Write grammars of answers in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NESTED = ("properties", "$defs", "definitions")
 
 
 class RuleWriter:
-    """Collect the rules of a grammar.
+    """Collects the rules of a grammar.
 
     Args:
-        special: Ids of the tokenizer's special tokens, by text. A grammar names these tokens by
-            their ids, because they are not text.
+        special: Ids of the tokenizer's special tokens, by text. A grammar refers to these tokens
+            by id, because they are not text.
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
@@ -31,7 +31,7 @@ class RuleWriter:
         self._rules: list[str] = []
 
     def literal(self, text: str) -> str:
-        """Return the expression for a fixed text, which may contain special tokens."""
+        """Return the expression for a literal, which may contain special tokens."""
         parts = [text] if self._pattern is None else self._pattern.split(text)
         return " ".join(
             f"<[{self._special[part]}]>"
@@ -50,13 +50,14 @@ class RuleWriter:
     def json(self, schema: Mapping[str, Any]) -> str:
         """Add a rule for JSON under a schema, with fixed separators; return its name.
 
-        Objects allow only the properties that their schema lists, unless the schema says otherwise.
+        Objects may have only the properties listed in their schema, unless the schema states
+        otherwise.
         """
         closed = {**_closed(schema), "x-guidance": _SEPARATORS}
         return self.rule("%json " + json.dumps(closed, ensure_ascii=False))
 
     def text_until(self, end: str) -> str:
-        """Add a rule for any text followed by a literal; return its name."""
+        """Add a rule for text that ends with a literal; return its name."""
         if any(end.startswith(token) for token in self._special):
             return self.rule(f"/(.|\\n)*/ {self.literal(end)}")
         name = f"part_{len(self._rules)}"
@@ -64,7 +65,7 @@ class RuleWriter:
         return name
 
     def text_without(self, literal: str) -> str:
-        """Add a rule for any text in which a literal does not occur; return its name."""
+        """Add a rule for text that does not contain a literal; return its name."""
         if any(literal.startswith(token) for token in self._special):
             return self.rule("/(.|\\n)*/")
         quoted = re.escape(literal).replace("/", "\\/")
@@ -73,12 +74,12 @@ class RuleWriter:
         return name
 
     def grammar(self, start: str) -> str:
-        """Return the grammar whose answers match an expression."""
+        """Return the grammar for answers that match an expression."""
         return "\n".join([f"start: {start}", *self._rules])
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema whose objects allow only the properties they list."""
+    """Return the schema, with objects limited to the properties it lists."""
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = dict(schema)

@@ -1,7 +1,7 @@
 """Provide the text of an answer to generators that wait for more text.
 
-A parser is a generator that reads a `TextSource`. It yields whenever it needs text that has
-not arrived, so its result does not depend on how the text was split.
+A parser is a generator that reads a `TextSource`. It yields whenever it needs text that has not
+arrived yet, so its result does not depend on how the text is split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Waiting = Generator[None, None, None]
 
 
 class TextSource:
-    """Hold the text of an answer that arrives in parts.
+    """The text of an answer that arrives in parts.
 
     Attributes:
         ended: Whether no more text will arrive.
@@ -26,7 +26,7 @@ class TextSource:
         self.ended = False
 
     def add(self, text: str) -> None:
-        """Append text that arrived."""
+        """Append text that has arrived."""
         self._text = self._text[self._start :] + text
         self._start = 0
 
@@ -60,7 +60,7 @@ class TextSource:
         return taken
 
     def peek(self) -> Generator[None, None, str]:
-        """Return the next character; "" at the end."""
+        """Return the next character, or "" at the end, without reading it."""
         while self._start >= len(self._text):
             if self.ended:
                 return ""
@@ -68,7 +68,7 @@ class TextSource:
         return self._text[self._start]
 
     def next(self) -> Generator[None, None, str]:
-        """Read the next character; "" at the end."""
+        """Read the next character; return "" at the end."""
         char = yield from self.peek()
         self._start += len(char)
         return char
@@ -79,7 +79,7 @@ class TextSource:
         """Write text up to the first marker, and read the marker.
 
         Args:
-            markers: Literals that end the text; if several match, the longest counts.
+            markers: Literals that end the text; if several match, the longest is used.
             write: Function that receives the text in parts.
         Returns:
             The marker; "" at the end of the answer.
@@ -110,7 +110,7 @@ class TextSource:
 
 
 def _first_open(text: str, markers: Sequence[str]) -> int:
-    """Return the first position at which an unfinished marker may begin."""
+    """Return the first position at which an incomplete marker may begin."""
     longest = max(map(len, markers), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         rest = text[at:]

@@ -1,4 +1,4 @@
-"""Define the formats of tool calls, and find the format of a chat template."""
+"""Define the formats of tool calls, and detect the format of a chat template."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ WriteCall = Callable[[str, Mapping[str, Any], RuleWriter], str]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Define the format in which a family of models writes tool calls.
+    """The format in which a family of models writes tool calls.
 
     Attributes:
         name: Name for `--tool-call-parser`.
         read: Generator function that reads answers.
         marks: Texts that identify the family; its chat template contains all of them.
-        write_call: Returns the grammar expression of one call, given the tool's name, the schema of
-            its arguments and the rules.
+        write_call: Function that returns the grammar expression for one call, given the tool's
+            name, the schema of its arguments and the rules.
         first: Text before the first call.
         between: Text between two calls.
         last: Text after the last call.
         max_calls: Maximum number of calls in an answer; None means no limit.
-        markers: Texts that may be special tokens of the tokenizer, and that `read` needs to see.
+        markers: Texts that `read` needs, even if they are special tokens of the tokenizer.
         prefix: Text before an answer that is not a call.
-        opening: Text with which the first call begins, after other text; "" if calls form the whole
-            answer.
+        opening: Text with which the first call begins; "" if an answer with calls has no other
+            text.
     """
 
     name: str
@@ -59,12 +59,12 @@ class ToolFormat:
     def calls(
         self, schemas: Mapping[str, Mapping[str, Any]], single: bool, rules: RuleWriter
     ) -> str:
-        """Return the grammar expression of one or more calls.
+        """Return the grammar expression for one or more calls.
 
         Args:
             schemas: Schemas of the tools that may be called, by name.
-            single: Whether there is only one call.
-            rules: Receives the rules.
+            single: Whether only one call is allowed.
+            rules: Writer that collects the rules.
         """
         each = [self.write_call(name, schema, rules) for name, schema in schemas.items()]
         call = rules.rule(" | ".join(each))
@@ -189,14 +189,14 @@ FORMATS = {
 
 
 def find_format(template: str) -> ToolFormat | None:
-    """Return the format whose marks a chat template contains; None if there is none."""
+    """Return the format whose marks a chat template contains, or None."""
     return next(
         (each for each in FORMATS.values() if all(mark in template for mark in each.marks)), None
     )
 
 
 def named_format(name: str) -> ToolFormat:
-    """Return the format with a name.
+    """Return the format with the given name.
 
     Raises:
         ConfigError: The name is unknown.

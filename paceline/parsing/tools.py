@@ -1,4 +1,4 @@
-"""Check tool definitions and the tool choice."""
+"""Validate tool definitions and the tool choice."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Choice = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Describe a function that a model may call.
+    """A function that a model may call.
 
     Attributes:
         name: Name of the function.
         parameters: JSON schema of its arguments, of type object.
         definition: The whole definition, for the chat template.
-        strict: Whether calls must be valid under the schema even if the model may choose.
+        strict: Whether calls must be valid under the schema even if calling the tool is optional.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Hold the tools of one request, and how the model may use them.
+    """The tools of one request, and how the model may use them.
 
     Attributes:
         tools: Tools that the model sees.
@@ -54,7 +54,7 @@ class ToolUse:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Return the schemas of the arguments, by name."""
+        """Return the argument schemas of the tools, by name."""
         return {tool.name: tool.parameters for tool in self.tools}
 
     @property
@@ -71,11 +71,11 @@ NO_TOOLS = ToolUse()
 def tool_use(
     tools: Any, tool_choice: Any = None, parallel: bool = True, where: str = "tools"
 ) -> ToolUse:
-    """Check the tools and the tool choice of a request.
+    """Validate the tools and the tool choice of a request.
 
     Args:
         tools: Definitions in OpenAI's format, or Python functions with type hints and docstrings.
-            None or an empty list: no tools.
+            None or an empty list means no tools.
         tool_choice: "auto" (default), "none", "required", or {"type": "function", "function":
             {"name": NAME}}. With "none", the model does not see the tools.
         parallel: Whether an answer may contain several calls.

@@ -1,4 +1,4 @@
-"""Convert values from formats that do not use JSON to JSON text."""
+"""Convert values to JSON text, from formats that do not use JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the JSON types that a schema names; empty if it names none."""
+    """Return the JSON types that a schema names; empty if it does not name any."""
     if not isinstance(schema, Mapping):
         return frozenset()
     named = schema.get("type")
@@ -25,12 +25,12 @@ def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 def is_text_only(schema: Mapping[str, Any] | None) -> bool:
-    """Return whether a schema allows only strings, which formats write without quotes."""
+    """Return whether a schema allows only strings, which formats leave unquoted."""
     return types_of(schema) == {"string"}
 
 
 def property_schema(schema: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
-    """Return the schema of an argument; None if the tool does not describe it."""
+    """Return the schema of an argument, or None if the tool does not describe it."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     described = properties.get(name) if isinstance(properties, Mapping) else None
     return described if isinstance(described, Mapping) else None
@@ -42,7 +42,7 @@ def json_of(value: Any) -> str:
 
 
 def untyped_json(text: str) -> str:
-    """Return JSON text for a value written as JSON, as Python code or as plain text."""
+    """Return JSON text for a value written in JSON, Python or plain text."""
     stripped = text.strip()
     try:
         json.loads(stripped)
@@ -56,7 +56,7 @@ def untyped_json(text: str) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a Python literal, which may also contain JSON's constants."""
+    """Return the value of a Python literal, which may contain JSON's constants."""
     match node:
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]

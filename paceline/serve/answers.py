@@ -1,8 +1,8 @@
 """Generate the answers to one HTTP request.
 
-Each answer has a task that reads a stream from the engine and puts chunks into a queue without
-    waiting. A client that reads slowly therefore delays no other request: the answer finishes at
-    full speed and frees its slot. The request's token limit bounds the queue.
+Each answer has a task that reads a stream from the engine and puts its chunks into a queue without
+waiting. A client that reads slowly therefore does not delay other requests: the answer finishes at
+full speed and frees its slot. The request's token limit bounds the queue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """Hold the prompt token ids and the sampling parameters of one answer."""
+    """The prompt token ids and the sampling parameters of one answer."""
 
     prompt: list[int]
     params: SamplingParams
@@ -37,7 +37,7 @@ class CompletionSet:
 
     Args:
         answer_requests: Prompts and parameters of the answers.
-        seconds: Time limit per answer, including the time it waits; None sets no limit.
+        seconds: Time limit per answer in seconds, including waiting time; None means no limit.
         gate: Limit on open answers.
         meter: Server metrics.
     Attributes:
@@ -71,7 +71,7 @@ class CompletionSet:
             task.add_done_callback(lambda _: gate.leave())
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield (index, chunk) until all answers end; raise an error that ended an answer."""
+        """Yield (index, chunk) until all answers end; raise the error if one fails."""
         while len(self.completions) < self.count:
             event = await self._chunks.get()
             if isinstance(event, Exception):
@@ -82,7 +82,7 @@ class CompletionSet:
             yield index, chunk
 
     async def aclose(self) -> None:
-        """Cancel the unfinished answers and wait until their slots are free."""
+        """Cancel the unfinished answers, and wait until their slots are free."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -106,7 +106,7 @@ class CompletionSet:
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Await `work` while the client is connected.
+    """Await `work` as long as the client is connected.
 
     The request's body must already have been read.
 

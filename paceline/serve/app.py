@@ -25,12 +25,15 @@ _KIB = 1024
 
 
 def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str] = ()) -> FastAPI:
-    """Build an application that serves a model; `state.serving` is its `Serving`.
+    """Build an application that serves a model.
+
+    The application's `state.serving` holds the `Serving` object.
 
     Args:
-        llm: Model to serve, which needs a tokenizer.
-        settings: Limits for clients.
-        api_keys: Valid API keys; every request must send one of them. Default: no key is needed.
+        llm: Model to serve; it must have a tokenizer.
+        settings: Limits on client requests.
+        api_keys: Valid API keys, one of which every request must send. Default: no key is
+            required.
     Raises:
         ConfigError: The model has no tokenizer.
     """

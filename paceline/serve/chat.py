@@ -68,7 +68,7 @@ class ChatFormatter:
     Args:
         serving: Served model.
         id: Request id.
-        plan: Prompt, parameters and readers of the answers.
+        plan: Prompt, parameters and parsers of the answers.
         body: Body of the request.
         top: Number of top-k tokens to report per position; None reports no log-probabilities.
     """
@@ -108,7 +108,7 @@ class ChatFormatter:
         self._plan.answers[index].read(chunk)
 
     def delta(self, index: int, chunk: Chunk) -> list[ChatChunk]:
-        """Return the event with the parts of one step."""
+        """Return the event with the output of one step."""
         events = self._plan.answers[index].read(chunk)
         reason = None
         if chunk.completion is not None:
@@ -125,7 +125,7 @@ class ChatFormatter:
         return [self._event(choice)]
 
     def last(self, usage: Usage) -> list[ChatChunk]:
-        """Return the event with the token counts, if the client asks for it."""
+        """Return the event with the token counts, if the client requested it."""
         if not wants_usage(self._body):
             return []
         return [ChatChunk(id=self._id, model=self._model, choices=[], usage=usage)]
@@ -155,7 +155,7 @@ class ChatFormatter:
         )
 
     def _delta(self, index: int, events: Sequence[AnswerEvent]) -> Delta:
-        """Return the parts of one step; a call has one entry per step."""
+        """Return the output of one step as a delta; each tool call has one entry per step."""
         message = AssistantMessage()
         calls: dict[int, ToolCallDelta] = {}
         for event in events:

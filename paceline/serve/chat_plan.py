@@ -1,4 +1,4 @@
-"""Turn a conversation into prompts, sampling parameters and readers of answers."""
+"""Convert a conversation to prompts, sampling parameters and answer parsers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NO_EFFORT = "none"
 
 
 class AnswerEvents:
-    """Reports the parts of one answer, chunk by chunk.
+    """Splits one answer into its parts, chunk by chunk.
 
     Args:
-        reader: Parser of the answer; None if the whole text is the content.
+        reader: Parser of the answer; None if the whole text is content.
     Attributes:
         message: The answer so far.
     """
@@ -37,7 +37,7 @@ class AnswerEvents:
         self._steps: dict[int, list[int]] = {}  # tokens of steps whose text was held back
 
     def read(self, chunk: Chunk) -> list[AnswerEvent]:
-        """Return what a chunk adds to the answer."""
+        """Return the events that a chunk adds to the answer."""
         if self._reader is None:
             events: list[AnswerEvent] = [ContentText(chunk.text)] if chunk.text else []
             self.message.add(events)
@@ -55,12 +55,12 @@ class AnswerEvents:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChat:
-    """A conversation, ready for the engine.
+    """A conversation in the form that the engine needs.
 
     Attributes:
         prompt: Token ids of the conversation.
         answer_requests: Prompts and parameters of the answers.
-        answers: Parts of each answer.
+        answers: Events of each answer.
     """
 
     prompt: list[int]
@@ -68,13 +68,13 @@ class PlannedChat:
     answers: list[AnswerEvents] = field(default_factory=list)
 
     def finish_reason(self, index: int, reason: str) -> str:
-        """Return why an answer ended; calls count if the model ended it."""
+        """Return why an answer ended: "tool_calls" if the model ended it with calls."""
         has_calls = bool(self.answers[index].message.tool_calls)
         return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 async def plan_chat(serving: Serving, body: ChatRequest, top: int | None = None) -> PlannedChat:
-    """Check a request, and return its prompt and the parameters of its answers.
+    """Validate a request, and return its prompt and the parameters of its answers.
 
     Args:
         serving: Served model.
@@ -113,7 +113,7 @@ def _planned(serving: Serving, body: ChatRequest, top: int | None) -> PlannedCha
 
 
 def prompt_of(serving: Serving, body: ChatRequest, use: ToolUse) -> list[int]:
-    """Apply the chat template to a conversation and return its token ids.
+    """Apply the chat template to a conversation, and return its token ids.
 
     Raises:
         ConfigError: The chat template rejects the conversation.
@@ -132,7 +132,7 @@ def prompt_of(serving: Serving, body: ChatRequest, use: ToolUse) -> list[int]:
 
 
 def _template_variables(serving: Serving, body: ChatRequest) -> Mapping[str, Any] | None:
-    """Return the variables of the chat template, with the effort of reasoning."""
+    """Return the variables of the chat template, including the reasoning effort."""
     given, effort = body.chat_template_kwargs, body.reasoning_effort
     if effort is None or serving.answer_format.markers is None:
         return given  # a model that does not reason has no effort to change

@@ -78,8 +78,9 @@ class CompletionFormatter:
         serving: Served model.
         id: Request id.
         answer_requests: Prompts and parameters of the answers.
-        echoed: Prompt to repeat before the text of each answer, as it was sent; None repeats no
-            prompt. Until the first answer arrives, the prompt's token ids may be invalid.
+        echoed: Prompt to repeat before the text of each answer, as the client sent it; None
+            repeats no prompt. Until the first answer arrives, the prompt's token ids may be
+            invalid.
         body: Body of the request.
     """
 
@@ -121,7 +122,7 @@ class CompletionFormatter:
         return CompletionResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
     def first(self, index: int, chunk: Chunk) -> list[CompletionResponse]:
-        """Return the event with the echoed prompt, if there is one."""
+        """Return the event with the echoed prompt, if any."""
         if self._echoed[index] is None:
             return []
         scores = self._scores(index, chunk.prompt_logprobs)
@@ -131,7 +132,7 @@ class CompletionFormatter:
         return [self._event(choice)]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Do nothing, since completions contain the text."""
+        """Do nothing, because completions already contain the text."""
 
     def delta(self, index: int, chunk: Chunk) -> list[CompletionResponse]:
         """Return the event with the text of one step."""
@@ -145,7 +146,7 @@ class CompletionFormatter:
         return [self._event(choice)]
 
     def last(self, usage: Usage) -> list[CompletionResponse]:
-        """Return the event with the token counts, if the client asks for it."""
+        """Return the event with the token counts, if the client requested it."""
         if not wants_usage(self._body):
             return []
         return [CompletionResponse(id=self._id, model=self._model, choices=[], usage=usage)]
@@ -198,7 +199,7 @@ class CompletionFormatter:
     ) -> CompletionLogprobs:
         """Spell a prompt as the client sent it.
 
-        Special tokens in the sent text count; special tokens added by the tokenizer do not.
+        Special tokens in the client's text are included; those added by the tokenizer are not.
         """
         for hides in (True, False):
             result = completion_logprobs(
@@ -223,7 +224,7 @@ class CompletionFormatter:
 def _joined(
     prompt: CompletionLogprobs | None, answer: CompletionLogprobs | None
 ) -> CompletionLogprobs | None:
-    """Join the log-probabilities of an echoed prompt and its answer."""
+    """Concatenate the log-probabilities of an echoed prompt and its answer."""
     if prompt is None or answer is None:
         return answer
     both = {name: values + getattr(answer, name) for name, values in prompt}

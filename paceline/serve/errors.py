@@ -41,7 +41,7 @@ _log = logging.getLogger("paceline.serve")
 
 
 class ErrorDetail(BaseModel):
-    """Describe an error: message, type, field and code."""
+    """An error's message, type, field and code."""
 
     message: str
     type: str
@@ -62,7 +62,7 @@ class ApiError(Exception):
         status: HTTP status.
         message: Text for the client: what happened and how to fix it.
         param: Request field that is wrong.
-        code: OpenAI's error code, if clients check for one.
+        code: OpenAI's error code, if clients expect one.
         headers: Additional HTTP headers.
     """
 
@@ -85,7 +85,7 @@ class ApiError(Exception):
 
     @staticmethod
     def from_exception(error: BaseException) -> ApiError:
-        """Convert any exception into an error for the client."""
+        """Convert any exception to an error for the client."""
         match error:
             case ApiError():
                 return error
@@ -113,7 +113,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> ErrorBody:
-        """Return the JSON body; invalid surrogates in the message are escaped."""
+        """Return the JSON body, with invalid surrogates in the message escaped."""
         kind = _TYPES.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
@@ -129,7 +129,7 @@ class ApiError(Exception):
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Make an application report every error in this format."""
+    """Make an application report all errors in this format."""
 
     def respond_with(request: Request, error: ApiError) -> Response:
         request.state.error = error.message  # for the log
@@ -161,7 +161,7 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def _refusal(errors: Any) -> ApiError:
-    """Describe the first invalid field and all values that it accepts."""
+    """Describe the first invalid field and the values that it accepts."""
     first_error = errors[0]
     field = first_error["loc"][1:2]
     if first_error["type"] == "json_invalid":
@@ -183,9 +183,9 @@ def _refusal(errors: Any) -> ApiError:
 
 
 def _is_field(part: Any) -> bool:
-    """Return whether one part of a path is a field or an index.
+    """Return whether a component of an error path is a field or an index.
 
-    Other parts are pydantic's names for the alternatives in a union.
+    The other components are pydantic's names for the alternatives in a union.
     """
     return isinstance(part, int) or (part.isidentifier() and part.islower() and part not in _KINDS)
 

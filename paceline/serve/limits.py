@@ -17,7 +17,7 @@ _RETRY = RetrySettings()
 
 
 class BodyLimitMiddleware:
-    """Middleware that rejects requests whose body exceeds a given size.
+    """Middleware that rejects requests with too large a body.
 
     Args:
         app: Application to wrap.
@@ -55,7 +55,7 @@ class BodyLimitMiddleware:
 
 
 class AdmissionLimit:
-    """Limits the number of open answers and estimates when an answer will finish.
+    """Limits the number of open answers, and estimates when one will finish.
 
     Args:
         max_open: Maximum number of open answers.
@@ -69,7 +69,7 @@ class AdmissionLimit:
         self.open = 0
 
     def enter(self, count: int) -> None:
-        """Admit either all answers to a request or none.
+        """Admit all answers to a request, or none.
 
         Raises:
             ApiError: Too many answers are open. The status is 429, with Retry-After in seconds.
@@ -84,7 +84,7 @@ class AdmissionLimit:
         self.open += count
 
     def busy_error(self, reason: str, count: int = 1) -> ApiError:
-        """Return the error for a request that may succeed once `count` answers finish."""
+        """Return the error for a request that could succeed once `count` answers finish."""
         seconds = self.seconds_until(count)
         return ApiError(
             429, f"{reason} Try again in {seconds} seconds.", headers={"Retry-After": str(seconds)}
@@ -96,7 +96,7 @@ class AdmissionLimit:
         self._ended.append(time.monotonic())
 
     def seconds_until(self, count: int) -> int:
-        """Estimate the seconds until `count` answers finish, from the recent rate."""
+        """Estimate the number of seconds until `count` answers finish, from recent rates."""
         if len(self._ended) < 2:
             return 1
         seconds_per_answer = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)

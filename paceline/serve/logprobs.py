@@ -15,31 +15,30 @@ TokenLogprobs = Sequence[Mapping[int, float]]
 
 
 class Scored(NamedTuple):
-    """Pair a token with its log-probability."""
+    """A token with its log-probability."""
 
     token: TokenText
     value: float
 
 
 class Position(NamedTuple):
-    """Hold the token at one position of an answer and the top-k tokens there."""
+    """The token at one position of an answer, with the top-k tokens there."""
 
     chosen: Scored
     top: list[Scored]
 
 
 class AnswerSpelling:
-    """Spells the tokens of one answer, in order.
+    """Converts the tokens of one answer to text, in order.
 
-    Joining the texts of the tokens gives the text of the answer. If several tokens form one
-    character, its text belongs to the last of these tokens, as in vLLM; each token keeps its own
-    bytes. Hidden special tokens have neither text nor bytes. The other top-k tokens are spelled as
-    if the model had chosen them.
+    Joined together, the tokens' texts are the text of the answer. If several tokens form one
+    character, its text belongs to the last of these tokens, as in vLLM, but each token keeps its
+    own bytes. Hidden special tokens have neither text nor bytes. The other top-k tokens are
+    converted as if the model had chosen them.
 
     Args:
         tokenizer: Tokenizer of the model.
-        prompt_ids: Token ids before the answer. Default: None (the text before the answer is
-            unknown).
+        prompt_ids: Token ids before the answer. Default: None, if they are unknown.
         skip_special_tokens: Whether to hide special tokens.
     """
 
@@ -55,13 +54,13 @@ class AnswerSpelling:
     def spell(
         self, token_ids: Sequence[int], logprobs: TokenLogprobs, last: bool
     ) -> list[Position]:
-        """Spell the next tokens.
+        """Convert the next tokens to text.
 
         Args:
             token_ids: Token ids of the answer.
             logprobs: Top-k log-probabilities per position, as in `Completion.logprobs`.
-            last: Whether the answer ends with these tokens. If so, the last token shows an
-                incomplete character as U+FFFD.
+            last: Whether the answer ends with these tokens. If so, an incomplete character at the
+                end appears as U+FFFD.
         """
         positions = [
             self._position(token, token_logprobs)
@@ -96,7 +95,7 @@ def completion_logprobs(
     """Format the log-probabilities of a completion.
 
     Args:
-        spelling: Speller for the answer.
+        spelling: Converter of the answer's tokens.
         token_ids: Token ids of the answer.
         logprobs: Top-k log-probabilities per position.
         offset: Number of characters before the first token.
@@ -125,7 +124,7 @@ def chat_logprobs(
     """Format the log-probabilities of a chat answer.
 
     Args:
-        spelling: Speller for the answer.
+        spelling: Converter of the answer's tokens.
         token_ids: Token ids of the answer.
         logprobs: Top-k log-probabilities per position.
         top: Number of top-k tokens to report per position.
@@ -143,7 +142,7 @@ def chat_logprobs(
 
 
 def _with(position: Position, rest: TokenText) -> Position:
-    """Append the rest of the text to the token of a position."""
+    """Append remaining text to the token of a position."""
     text, data, _ = position.chosen.token
     chosen = TokenText(text + rest.text, data + rest.data)
     top = [

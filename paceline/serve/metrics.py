@@ -1,6 +1,6 @@
-"""Measure a server and report to Prometheus.
+"""Measure a server, and report the metrics to Prometheus.
 
-The metrics have the same names as vLLM's, with the prefix "paceline:". docs/guides/server.md gives
+The metrics have the same names as vLLM's, with the prefix "paceline:". docs/guides/server.md lists
 the formulas.
 """
 
@@ -47,7 +47,7 @@ class ServerMetrics:
     """Measures the answers that one application generates.
 
     Attributes:
-        tally: Counts of draft tokens by origin.
+        tally: Counts of draft tokens by source.
     """
 
     def __init__(self, llm: LLM, name: str) -> None:
@@ -88,7 +88,7 @@ class ServerMetrics:
         return AnswerTimer(self)
 
     def count_end(self, reason: str) -> None:
-        """Count a finished answer by reason: "stop", "length" or "abort"."""
+        """Count a finished answer by its reason: "stop", "length" or "abort"."""
         self.ended.labels(self._name, reason).inc()
 
     def count_status(self, status: int) -> None:

@@ -1,4 +1,4 @@
-"""Check API keys, reject requests during shutdown and log every request."""
+"""Check API keys, reject requests during shutdown, and log every request."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _digest(key: str) -> bytes:
 
 
 class RequestLogMiddleware:
-    """Middleware that numbers, counts and logs requests; rejects them at shutdown."""
+    """Middleware that numbers, counts and logs requests, and rejects them at shutdown."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app, self._serving = app, serving

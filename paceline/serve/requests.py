@@ -30,7 +30,7 @@ Always = Annotated[Any, AfterValidator(_always)]
 
 
 class StreamOptions(BaseModel):
-    """Stream options: `include_usage` sends the token counts as the last event."""
+    """Stream options; `include_usage` adds a final event with the token counts."""
 
     model_config = _STRICT
     include_usage: bool | None = None
@@ -124,7 +124,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """Message in a conversation; the chat template may also read additional fields."""
+    """A message in a conversation; the chat template may read additional fields."""
 
     model_config = ConfigDict(extra="allow")
     role: str = Field(min_length=1)
@@ -132,7 +132,7 @@ class Message(BaseModel):
 
 
 class Prediction(BaseModel):
-    """Text that the answer is expected to contain; drafts use it."""
+    """Text that the answer is expected to contain; drafters may use it."""
 
     model_config = _STRICT
     type: Literal["content"]
@@ -140,7 +140,7 @@ class Prediction(BaseModel):
 
     @property
     def text(self) -> str:
-        """Return the text; several parts are joined."""
+        """Return the text, joining its parts."""
         parts = self.content
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 

@@ -1,4 +1,4 @@
-"""Send answers to the client, complete or as server-sent events."""
+"""Send answers to the client, as complete responses or server-sent events."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ EVENTS = {
 
 
 class ResponseFormatter(Protocol):
-    """Converts answers into the response format of one endpoint.
+    """Converts answers to the response format of one endpoint.
 
     Attributes:
         names_events: Whether each event of a stream has a line with its `type`. If not, the stream
-            ends with the data `DONE`.
+            ends with `DONE` as data.
     """
 
     names_events: bool
@@ -54,7 +54,7 @@ class ResponseFormatter(Protocol):
         ...
 
     def first(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:
-        """Return the events before the text of an answer.
+        """Return the events that precede the text of an answer.
 
         Args:
             index: Index of the answer.
@@ -63,15 +63,15 @@ class ResponseFormatter(Protocol):
         ...
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Read a chunk of an answer that is not streamed."""
+        """Process a chunk of an answer that is not streamed."""
         ...
 
     def delta(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:
-        """Return the events with the result of one step."""
+        """Return the events with the output of one step."""
         ...
 
     def last(self, usage: Usage) -> Sequence[BaseModel]:
-        """Return the events after all answers."""
+        """Return the events that follow all answers."""
         ...
 
     def failure(self, error: ApiError) -> BaseModel:
@@ -80,12 +80,12 @@ class ResponseFormatter(Protocol):
 
 
 class EventStream(StreamingResponse):
-    """Streams server-sent events; it aborts the answers if the client stops reading.
+    """Sends server-sent events, and aborts the answers if the client stops reading.
 
     Args:
         events: Encoded events.
         answers: Answers that the events report.
-        seconds: Time limit for reading the stream; None sets no limit.
+        seconds: Time limit for reading the stream, in seconds; None means no limit.
     """
 
     media_type = "text/event-stream"
@@ -113,10 +113,10 @@ async def respond(
     answer_requests: Sequence[AnswerRequest],
     formatter: ResponseFormatter,
 ) -> Response:
-    """Generate answers and return the response of an endpoint.
+    """Generate answers, and return the response of an endpoint.
 
-    A stream starts with its first token. An error before that token is sent as an HTTP status; a
-    later error is sent as an event.
+    A stream starts with the first token. An error before that token is sent as an HTTP status, a
+    later error as an event.
 
     Args:
         serving: Served model.
@@ -147,14 +147,14 @@ async def respond(
 
 
 async def _finished(answers: CompletionSet, formatter: ResponseFormatter) -> list[Completion]:
-    """Wait for all answers, and let the formatter read their chunks."""
+    """Wait for all answers, passing their chunks to the formatter."""
     async for index, chunk in answers:
         formatter.read(index, chunk)
     return [answers.completions[index] for index in range(answers.count)]
 
 
 def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Usage:
-    """Count a request's tokens from all its answers, in order."""
+    """Count the tokens of a request's prompts and answers."""
     answers_per_prompt = len(completions) // len(prompts)
     stats = [completion.stats for completion in completions]
     accepted_tokens = sum(stat.accepted_tokens for stat in stats)
@@ -216,7 +216,7 @@ async def _with(
 
 
 def wants_usage(body: GenerationRequest) -> bool:
-    """Return whether a stream ends with an event with the token counts."""
+    """Return whether a stream ends with an event that contains the token counts."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 

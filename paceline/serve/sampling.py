@@ -1,4 +1,4 @@
-"""Convert the fields of a request into `SamplingParams`."""
+"""Convert the fields of a request to `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _SAME_NAME = (
 
 
 class Sampler:
-    """Converts requests into sampling parameters.
+    """Converts requests to sampling parameters.
 
     Args:
         llm: Model to serve.
         speculations: Drafters that requests may select.
-        ignore_generation_config: Whether to ignore the model's sampling defaults, as in `Settings`.
+        ignore_generation_config: Whether to ignore the model's sampling defaults.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def response_schema(response_format: ResponseFormat | None) -> Mapping[str, Any]
 
 
 def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
-    """Return the parameters of each of the n answers to a prompt."""
+    """Return separate parameters for each of the n answers to a prompt."""
     return [replace(params, seed=params.seed + number, n=1) for number in range(params.n)]
 
 

@@ -1,4 +1,4 @@
-"""Hold the state that one application's endpoints share."""
+"""Define the state shared by an application's endpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Serving:
         llm: Model to serve.
         settings: Limits on client requests.
     Attributes:
-        names: Names by which requests may refer to the model.
+        names: Names that requests may use for the model.
         answer_format: Format of the model's reasoning and tool calls.
         began: Start time, in seconds since 1970.
     Raises:
@@ -57,7 +57,7 @@ class Serving:
         self._intake = Threads(1, "paceline-intake")  # a tokenizer is not thread-safe
 
     def check_model(self, name: str | None) -> None:
-        """Raise if a request names a model that is not served.
+        """Check that a request names the served model.
 
         Raises:
             ApiError: The model is unknown (status 404).
@@ -67,7 +67,7 @@ class Serving:
             raise ApiError(404, message, "model", "model_not_found")
 
     def check_answers(self, count: int) -> None:
-        """Raise if a request asks for too many answers.
+        """Check that a request does not ask for too many answers.
 
         Raises:
             ConfigError: The number of prompts times n exceeds the limit.
@@ -80,14 +80,15 @@ class Serving:
             )
 
     def check_prompt(self, ids: list[int], max_tokens: int = 1) -> None:
-        """Raise if a prompt is too long.
+        """Check that a prompt is not too long.
 
         Args:
             ids: Token ids of the prompt.
             max_tokens: Maximum number of tokens in the answer; with 0, the prompt may fill the
                 context.
         Raises:
-            ApiError: The prompt is too long (status 400, with the code that OpenAI clients expect).
+            ApiError: The prompt is too long (status 400, with the code that OpenAI clients
+                expect).
         """
         max_prompt_tokens = self.llm.max_length - min(1, max_tokens)
         max_prompt_tokens = (
@@ -104,7 +105,7 @@ class Serving:
             )
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run text processing, such as tokenization, without blocking the event loop."""
+        """Run text processing, such as tokenisation, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._intake.executor, work)
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ class LatencyBuckets:
 
     Attributes:
         first_token: Time to the first token.
-        token_interval: Time between two steps of an answer; also the time per token.
-        request: Duration of a request; also its time in the queue.
+        token_interval: Time between two steps of an answer; also used for the time per token.
+        request: Duration of a request; also used for its time in the queue.
     """
 
     first_token: tuple[float, ...] = (
@@ -93,11 +93,11 @@ class LatencyBuckets:
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """Settings for the waiting time in the Retry-After header.
+    """Settings for the Retry-After header.
 
     Attributes:
-        num_recent: Number of recently finished answers used to estimate the rate.
-        max_seconds: Longest waiting time sent to a client, in seconds.
+        num_recent: Number of recently finished answers from which the rate is estimated.
+        max_seconds: Maximum value of the header, in seconds.
     """
 
     num_recent: int = 64
@@ -109,9 +109,9 @@ class ConnectionSettings:
     """Time limits for connections.
 
     Attributes:
-        read_seconds: Additional time for a client to read the rest of a stream after its request
-            has reached the time limit, in seconds.
-        close_seconds: Time for idle connections to close at shutdown, in seconds.
+        read_seconds: Additional time in seconds for a client to read the rest of a stream, after
+            the request's time limit.
+        close_seconds: Time in seconds for idle connections to close at shutdown.
     """
 
     read_seconds: float = 60.0
@@ -137,15 +137,15 @@ class Settings:
             the limit.
         allow_drafter: Drafter spec that uses files and that requests may select; repeatable.
             Default: none.
-        tool_call_parser: Format in which the model writes tool calls, such as hermes; auto finds it
-            in the chat template.
+        tool_call_parser: Format in which the model writes tool calls, such as hermes; auto detects
+            it from the chat template.
         reasoning_parser: Markers of the model's reasoning: think, harmony, gemma4, mistral or
-            seed_oss; auto finds them in the chat template, and none leaves reasoning in the text.
+            seed_oss; auto detects them from the chat template; none leaves reasoning in the text.
         max_stored_responses: Maximum number of answers of /v1/responses that later requests may
-            continue; at least 0. The oldest ones are forgotten.
+            continue; at least 0. The oldest answers are dropped.
         ignore_generation_config: Ignore the sampling defaults in the model's
-            generation_config.json. Fields omitted from a request then disable temperature scaling,
-            top_k, top_p, min_p and repetition_penalty.
+            generation_config.json. If a request omits temperature, top_k, top_p, min_p or
+            repetition_penalty, that option is then disabled.
 
     Raises:
         ConfigError: A value is out of range.

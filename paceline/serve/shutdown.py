@@ -1,4 +1,4 @@
-"""Shut a server down after its open requests have finished."""
+"""Shut down a server once its open requests have finished."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class DrainingServer(uvicorn.Server):
         config: uvicorn settings.
         drain: Shutdown state.
     Attributes:
-        forced: Second signal, which ended the shutdown immediately; None if there was no second
-            signal.
+        forced: The second signal, which ended the shutdown immediately, or None.
     """
 
     def __init__(self, config: uvicorn.Config, drain: ShutdownState) -> None:
@@ -54,5 +53,5 @@ class DrainingServer(uvicorn.Server):
         self._drain.begun = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to exit now; uvicorn calls it ten times a second."""
+        """Return whether to exit now; called by uvicorn ten times a second."""
         return await super().on_tick(counter) or (self._drain.begun and not self._drain.open)

@@ -1,6 +1,6 @@
 """Decide which drafters a request may select.
 
-Clients must not be able to open server files or import modules through drafter options.
+Drafter options must not let clients open files on the server or import modules.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WORDS = {"stop_rule", "verification", "fusion", "inspiration", "on_invalid_file
 
 
 class Speculations:
-    """Converts a request's `speculation` field into a drafter spec.
+    """Converts a request's `speculation` field to a drafter spec.
 
     Args:
-        own: Name of the engine's own drafter.
-        allowed: Additional specs that requests may select, regardless of their options.
+        own: Name of the engine's default drafter.
+        allowed: Additional specs that requests may select, whatever their options.
     """
 
     def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:
@@ -34,9 +34,8 @@ class Speculations:
     def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
         """Return the drafter spec and the maximum number of nodes per step.
 
-        If the spec is None, the engine's drafter is used. If the number of nodes is None, there is
-        no limit. A name without options selects the engine's drafter or the allowed spec of that
-        name.
+        A spec of None means the engine's default drafter; a number of None means no limit. A name
+        without options selects the default drafter or an allowed spec of that name.
 
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this

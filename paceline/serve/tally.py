@@ -12,8 +12,8 @@ class Tally:
     """Counts draft tokens over all answers from a server.
 
     Attributes:
-        drafted: Verified draft tokens by origin.
-        accepted: Accepted draft tokens by origin.
+        drafted: Number of verified draft tokens by source.
+        accepted: Number of accepted draft tokens by source.
         num_tokens: Number of tokens in all answers.
     """
 
@@ -31,7 +31,7 @@ class Tally:
         self.accepted.update(origins[node] for node in accepted)
 
     def rows(self) -> list[dict[str, int | str]]:
-        """Return the non-empty counts by origin; the target counts its own tokens."""
+        """Return the non-zero counts by source; tokens chosen by the target also count."""
         target_tokens = self.num_tokens - sum(self.accepted.values())
         rows: list[dict[str, int | str]] = [
             {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target_tokens}

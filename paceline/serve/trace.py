@@ -1,6 +1,6 @@
 """Describe one step of an answer as JSON: new text, sources and draft tree.
 
-The draft tree is stored in columns, one entry per node, which keeps it small:
+To keep it small, the draft tree is stored in columns, with one entry per node:
 
     {"tokens": [318, 262, 11], "texts": [" is", " the", ","], "parents": [-1, 0, -1],
      "probabilities": [0.81, 0.6, 0.12], "origins": ["prompt", "prompt", "recycled"],
@@ -30,10 +30,10 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
 
     Args:
         chunk: Chunk of the step.
-        tokenizer: Tokenizer of the model, for the texts of individual tokens.
+        tokenizer: Tokenizer of the model.
     Returns:
         A dictionary with these entries.
-        step, forwards: Numbers of steps and target forward passes of the answer so far.
+        step, forwards: Number of steps and of target forward passes so far.
         tokens, texts, origins: New tokens with their texts and sources.
         pieces: Text that became final, as {text, origin, step, token}; token is an index within
             that step.
@@ -70,7 +70,7 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
 
 
 def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
-    """Return the draft tree of a step in columns, one entry per node.
+    """Return the draft tree of a step in columns, with one entry per node.
 
     Args:
         outcome: Outcome of the step.
@@ -82,8 +82,8 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
         probabilities: Probability of the token given its parent; null if the drafter reports none.
         origins: Sources of the tokens.
         status: Result of verification.
-        target_token: For the status `other`, index of the chosen token among the step's new tokens;
-            else null.
+        target_token: For the status `other`, index of the chosen token among the step's new
+            tokens; otherwise null.
     """
     tree = outcome.tree
     status, target_token = node_outcomes(outcome)
@@ -126,9 +126,9 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """Return the text of each token as it appears after other text.
+    """Return the text of each token, as it appears after other text.
 
-    A token that ends in the middle of a character appears as in the vocabulary.
+    A token that ends in mid-character is shown as in the vocabulary.
     """
     detokenizer = Detokenizer(tokenizer, context_token_ids(tokenizer), skip_special_tokens=False)
     spelled = [detokenizer.peek(token) for token in token_ids]

@@ -1,1 +1,1 @@
-"""Read the formats in which models write tool calls."""
+"""Parse the formats in which models write tool calls."""

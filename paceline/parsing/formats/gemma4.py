@@ -1,4 +1,4 @@
-"""Read tool calls of Gemma 4, whose strings are between special tokens."""
+"""Parse tool calls of Gemma 4, whose strings are between special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read answers of gpt-oss: messages with a channel and, for calls, a recipient."""
+"""Parse answers of gpt-oss: messages with a channel and, for calls, a recipient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read tool calls of Hermes and Qwen: JSON objects between <tool_call> tags."""
+"""Parse tool calls of Hermes and Qwen: JSON objects between <tool_call> tags."""
 
 from __future__ import annotations
 

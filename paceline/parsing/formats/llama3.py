@@ -1,4 +1,4 @@
-"""Read tool calls of Llama 3: JSON objects that form the whole answer."""
+"""Parse tool calls of Llama 3: JSON objects that form the whole answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEPARATORS = " \t\r\n;,"
 
 
 def read_llama3_json(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report calls at the start of the answer, or its text."""
+    """Report the calls at the start of the answer, or its text."""
     spaces = yield from source.skip_spaces()
     tagged = yield from source.take(TAG)
     while (yield from source.starts_with("{")):

@@ -1,4 +1,4 @@
-"""Read tool calls in a Python list, such as [get_weather(city="Paris"), now()]."""
+"""Parse tool calls in a Python list, such as [get_weather(city="Paris"), now()]."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _read_arguments(source: TextSource, writer: EventWriter) -> Waiting:
 
 
 def _read_value(source: TextSource) -> Generator[None, None, tuple[str, bool]]:
-    """Read Python code up to the comma or bracket after it."""
+    """Read Python code up to the next comma or bracket."""
     text, depth, quote = "", 0, ""
     while char := (yield from source.peek()):
         if not quote and depth == 0 and char in ",)":

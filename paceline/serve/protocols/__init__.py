@@ -1,1 +1,1 @@
-"""Endpoints that convert other protocols to chats and back."""
+"""Provide endpoints for other protocols, which are converted to chats and back."""

@@ -62,7 +62,7 @@ class MessageFormatter(PartWriter):
     Args:
         model: Name of the model.
         id: Request id.
-        plan: Prompt, parameters and reader of the answer.
+        plan: Prompt, parameters and parser of the answer.
     """
 
     names_events = True
@@ -90,7 +90,7 @@ class MessageFormatter(PartWriter):
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
-        """Return the events with the parts of one step."""
+        """Return the events with the output of one step."""
         written = self.write(self._plan.answers[0].read(chunk))
         if chunk.completion is None:
             return written
@@ -163,7 +163,7 @@ def _usage(usage: Usage | None, prompt_tokens: int = 0) -> dict[str, int]:
 
 
 def _object(text: str) -> Any:
-    """Return the object in JSON text; text that is no object is kept under one key."""
+    """Return the object in JSON text; wrap any other text in an object."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

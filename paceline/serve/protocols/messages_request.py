@@ -39,7 +39,7 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
     """Convert a request to a chat.
 
     Raises:
-        ConfigError: A message, a tool or the choice is invalid.
+        ConfigError: A message, a tool or the tool choice is invalid.
     """
     system = [] if body.system is None else [_system(body.system)]
     messages = [_messages(entry, f"messages.{at}") for at, entry in enumerate(body.messages)]
@@ -81,7 +81,7 @@ def _text(blocks: Any, where: str) -> str:
 
 
 def _messages(message: Any, where: str) -> list[Message]:
-    """Return the chat messages of one message; results of tools become messages."""
+    """Convert one message to chat messages; each tool result becomes a message."""
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where}: expected an object with role and content.")
     role, content = message.get("role"), message.get("content")
@@ -146,7 +146,7 @@ def _tool(tool: Any) -> Any:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
-    """Return the choice in OpenAI's format, and whether calls may be parallel."""
+    """Return the tool choice in OpenAI's format, and whether calls may be parallel."""
     if choice is None:
         return None, None
     kind = choice.get("type")

@@ -22,7 +22,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 
 class ServerEvent(BaseModel):
-    """Event of a stream, with its type and further fields."""
+    """An event of a stream, with its type and further fields."""
 
     model_config = ConfigDict(extra="allow")
     type: str
@@ -30,13 +30,13 @@ class ServerEvent(BaseModel):
 
 @dataclass(slots=True)
 class Part:
-    """Part of an answer.
+    """A part of an answer: reasoning, text or a tool call.
 
     Attributes:
         index: Index of the part in the answer.
         kind: Kind of the part.
-        name: Name of the function of a call.
-        text: Text of the part; the arguments of a call.
+        name: Name of the called function.
+        text: Text of the part; for a call, its arguments.
     """
 
     index: int
@@ -46,7 +46,7 @@ class Part:
 
 
 class PartWriter:
-    """Writes the events of parts, one after the other; protocols define the events.
+    """Writes the events of an answer's parts; subclasses define a protocol's events.
 
     Attributes:
         parts: Parts so far; the last one may be open.
@@ -69,7 +69,7 @@ class PartWriter:
         raise NotImplementedError
 
     def write(self, events: Iterable[AnswerEvent]) -> list[ServerEvent]:
-        """Return the events of a protocol for what a step added."""
+        """Return the protocol's events for the output of one step."""
         written: list[ServerEvent] = []
         for event in events:
             match event:
@@ -111,7 +111,7 @@ class PartWriter:
 
 
 def checked_chat(fields: Mapping[str, Any]) -> ChatRequest:
-    """Return the chat with these fields.
+    """Build a chat request from its fields.
 
     Raises:
         ConfigError: A field is invalid.

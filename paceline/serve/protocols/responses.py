@@ -26,10 +26,10 @@ Item = dict[str, Any]
 
 
 class ResponseStore:
-    """Keeps the messages of recent responses, which later requests may continue.
+    """Stores the messages of recent responses, which later requests may continue.
 
     Args:
-        max_responses: Maximum number of responses; older ones are forgotten.
+        max_responses: Maximum number of responses; the oldest are dropped.
     """
 
     def __init__(self, max_responses: int) -> None:
@@ -37,7 +37,7 @@ class ResponseStore:
         self._messages: OrderedDict[str, list[Item]] = OrderedDict()
 
     def earlier(self, id: str | None) -> list[Item]:
-        """Return the messages up to a response; none for None.
+        """Return the messages up to and including a response; empty for None.
 
         Raises:
             ApiError: The response is not stored.
@@ -94,7 +94,7 @@ def response_routes(serving: Serving) -> APIRouter:
         responses={200: {"model": ResponseBody, **EVENTS}},
     )
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
-        """Answer input items."""
+        """Respond to the input items."""
         serving.check_model(body.model)
         earlier = store.earlier(body.previous_response_id)
         chat = chat_of(body, earlier)
@@ -117,9 +117,9 @@ class ItemFormatter(PartWriter):
     Args:
         model: Name of the model.
         id: Request id.
-        plan: Prompt, parameters and reader of the answer.
+        plan: Prompt, parameters and parser of the answer.
         body: Body of the request.
-        store: Receives the finished conversation.
+        store: Store for the finished conversation.
     Attributes:
         earlier: Messages before the answer, without instructions.
     """
@@ -154,7 +154,7 @@ class ItemFormatter(PartWriter):
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
-        """Return the events with the parts of one step."""
+        """Return the events with the output of one step."""
         written = self.write(self._plan.answers[0].read(chunk))
         if chunk.completion is None:
             return written
