@@ -48,20 +48,15 @@ def fitted_weights(model: CachedLM) -> Weights | None:
     Returns:
         None if the model is too slow, or computes its logits without its LM head module.
     """
-    num_pairs = _num_pairs(model)
-    num_parameters = sum(parameter.numel() for parameter in model.model.parameters())
-    if num_pairs * num_parameters < _SETTINGS.min_cached_work:
-        weights = _fit(model, num_pairs)
-    else:
-        name = f"draft head of {model.model.__class__.__name__}"
-        # An enlarged model has the same identity as the original.
-        facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
-        weights = result_cache.load_or_compute_bytes(
-            result_cache.ResultKey(_KIND, facts, name, "weights.safetensors"),
-            lambda: _fit(model, num_pairs),
-            lambda weights: weights.to_bytes({}),
-            lambda content: _read(content, model),
-        )
+    # An enlarged model has the same identity as the original.
+    facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
+    name = f"draft head of {model.model.__class__.__name__}"
+    weights = result_cache.load_or_compute_bytes(
+        result_cache.ResultKey(_KIND, facts, name, "weights.safetensors"),
+        lambda: _fit(model, _num_pairs(model)),
+        lambda weights: weights.to_bytes({}),
+        lambda content: _read(content, model),
+    )
     return weights if len(weights.token_ids) else None
 
 

@@ -46,8 +46,6 @@ class FitSettings:
             0.
         num_token_ids: Size of the reduced draft vocabulary. The first ids are used, because most
             tokenizers number their tokens in merge order.
-        min_cached_work: Minimum number of multiply-adds for the texts at which the fit is cached.
-            Repeating a smaller fit takes less time than reading it.
     """
 
     num_texts: int = 64
@@ -59,4 +57,3 @@ class FitSettings:
     max_seconds: float = 16.0
     ridge: float = 200.0
     num_token_ids: int = 4096
-    min_cached_work: int = 1 << 36

@@ -24,7 +24,7 @@ from paceline.errors import ConfigError
 from paceline.util import cache
 
 SUFFIX = ".gguf"
-_KIND = "gguf-v1"  # increase the number when the written files change
+KIND = "gguf-v1"  # increase the number when the written files change
 MAX_HEADER_BYTES = 1 << 26  # of a file whose header is read
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
@@ -50,7 +50,7 @@ def unpacked(file: str | Path) -> Path:
         raise ConfigError(f"model: there is no GGUF file at {str(file)!r}. Correct the path.")
     try:
         return cache.obtain(
-            _KIND,
+            KIND,
             path,
             lambda folder: _convert(path, folder),
             lambda: say(f"another process converts {path}"),

@@ -136,9 +136,10 @@ def test_a_model_without_embeddings_that_can_be_read_has_none(
 
 
 def test_a_model_that_passes_by_its_head_has_none(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And a request that asks for it goes on without."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     head = pair.target.get_output_embeddings()
     monkeypatch.setattr(
         pair.target,
@@ -152,7 +153,10 @@ def test_a_model_that_passes_by_its_head_has_none(
     assert answer.token_ids == pair.answers[0][:COUNT]
 
 
-def test_a_model_that_is_too_slow_has_none(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_too_slow_has_none(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(module, "_SETTINGS", FitSettings(max_seconds=0.0))
     assert find_draft_head(CachedLM(pair.target)) is None
 
@@ -162,11 +166,10 @@ def weights_of(found: DraftHead | None) -> Tensor:
     return found._first
 
 
-def test_that_of_a_large_model_is_kept(
+def test_a_fitted_head_is_cached(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(module, "_SETTINGS", FitSettings(min_cached_work=0))
     first = weights_of(find_draft_head(CachedLM(pair.target)))
     with monkeypatch.context() as patch:
         patch.setattr(module, "_fit", lambda model, pairs: pytest.fail("it is there"))
@@ -181,7 +184,6 @@ def test_a_damaged_one_is_found_again(
     damage: str, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(module, "_SETTINGS", FitSettings(min_cached_work=0))
     first = weights_of(find_draft_head(CachedLM(pair.target)))
     (file,) = tmp_path.glob("*/*/weights.safetensors")
     content = file.read_bytes()

@@ -35,6 +35,25 @@ PARAMS = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
 LONG = [name for name in ROTARY if "longrope" in name]
 RESTARTING = [name for name in LONG if name.startswith("phi")]
 BOUNDED = [name for name in ROTARY if "dynamic" in name]
+FEW = ("phi3_longrope", "llama_dynamic")  # the other models run the same code
+WITH_INVARIANCE = [
+    pytest.param(
+        name, invariant, marks=() if invariant == "auto" or name in FEW else pytest.mark.slow
+    )
+    for name in ROTARY
+    for invariant in (False, "auto")
+]
+AS_DRAFTS = [
+    pytest.param(name, spec, marks=() if number == 0 or name in FEW else pytest.mark.slow)
+    for name in (*LONG, *BOUNDED)
+    for number, spec in enumerate(
+        (
+            "draft_model:budget=false",
+            "draft_model:max_draft_tokens=4,use_prompt_lookup=true",
+            "ouroboros",
+        )
+    )
+]
 LENGTHS = (10, SWITCH - 9, SWITCH + 16, SWITCH, SWITCH - 1, SWITCH + 1, 3 * SWITCH)
 
 
@@ -73,8 +92,7 @@ def known_answers(model: Any, each: list[list[int]]) -> dict[tuple[int, ...], li
     return {tuple(prompt): reference(model, prompt, COUNT) for prompt in each}
 
 
-@pytest.mark.parametrize("invariant", [False, "auto"])
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize(("name", "invariant"), WITH_INVARIANCE)
 def test_short_and_long_texts_in_a_batch_answer_as_alone(name: str, invariant: Any) -> None:
     model = make(name)
     each = prompts(name)
@@ -246,15 +264,7 @@ def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) 
     assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "draft_model:budget=false",
-        "draft_model:max_draft_tokens=4,use_prompt_lookup=true",
-        "ouroboros",
-    ],
-)
-@pytest.mark.parametrize("name", [*LONG, *BOUNDED])
+@pytest.mark.parametrize(("name", "spec"), AS_DRAFTS)
 def test_draft_models_with_such_frequencies_change_nothing(name: str, spec: str) -> None:
     target = make("llama_linear")
     each = prompts(name, (SWITCH - 9, 10, SWITCH + 3))

@@ -31,13 +31,19 @@ def asked(real: Real) -> list[list[int]]:
     return sorted(real.prompts.values(), key=len)[:4]
 
 
+@pytest.fixture(scope="module")
+def answers(real: Real, asked: list[list[int]]) -> list[list[int]]:
+    """Transformers' own answers."""
+    return real.references(asked, COUNT)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_float32_answers_are_those_of_transformers(
-    real: Real, asked: list[list[int]], spec: str
+    real: Real, asked: list[list[int]], answers: list[list[int]], spec: str
 ) -> None:
     llm = LLM(real.model, spec, demo.SMOLLM2_DRAFT, tokenizer=real.tokenizer)
     outs = llm.generate(asked, SamplingParams(max_new_tokens=COUNT))
-    assert [out.token_ids for out in outs] == real.references(asked, COUNT)
+    assert [out.token_ids for out in outs] == answers
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
@@ -55,14 +61,16 @@ def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], sp
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_its_trained_draft_head_is_found(real: Real, asked: list[list[int]], wide: bool) -> None:
+def test_its_trained_draft_head_is_found(
+    real: Real, asked: list[list[int]], answers: list[list[int]], wide: bool
+) -> None:
     """And foretells more of the model's own answers than chance, also of the model enlarged."""
     model = CachedLM(enlarge(real.model, 768, 30) if wide else real.model)
     found = find_draft_head(model)
     assert found is not None
     assert found.levels == 3
     right = total = 0
-    for prompt, answer in zip(asked, real.references(asked, COUNT), strict=True):
+    for prompt, answer in zip(asked, answers, strict=True):
         text = [*prompt, *answer]
         with torch.inference_mode():
             states = model.model.base_model(input_ids=torch.tensor([text])).last_hidden_state[0]

@@ -79,7 +79,7 @@ def draws(spec: str) -> bool:
 
 def slow(spec: str) -> Any:
     """The mark of settings whose drafter, and whose law of verification, others have already."""
-    second = ("draft_model:rule", "lookahead:window=3", "lookahead:window=1,ngram=3")
+    second = ("draft_model:stop_rule", "lookahead:window=3", "lookahead:window=1,ngram=3")
     return pytest.mark.slow if spec.startswith(second) or spec.endswith("branches=0") else ()
 
 
@@ -197,7 +197,12 @@ def test_joint_law_of_three_tokens(spec: str, plain: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["draft_model", "draft_model:max_draft_tokens=2", "draft_model:branch_threshold=0.02"]
+    "spec",
+    [
+        "draft_model",
+        pytest.param("draft_model:max_draft_tokens=2", marks=pytest.mark.slow),
+        "draft_model:branch_threshold=0.02",
+    ],
 )
 def test_joint_law_without_truncation(spec: str) -> None:
     assert fits(sample(spec, PLAIN), law(PLAIN))
