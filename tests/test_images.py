@@ -16,11 +16,11 @@ from PIL import Image
 from paceline import LLM, DraftTree, MultimodalPrompt, SamplingParams, ScriptedDrafter, demo
 from paceline.core.media import EncodedPrompt, Media
 from paceline.core.request import Request
-from paceline.errors import CapacityError, ConfigError, UnsupportedModelError
+from paceline.errors import CapacityError, ConfigError
 from paceline.integrations.transformers import Strategy
 from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.support import multimodal
-from tests.support.multimodal import CLASSES, expected, image, mark_of
+from tests.support.multimodal import CLASSES, NESTED, RECURRENT, expected, image, mark_of
 from tests.support.serving import served
 
 TEXT = "plain text, plain text"
@@ -43,7 +43,7 @@ def vision_forwards(kind: str) -> tuple[list[int], Any]:
     tower = next(
         module
         for name, module in multimodal.model(kind).named_modules()
-        if name.split(".")[-1] in ("visual", "vision_tower")
+        if name.split(".")[-1] in ("visual", "vision_tower", "vision_model")
     )
     return counts, tower.register_forward_hook(lambda *_: counts.append(1))
 
@@ -69,7 +69,7 @@ def test_the_drop_in_equals_generate(kind: str) -> None:
     processor, model = multimodal.processor(kind), multimodal.model(kind)
     processor.tokenizer.padding_side = "left"
     texts = [f"hello {mark_of(kind)} what?", f"hi {mark_of(kind)} and more text with this"]
-    images = [[image(0)], [image(1)]] if kind == "gemma3" else [image(0), image(1)]
+    images = [[image(0)], [image(1)]] if kind in NESTED else [image(0), image(1)]
     features = processor(text=texts, images=images, padding=True, return_tensors="pt")
     inputs = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
     options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
@@ -79,10 +79,13 @@ def test_the_drop_in_equals_generate(kind: str) -> None:
     assert torch.equal(plain.sequences, ours.sequences)
     for first, second in zip(plain.logits, ours.logits, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+    if kind in RECURRENT:
+        assert GENERATE_CACHE not in ours
+        return
     assert ours[GENERATE_CACHE].get_seq_length() == plain[GENERATE_CACHE].get_seq_length()
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "qwen3_5"])
 def test_trees_with_wrong_branches_and_placeholders_cost_time_only(kind: str) -> None:
     entry = prompt(kind, 0)
     reference = expected(kind, entry.text, list(entry.images), 20)
@@ -108,7 +111,13 @@ def test_trees_with_wrong_branches_and_placeholders_cost_time_only(kind: str) ->
     assert answer.stats.target_forwards < 12, "drafts on side branches must be accepted"
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("llava", "qwen3_5") else pytest.mark.slow)
+        for kind in CLASSES
+    ],
+)
 def test_a_second_turn_runs_no_vision_forward(kind: str) -> None:
     llm = llm_of(kind, keep_prefixes=4)
     first = prompt(kind, 0)
@@ -143,8 +152,8 @@ def test_answers_to_one_prompt_share_its_images() -> None:
     assert len(counts) == 1
 
 
-def test_preempted_prompts_keep_their_images() -> None:
-    kind = "qwen2_5_vl"
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_5"])
+def test_preempted_prompts_keep_their_images(kind: str) -> None:
     llm = llm_of(kind, max_batch=1)
     counts, hook = vision_forwards(kind)
     try:
@@ -361,16 +370,3 @@ def test_bits_with_images_depend_on_the_prompt_alone() -> None:
     (first,) = alone.generate([entry], params)
     last = beside.generate([prompt("qwen2_5_vl", 1), TEXT, entry], params)[-1]
     assert (first.token_ids, first.logprobs) == (last.token_ids, last.logprobs)
-
-
-def test_recurrent_models_refuse_images() -> None:
-    """They answer the text beside them."""
-    llm = llm_of("qwen3_5", "none")
-    handles = llm._engine.submit(
-        llm._inputs.requests([prompt("qwen3_5", 0), TEXT], SamplingParams(5))
-    )
-    with pytest.raises(UnsupportedModelError, match="has recurrent layers"):
-        llm._engine.finish(handles)
-    llm._engine.finish(handles[1:])
-    assert handles[1].request.output_ids == expected("qwen3_5", TEXT, [], 5)
-    llm._engine.withdraw(handles)

@@ -21,11 +21,13 @@ class PrefixStates:
         position_offset: Number that the model adds to the index of every later token to get its
             position.
         logits: Logits for the token after these tokens, [vocab]; None if not computed.
+        recurrent: Recurrent states after the tokens, by layer index and name, [1, ...] each.
     """
 
     layers: list[tuple[Tensor, Tensor] | None]
     position_offset: int
     logits: Tensor | None = None
+    recurrent: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

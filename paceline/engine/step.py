@@ -257,8 +257,7 @@ def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
         retries: For each request, its number of cached tokens before the step.
     """
     for request, cached in retries.items():
-        model.rewind(request, cached)
-        model.clear_after(request)
+        model.undo(request, cached)
 
 
 def _append(model: Target, outcomes: Sequence[Outcome]) -> None:

@@ -22,7 +22,7 @@ from paceline.invariance.settings import (
     NARROW_COUNTS,
     WIDE_COUNTS,
 )
-from paceline.kv_cache.state_layer import StateLayer
+from paceline.kv_cache.state_layer import SlotCount, StateLayer
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 
@@ -212,13 +212,6 @@ class RowExperts(RowModule):
         return outputs
 
 
-@dataclass(frozen=True, slots=True)
-class _SlotCount:
-    """A slot count, the only attribute of the cache that a `StateLayer` reads."""
-
-    slots: int
-
-
 class RowMixer(RowModule):
     """A mixer of a recurrent layer, as a function of one token per request.
 
@@ -236,7 +229,7 @@ class RowMixer(RowModule):
     @torch.inference_mode()
     def _run(self, rows: Tensor) -> Tensor:
         mixer = vars(self.module)["forward"].mixer
-        layer = StateLayer(_SlotCount(len(rows)), 1)
+        layer = StateLayer(SlotCount(len(rows)), 1)
         for is_prompt in (True, False):
             batch = _single_tokens(len(rows), is_prompt)
             output, update = mixer(rows[None].contiguous(), batch, layer, _call_nothing)

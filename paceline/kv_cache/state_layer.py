@@ -45,6 +45,13 @@ class SlotOwner(Protocol):
         """Number of slots."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotCount:
+    """Owner of layers outside a cache, with a fixed number of slots."""
+
+    slots: int
+
+
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     """Recurrent states of one layer.
 

@@ -111,7 +111,7 @@ class Architecture:
             ConfigError: The attention implementation does not accept a 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)
-        name = type(model).__name__
+        name = model.__class__.__name__  # transformers may pass a proxy
         refuse_unsupported(model, config, name)
         kinds = getattr(config, "layer_types", None)
         window, attention_chunk = (

@@ -16,7 +16,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import EMPTY_TREE
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import ConfigError
 from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.modules import uses_target_states
@@ -85,7 +85,7 @@ class CachedLM(ForwardPasses):
             view(model, self.products), self.device, self.architecture, self._cache, self.products
         )
         self._use_fixed_shapes()
-        self.media_prefill = MediaPrefill(model)
+        self.media_prefill = MediaPrefill(model, self.architecture.states)
         self.mode = mode_of(model)
         self.uses_target_states = uses_target_states(model)
         self.kept_ids = kept_ids(model)
@@ -191,6 +191,16 @@ class CachedLM(ForwardPasses):
         else:
             self.slots.inherit(request, slot_of, length)
 
+    def undo(self, request: Request, length: int) -> None:
+        """Drop what a failed step left in a request's cache after `length` tokens.
+
+        The prompt's images are computed again if the recurrent states included later tokens.
+        """
+        self.rewind(request, length)
+        self.clear_after(request)
+        if request.media is not None and request.cached < request.media.end:
+            self.prefill_media(request)
+
     @in_forward_mode
     def prefill_media(self, request: Request) -> None:
         """Compute an open request's tokens up to its last image, video or audio.
@@ -206,16 +216,15 @@ class CachedLM(ForwardPasses):
         """
         media = request.media
         assert media is not None, "called for requests with media"
-        if self.architecture.states:
-            raise UnsupportedModelError(
-                f"{self.architecture.name} has recurrent layers, whose states after an image cannot"
-                " be stored yet; expected a prompt of text. Use model.generate for this prompt."
-            )
         states = self.media_prefill.states(request)
         for layer, pair in enumerate(states.layers):
             if pair is not None:
                 self.load(request, layer, 0, *pair)
+        for layer, recurrent in states.recurrent.items():
+            self.load_states(request, layer, recurrent)
         request.cached, request.position_offset = media.end, states.position_offset
+        if states.recurrent:
+            self.slots.checkpoints.save(request)
         if self.media_prefill.needs_check(media, states):
             probe = Request(request.token_ids[: media.end + 1], SamplingParams())
             probe.slot, probe.cached = request.slot, media.end

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -231,6 +232,18 @@ class CachedRequests:
             values: Values, [heads, n, dim].
         """
         self._cache.write(request.slot, layer, first, keys, values)
+
+    def load_states(self, request: Request, layer: int, states: Mapping[str, Tensor]) -> None:
+        """Write recurrent states computed elsewhere to a request's slot.
+
+        Args:
+            request: Request to process.
+            layer: Index of the layer.
+            states: States by name, [1, ...] each.
+        """
+        device = next(iter(states.values())).device
+        slot = torch.tensor([request.slot], device=device)
+        self._cache.state_layers[layer].hold(slot, states)
 
     def stored(self, request: Request) -> list[tuple[Tensor, Tensor] | None]:
         """Return views of a request's keys and values.

@@ -6,9 +6,11 @@ and positions. Then, paceline's forward passes continue from the resulting keys 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -17,8 +19,11 @@ from paceline.attention import BY_POSITION
 from paceline.core.media import Media, PrefixStates
 from paceline.core.not_numbers import logits_error
 from paceline.core.request import Request
+from paceline.core.tree import IntArray
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.kv_cache.state_layer import StateKind
 from paceline.model.forward_arguments import GENERATE_CACHE, forward_parameters
+from paceline.model.media_states import RecurrentPrefill
 from paceline.model.model_view import ModelView
 from paceline.model.settings import FLOAT32_TOLERANCE, HALF_TOLERANCE
 
@@ -42,6 +47,44 @@ def placeholder_ids(config: PretrainedConfig) -> frozenset[int]:
     return frozenset(token for token in ids if token is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Result of the model's own forward pass over prompts.
+
+    Attributes:
+        logits: Logits, [rows, columns, vocab].
+        cache: Keys and values of all tokens.
+        offsets: Position offset of each row.
+        recurrent: Recurrent states after all tokens but the last of each row; None means that the
+            model keeps none.
+    """
+
+    logits: Tensor
+    cache: DynamicCache
+    offsets: list[int]
+    recurrent: RecurrentPrefill | None
+
+    def states(self, row: int, first: int, stop: int) -> PrefixStates:
+        """Return the states of a row.
+
+        Args:
+            row: Index of the row.
+            first: Column of the row's first token; padding precedes it.
+            stop: Column of its last token, which the states do not include.
+        """
+        return PrefixStates(
+            [
+                None
+                if getattr(layer, "keys", None) is None
+                else (layer.keys[row, :, first:stop], layer.values[row, :, first:stop])
+                for layer in self.cache.layers
+            ],
+            self.offsets[row],
+            self.logits[row, -1],
+            {} if self.recurrent is None else self.recurrent.states(row),
+        )
+
+
 class MediaPrefill:
     """Runs a model's own `forward` over prompts with images, videos or audio.
 
@@ -50,20 +93,22 @@ class MediaPrefill:
 
     Args:
         model: Loaded model.
+        states: Layers that keep recurrent states, by index.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, states: Mapping[int, StateKind]) -> None:
+        self._model, self._states = model, states
         self._view: ModelView | None = None
         self._checked: set[frozenset[str]] = set()  # names of tensors of the checked prompts
 
     def states(self, request: Request) -> PrefixStates:
-        """Return the keys and values of a request's tokens, up to the last placeholder.
+        """Return keys, values and states of the tokens up to the last placeholder.
 
         Args:
             request: Request with media; a text token follows the last placeholder.
         Raises:
             ConfigError: The model rejects the tensors.
+            UnsupportedModelError: The model's states cannot be separated from attention.
         """
         media = request.media
         assert media is not None, "called for requests with media"
@@ -79,23 +124,24 @@ class MediaPrefill:
         }
         if "logits_to_keep" in forward_parameters(self._model):
             inputs["logits_to_keep"] = 1
-        logits, cache, offsets = self.run(inputs)
-        return PrefixStates(states_of(cache, 0, 0, media.end), offsets[0], logits[0, -1])
+        return self._run(inputs, np.zeros(1, dtype=np.int64)).states(0, 0, media.end)
 
-    def run(self, inputs: dict[str, Any]) -> tuple[Tensor, DynamicCache, list[int]]:
-        """Run the model's `forward` on whole prompts, with an empty cache.
+    def _run(self, inputs: dict[str, Any], first: IntArray) -> Prefilled:
+        """Run the model's forward method on prompts.
 
         Args:
-            inputs: Arguments of `forward`, without the cache.
-        Returns:
-            Logits [rows, columns, vocab], the cache, and the position offset of each row.
+            inputs: Arguments of the forward method, without the cache.
+            first: Column of the first token of each row; padding precedes it, [rows].
         Raises:
             ConfigError: The model rejects the inputs.
+            UnsupportedModelError: The model's states cannot be separated from attention.
         """
         module = self._fresh_module()
-        # Without the configuration, layers with a window keep all keys.
-        cache = DynamicCache()
         assert self._view is not None, "made for the module"
+        recurrent = self._recurrent(first, inputs["input_ids"].shape[1])
+        # Without the configuration, layers with a window keep all keys.
+        cache = DynamicCache() if recurrent is None else recurrent.cache
+        self._view.state.recurrent = None if recurrent is None else recurrent.current
         _copy_flags(self._model, module)
         try:
             output = module(**inputs, **{self._view.cache_argument: cache}, use_cache=True)
@@ -104,38 +150,53 @@ class MediaPrefill:
         except Exception as error:  # the model's code checks its inputs in many ways
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError(
-                f"images: {type(self._model).__name__} got tensors that it rejects ({reason});"
+                f"images: {self._model.__class__.__name__} got tensors that it rejects ({reason});"
                 " expected those of the model's processor for this prompt. Check the number of"
                 " images and placeholders."
             ) from error
         finally:
             _copy_flags(module, self._model)
-        rows = len(inputs["input_ids"])
-        return output.logits, cache, _offsets(module.modules(), rows)
+            self._view.state.recurrent = None
+        if recurrent is not None:
+            recurrent.commit()
+        return Prefilled(output.logits, cache, _offsets(module.modules(), len(first)), recurrent)
+
+    def _recurrent(self, first: IntArray, columns: int) -> RecurrentPrefill | None:
+        """Return the recurrent layers of a forward pass; None if there are none."""
+        if not self._states:
+            return None
+        view, name = self._view, self._model.__class__.__name__
+        assert view is not None, "made for the module"
+        if not view.has_mixers or any(kind.has_keys for kind in self._states.values()):
+            raise UnsupportedModelError(
+                f"{name} has recurrent states inside attention layers, which cannot be stored after"
+                " an image; expected a prompt of text. Use model.generate for this prompt."
+            )
+        num_layers = view.config.num_hidden_layers
+        return RecurrentPrefill(self._states, num_layers, first, columns, view.state.folds)
 
     def run_as_generate(
-        self, input_ids: Tensor, arguments: dict[str, Any]
-    ) -> tuple[Tensor, DynamicCache, list[int]]:
-        """Run the model's `forward` like the first step of `generate`.
+        self, input_ids: Tensor, arguments: dict[str, Any], first: IntArray
+    ) -> Prefilled:
+        """Run the model's forward method as the first step of `generate` does.
 
         Args:
             input_ids: Token ids with padding, [rows, columns].
-            arguments: Arguments that `generate` has prepared for `forward`.
-        Returns:
-            As in `run`.
+            arguments: Arguments that `generate` has prepared for the forward method.
+            first: Column of the first token of each row, [rows].
         Raises:
             ConfigError: The model rejects the inputs.
+            UnsupportedModelError: The model's states cannot be separated from attention.
         """
         given = {**arguments, GENERATE_CACHE: DynamicCache(), "use_cache": True}
         module: Any = self._fresh_module()
         inputs = module.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given)
-        return self.run(
-            {
-                name: value
-                for name, value in inputs.items()
-                if name not in (GENERATE_CACHE, "use_cache")
-            }
-        )
+        others = {
+            name: value
+            for name, value in inputs.items()
+            if name not in (GENERATE_CACHE, "use_cache")
+        }
+        return self._run(others, first)
 
     def check_next_token(self, request: Request, states: PrefixStates, logits: Tensor) -> None:
         """Compare paceline's logits for one token with the model's own.
@@ -157,7 +218,7 @@ class MediaPrefill:
         difference = float(torch.where(actual == expected, 0.0, actual - expected).abs().max())
         if not difference <= tolerance * max(scale, 1e-6):
             raise UnsupportedModelError(
-                f"{type(self._model).__name__} cannot continue after images: logits differ from"
+                f"{self._model.__class__.__name__} cannot continue after images: logits differ from"
                 f" its own by {difference:.2g} (scale {scale:.2g}; rounding allows"
                 f" {tolerance:g} of it). Use model.generate for such prompts."
             )
@@ -188,18 +249,6 @@ class MediaPrefill:
             for name, tensor in tensors.items()
             if name in accepted
         }
-
-
-def states_of(
-    cache: DynamicCache, row: int, first: int, stop: int
-) -> list[tuple[Tensor, Tensor] | None]:
-    """Return the keys and values of some columns in one row of a cache."""
-    return [
-        None
-        if getattr(layer, "keys", None) is None
-        else (layer.keys[row, :, first:stop], layer.values[row, :, first:stop])
-        for layer in cache.layers
-    ]
 
 
 def _copy_flags(source: nn.Module, target: nn.Module) -> None:

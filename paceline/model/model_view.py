@@ -72,13 +72,15 @@ class ModelView:
         module: Copy of the model.
         config: The copy's (text) configuration; changes to it affect only this view.
         state: Forward state of the copies.
-        cache_argument: Name of the KV-cache argument of `module`.
+        cache_argument: Name of the KV cache argument of `module`.
+        has_mixers: Whether recurrent layers run through the seam for mixers.
     """
 
     def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
         mixers = mixers_of(model, states_of(model))
         self._copier = ModuleCopier(products or Products(), {*map(id, mixers.values())})
         self.state = self._copier.state
+        self.has_mixers = bool(mixers)
         self.module: PreTrainedModel = self._copier.copy_of(model)
         self.config: PretrainedConfig = self.module.config.get_text_config(decoder=True)
         self.cache_argument = cache_argument(model)

@@ -23,9 +23,9 @@ COUNT = 16
 PARAMS = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
 WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 FAST = ("lfm2", "qwen3_5", "granitemoehybrid", "nemotron_h", "zaya")
-NAMES = [
-    pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-    for name in (*BRANCHING, *CHAINED)
+SIZES = [
+    *((name, 5) for name in FAST),
+    *(pytest.param(name, 20, marks=pytest.mark.slow) for name in (*BRANCHING, *CHAINED)),
 ]
 
 
@@ -61,7 +61,7 @@ def random_trees() -> Drafter:
     return ScriptedDrafter(lambda requests, limits: [tree(limit) for limit in limits])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "many"), SIZES)
 def test_drafts_do_not_change_answers_in_ragged_batches(name: str, many: int) -> None:
     known = known_answers(name, many)
     for drafter in ("none", ScriptedTree(known, VOCAB), random_trees()):
@@ -71,13 +71,6 @@ def test_drafts_do_not_change_answers_in_ragged_batches(name: str, many: int) ->
         assert [out.token_ids for out in outs] == [*known.values()]
         if isinstance(drafter, ScriptedTree):
             assert sum(out.stats.target_forwards for out in outs) < many * COUNT
-
-
-@pytest.fixture
-def many(request: pytest.FixtureRequest) -> int:
-    """Number of prompts: 20 in the slow tests."""
-    name = request.node.callspec.params["name"]
-    return 5 if name in FAST else 20
 
 
 CORE = ("lfm2", "granitemoehybrid", "nemotron_h", "zaya")

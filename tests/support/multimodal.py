@@ -15,6 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrained
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3 import Gemma3Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4 import Gemma4Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v import Glm4vProcessor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -24,6 +26,9 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl import Qwen3VLProcessor
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+from transformers.models.smolvlm import SmolVLMProcessor
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
 
 IMAGE, VIDEO, START, END, BREAK = "<image>", "<video>", "<start>", "<end>", "<break>"
@@ -117,6 +122,44 @@ _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**_VISION, "model_type": "siglip_vision_model"},
         _GEMMA,
     ),
+    "gemma4": (
+        {
+            "sliding_window": 8,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "use_bidirectional_attention": "vision",
+        },
+        {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "position_embedding_size": 64,
+        },
+        {**_MARKERS, "image_token_id": IDS[IMAGE], "video_token_id": IDS[VIDEO]},
+    ),
+    "smolvlm": (
+        {"model_type": "llama"},
+        {**_VISION, "num_channels": 3},
+        {"image_token_id": IDS[IMAGE], "scale_factor": 2, "pad_token_id": 0},
+    ),
+    "lfm2_vl": (
+        {
+            "model_type": "lfm2",
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention"] * 2,
+            "block_multiple_of": 16,
+        },
+        {**_VISION, "model_type": "siglip2_vision_model", "num_patches": 16},
+        {"image_token_id": IDS[IMAGE], "projector_hidden_size": 32},
+    ),
     "mistral3": (
         {"model_type": "mistral"},
         {**_VISION, "model_type": "pixtral", "image_size": 56},
@@ -133,8 +176,9 @@ _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"image_token_id": IDS[IMAGE], "image_seq_length": 1},
     ),
 }
-RECURRENT = ["qwen3_5"]
-CLASSES = sorted(_CONFIGS.keys() - {*RECURRENT})
+RECURRENT = {"qwen3_5", "lfm2_vl"}
+NESTED = {"gemma3", "gemma4", "smolvlm"}  # take a list of images for each prompt
+CLASSES = sorted(_CONFIGS)
 
 
 @functools.cache
@@ -201,6 +245,9 @@ class _ImagesOnly:
         self.start_image_token_id, self.end_image_token_id = IDS[START], IDS[END]
         self.image_seq_length = 1
         self.video_token, self.video_start_id, self.video_end_id = VIDEO, -1, -1
+        self.boi_token, self.eoi_token = START, END
+        self.audio_token = self.boa_token = self.eoa_token = "<audio>"
+        self.fake_image_token, self.global_image_token, self.image_seq_len = START, BREAK, 1
         self.multimodal_pattern = re.compile(f"(?P<image>{IMAGE})|(?P<video>{VIDEO})")
 
 
@@ -218,6 +265,26 @@ class _Glm(_ImagesOnly, Glm4vProcessor):  # type: ignore[misc]
 
 class _Intern(_ImagesOnly, InternVLProcessor):  # type: ignore[misc]
     pass
+
+
+class _Gemma4(_ImagesOnly, Gemma4Processor):  # type: ignore[misc]
+    pass
+
+
+class _Smol(_ImagesOnly, SmolVLMProcessor):  # type: ignore[misc]
+    pass
+
+
+class _Tiles(ProcessorMixin):  # type: ignore[misc]
+    """The prompts of LFM2-VL with one tile, whose own image processor needs torchvision."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str = "") -> None:
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.image_token, self.image_token_id = IMAGE, IDS[IMAGE]
+
+    def replace_image_token(self, image_inputs: Any, image_idx: int, **options: Any) -> str:
+        height, width = image_inputs["spatial_shapes"][image_idx]
+        return START + IMAGE * ((int(height) + 1) // 2 * ((int(width) + 1) // 2)) + END
 
 
 class _Rows(ProcessorMixin):  # type: ignore[misc]
@@ -247,6 +314,17 @@ def processor(kind: str) -> Any:
     elif kind == "gemma3":
         images = Gemma3ImageProcessorPil(size=SIZE, image_seq_length=4, **own)
         built, mark = Gemma3Processor(images, words, image_seq_length=4), START
+    elif kind == "gemma4":
+        images = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
+        built, mark = _Gemma4(images, words, ""), IMAGE
+    elif kind == "smolvlm":
+        images = SmolVLMImageProcessorPil(
+            size={"longest_edge": 28}, max_image_size={"longest_edge": 28}, **own
+        )
+        built, mark = _Smol(images, words, ""), IMAGE
+    elif kind == "lfm2_vl":
+        images = Siglip2ImageProcessorPil(patch_size=14, max_num_patches=16, **own)
+        built, mark = _Tiles(images, words), IMAGE
     elif kind == "mistral3":
         images = PixtralImageProcessorPil(
             patch_size={"height": 14, "width": 14}, size={"longest_edge": 56}, **own
@@ -271,7 +349,7 @@ def processor(kind: str) -> Any:
 
 def mark_of(kind: str) -> str:
     """The placeholder that a text for a class contains for each image."""
-    if kind in ("mistral3", "llava", "internvl"):
+    if kind in ("mistral3", "llava", "internvl", "gemma4", "smolvlm", "lfm2_vl"):
         return IMAGE
     return START if kind == "gemma3" else f"{START}{IMAGE}{END}"
 

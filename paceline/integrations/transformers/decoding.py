@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.media import attach_media
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest, SharedNoise
+from paceline.model.cached_lm import CachedLM
 from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.verification.outcomes import draft_may_cause_nan, make_outcome
 from paceline.verification.rules import follow
@@ -65,6 +67,22 @@ def verify_rows(
     return with_top_tokens(outcomes, logits, top)
 
 
+def _without_states(request: GenerateCall, model: CachedLM) -> GenerateCall:
+    """Return a call that returns no cache if the model keeps recurrent states.
+
+    Raises:
+        UnsupportedModelError: The caller passed a cache to such a model.
+    """
+    if request.cache is None or not model.keeps_states:
+        return request
+    if request.past or getattr(request.cache, "_is_user_defined", False):
+        raise UnsupportedModelError(
+            f"{GENERATE_CACHE}: got a cache for {model.architecture.name}, whose recurrent"
+            " states cannot be copied from or to it; expected None. Leave it out."
+        )
+    return replace(request, cache=None)
+
+
 class Decoding:
     """Runs one `generate` call, from the first forward pass to the result.
 
@@ -78,7 +96,7 @@ class Decoding:
         self.stats: list[Stats] = []
         self._engine = engine
         self._model = engine.model
-        self._request = request
+        self._request = request = _without_states(request, engine.model)
         self._streamer = streamer
         self._streamed = request.width  # columns passed to the streamer
         self._noise = SharedNoise(request.batch, request.input_ids.device)
@@ -89,11 +107,6 @@ class Decoding:
         request = self._request
         if request.media is not None:
             attach_media(self._model, request, self._rows)
-        if request.cache is not None and self._model.keeps_states:
-            raise UnsupportedModelError(
-                f"{GENERATE_CACHE}: got a cache for {self._model.architecture.name}, whose"
-                " recurrent states cannot be copied from or to it; expected None. Leave it out."
-            )
         handles = self._engine.submit(self._rows, keep_slots=True)
         try:
             self._engine.admit()
@@ -146,7 +159,7 @@ class Decoding:
         if not short:
             return
         for row in short:
-            self._model.rewind(row, len(row) - 1)
+            self._model.undo(row, len(row) - 1)
         short.sort(key=lambda row: row.slot)
         trees = [DraftTree.chain([self._pad] * (total - row.width - 1)) for row in short]
         logits = self._model.forward(short, trees)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from paceline.core.media import Media, PrefixStates
+from paceline.core.media import Media
 from paceline.errors import ConfigError
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest
 from paceline.model.cached_lm import CachedLM
-from paceline.model.media_prefill import placeholder_ids, states_of
+from paceline.model.media_prefill import placeholder_ids
 
 
 def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowRequest]) -> None:
-    """Run the model's own prefill, and give each row its keys and values.
+    """Run the model's own prefill, and give each row its keys, values and states.
 
-    Each row keeps all tokens but its last one, whose logits paceline computes.
+    Each row keeps all tokens but its last one, whose logits paceline computes. A row of one token
+    is a prompt of text.
 
     Args:
         model: Model of the call.
@@ -26,6 +29,7 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
         rows: Rows in batch order.
     Raises:
         ConfigError: A row ends with a placeholder, or the model rejects the inputs.
+        UnsupportedModelError: The model cannot store its states after an image.
     """
     assert request.media is not None, "called for calls with media"
     placeholders = placeholder_ids(model.model.config)
@@ -36,13 +40,14 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
                 " after it. Add some, such as a question."
             )
     with model.mode():
-        logits, cache, offsets = model.media_prefill.run_as_generate(
-            request.input_ids, request.media
-        )
-    offsets = _offsets_of(request.media.get("position_ids"), rows) or offsets
+        first = np.array([row.padding for row in rows], dtype=np.int64)
+        prefilled = model.media_prefill.run_as_generate(request.input_ids, request.media, first)
+    offsets = _offsets_of(request.media.get("position_ids"), rows) or prefilled.offsets
     for row, offset in zip(rows, offsets, strict=True):
-        layers = states_of(cache, row.place, row.padding, request.width - 1)
-        states = PrefixStates(layers, offset, logits[row.place, -1])
+        if len(row) == 1:
+            continue
+        states = prefilled.states(row.place, row.padding, request.width - 1)
+        states = replace(states, position_offset=offset)
         tensors = {
             name: value for name, value in request.media.items() if isinstance(value, Tensor)
         }

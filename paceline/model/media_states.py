@@ -1,0 +1,83 @@
+"""Compute the recurrent states of prompts with images, videos or audio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from paceline.core.tree import DraftTree, IntArray
+from paceline.kv_cache.state_layer import SlotCount, StateKind, StateLayer
+from paceline.model.mixers.recurrent_batch import RecurrentBatch
+from paceline.model.mixers.seam import RecurrentPass
+
+
+class RecurrentPrefill:
+    """Recurrent layers in one forward pass of the model over whole prompts.
+
+    The states stop before the last token of each prompt, whose logits serve as a check.
+
+    Args:
+        kinds: Layers that keep recurrent states, by index.
+        num_layers: Number of decoder layers.
+        first: Column of the first token of each row; padding precedes it, [rows].
+        columns: Number of columns of each row.
+        folds: Whether every mixer adds accepted nodes to the stored states.
+    Attributes:
+        cache: Empty cache for the forward pass. Layers with a window keep all keys.
+        current: The forward pass, for the mixers of a view.
+    """
+
+    def __init__(
+        self,
+        kinds: Mapping[int, StateKind],
+        num_layers: int,
+        first: IntArray,
+        columns: int,
+        folds: bool,
+    ) -> None:
+        self._layers = {
+            index: StateLayer(SlotCount(len(first)), kind.num_states)
+            for index, kind in kinds.items()
+        }
+        self.cache = DynamicCache()
+        self.cache.layers = [
+            self._layers.get(index) or DynamicLayer() for index in range(num_layers)
+        ]
+        self.current = RecurrentPass(_prompt_batch(first, columns), self._layers, folds)
+
+    def commit(self) -> None:
+        """Add all tokens but the last of each row to the states, after the forward pass."""
+        self.current.commit([[]] * self.current.num_requests)
+
+    def states(self, row: int) -> dict[int, dict[str, Tensor]]:
+        """Return the states of a row by layer index and name, [1, ...] each."""
+        return {
+            index: {name: states[row : row + 1] for name, states in layer.held.items()}
+            for index, layer in self._layers.items()
+        }
+
+
+def _prompt_batch(first: IntArray, columns: int) -> RecurrentBatch:
+    """Return the token order of prompts whose last token is a draft node.
+
+    A prompt of one token has no node, because a row needs a pending token.
+    """
+    rows = np.arange(len(first), dtype=np.int64)
+    pending = np.maximum(columns - first - 1, 1)
+    nodes = columns - first - pending
+    count = (pending + nodes)[:, None]
+    offsets = np.arange(int(count.max()), dtype=np.int64)[None]
+    newest = pending[:, None] - 1
+    return RecurrentBatch(
+        slots=rows,
+        pending=pending,
+        prompt=pending,
+        nodes=nodes,
+        columns=(rows * columns + first)[:, None] + np.where(offsets < count, offsets, newest),
+        parents=np.where(offsets < count, offsets - 1, newest),
+        trees=[DraftTree.chain([0] * int(number)) for number in nodes],
+    )
