@@ -1,10 +1,12 @@
 """Required tool calls with random schemas: validity, equality with plain decoding, forward passes.
 
-    python scripts/required_calls.py smollm2 --count 1000 --json docs/results/required-calls.json
+    python scripts/required_calls.py smollm2 --draft-model smollm2-draft --count 1000 \\
+        --json docs/results/required-calls.json
 
-Each drafter answers the same conversations with the same seeds, eight at a time. The result holds,
-for each drafter, the numbers of invalid calls and of answers that differ from plain decoding, and
-the number of tokens per forward pass.
+Plain decoding in this process answers each conversation. Each drafter then streams the same answers
+from a server, eight at a time, with the same seeds. The result holds, for each drafter, the numbers
+of invalid calls and of calls that differ from plain decoding, and the tokens per forward pass. It
+is rewritten after every block of conversations, so an interrupted run counts the finished blocks.
 """
 
 from __future__ import annotations
@@ -12,128 +14,207 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline import LLM, SamplingParams
+from local_server import local_server, openai_client
+from openai import OpenAI
+from random_schemas import matches, random_schema
+
+from paceline import LLM, SamplingParams, datastore, demo
 from paceline.engine.chat import ChatPlan
-from paceline.errors import ConfigError
+from paceline.parsing.answer_format import AnswerFormat
+from paceline.parsing.answer_grammar import AnswerShape
+from paceline.parsing.tools import tool_use
+from paceline.serve import Settings
 from paceline.util.machine import processor
 
-DRAFTERS = ("none", "auto:use_grammar=false", "auto", "prompt_lookup", "sssd", "token_recycling")
-WORDS = ("city", "days", "Größe", "日付", "unit", "tags", "user_id", "price", "is_open", "note")
+DRAFTERS = (
+    "none",
+    "auto:use_draft_model=false,use_grammar=false",
+    "auto:use_draft_model=false",
+    "auto",
+    "prompt_lookup",
+    "sssd",
+    "jacobi:block=4",
+    "lookahead:window=3,ngram=3,guesses=3",
+    "token_recycling",
+    "pia",
+    "rest",
+    "draft_model:verification=follow",
+    "specdec_pp:verification=follow",
+    "ouroboros",
+)
+BATCH, BLOCK, MAX_TOKENS = 8, 32, 400
+FUNCTIONS = ("save", "find", "update-item", "api.lookup")
 
 
-def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Return an object's schema with nested values, enums, numbers and Unicode."""
-    names = rng.sample(WORDS, rng.randint(1, 4))
-    properties = {name: random_value(rng, depth) for name in names}
-    return {"type": "object", "properties": properties, "required": names}
+@dataclass(frozen=True)
+class Case:
+    """A conversation whose answer must be a call."""
 
+    number: int
+    schemas: dict[str, dict[str, Any]]
+    choice: Any
 
-def random_value(rng: random.Random, depth: int) -> dict[str, Any]:
-    kinds = ["enum", "integer", "number", "boolean", "string"] + ["object", "array"] * (depth > 0)
-    kind = rng.choice(kinds)
-    if kind == "enum":
-        return {"enum": rng.sample(["rot", "grün", "青", "a b", 'q"', 3, None], 3)}
-    if kind == "object":
-        return random_schema(rng, depth - 1)
-    if kind == "array":
-        return {"type": "array", "items": random_value(rng, depth - 1), "maxItems": 2}
-    if kind == "integer":
-        return {"type": "integer", "minimum": 0, "maximum": 999}
-    if kind == "number":
-        return {"type": "number", "minimum": 0, "maximum": 10}
-    return {"type": kind, **({"maxLength": 12} if kind == "string" else {})}
+    @property
+    def request(self) -> dict[str, Any]:
+        tools = [
+            {"type": "function", "function": {"name": name, "parameters": schema}}
+            for name, schema in self.schemas.items()
+        ]
+        return {
+            "messages": [{"role": "user", "content": f"Call a function for case {self.number}."}],
+            "tools": tools,
+            "tool_choice": self.choice,
+        }
 
+    @property
+    def temperature(self) -> float:
+        return 0.7 * (self.number % 2)
 
-def matches(value: Any, schema: dict[str, Any]) -> bool:
-    """Return whether a value is valid under a schema of this script."""
-    if "enum" in schema:
-        return value in schema["enum"]
-    kind = schema["type"]
-    if kind == "object":
-        return (
-            isinstance(value, dict)
-            and set(value) == set(schema["required"])
-            and all(matches(value[name], each) for name, each in schema["properties"].items())
-        )
-    if kind == "array":
-        short = isinstance(value, list) and len(value) <= schema["maxItems"]
-        return short and all(matches(item, schema["items"]) for item in value)
-    if kind == "string":
-        return isinstance(value, str) and len(value) <= schema["maxLength"]
-    if kind == "boolean":
-        return isinstance(value, bool)
-    number = isinstance(value, int) or (kind == "number" and isinstance(value, float))
-    return number and schema["minimum"] <= value <= schema["maximum"]
-
-
-def measure(llm: LLM, drafter: str, cases: list[Any], plain: list[list[int]] | None) -> Any:
-    """Answer all cases with a drafter; return the figures and the token ids."""
-    prompts, params = [case[1].prompt_ids for case in cases], []
-    for number, (_, plan) in enumerate(cases):
-        given = SamplingParams(
-            400, temperature=0.7 * (number % 2), seed=number, speculation=drafter
-        )
-        params.append(plan.params(given))
-    answers = llm.generate(prompts, params)
-    invalid = 0
-    for (schema, plan), answer in zip(cases, answers, strict=True):
-        message = plan.with_messages(answer, None).message
-        assert message is not None
-        calls = message.tool_calls
+    def accepts(self, name: str, arguments: str) -> bool:
+        """Return whether a call is valid."""
         try:
-            valid = len(calls) == 1 and matches(json.loads(calls[0].arguments), schema)
-        except ValueError:
-            valid = False
-        invalid += not valid
-    ids = [answer.token_ids for answer in answers]
-    tokens = sum(map(len, ids))
-    forwards = sum(answer.stats.target_forwards for answer in answers)
-    different = 0 if plain is None else sum(a != b for a, b in zip(ids, plain, strict=True))
-    figures = {
-        "drafter": drafter,
-        "calls": len(cases),
-        "invalid": invalid,
-        "different": different,
-        "tokens": tokens,
-        "tokens_per_forward": round(tokens / forwards, 3),
-    }
-    return figures, ids
+            return matches(json.loads(arguments), self.schemas[name])
+        except (KeyError, ValueError):
+            return False
+
+
+@dataclass
+class Figures:
+    """Counts of one drafter."""
+
+    drafter: str
+    calls: int = 0
+    invalid: int = 0
+    different: int = 0
+    tokens: int = 0
+    forwards: int = 0
+
+    def record(self) -> dict[str, Any]:
+        per_forward = round(self.tokens / max(1, self.forwards), 3)
+        return {**asdict(self), "tokens_per_forward": per_forward}
+
+
+def cases(count: int) -> Iterator[Case]:
+    """Yield conversations with one tool, which is named, or two, of which any is required."""
+    rng = random.Random(0)
+    for number in range(count):
+        names = rng.sample(FUNCTIONS, 1 + number % 2)
+        named: Any = {"type": "function", "function": {"name": names[0]}}
+        schemas = {name: random_schema(rng) for name in names}
+        yield Case(number, schemas, named if len(names) == 1 else "required")
+
+
+def plain_calls(llm: LLM, block: Sequence[Case]) -> tuple[list[Any], list[list[int]]]:
+    """Return the calls and the token ids of plain decoding."""
+    answer_format = AnswerFormat(llm.tokenizer)
+    plans, params = [], []
+    for case in block:
+        request = case.request
+        use = tool_use(request["tools"], request["tool_choice"], parallel=False)
+        ids = llm.chat_prompt(request["messages"], tools=request["tools"])
+        answers = answer_format.plan(ids, use, AnswerShape(), llm.eos_token_ids)
+        plans.append(ChatPlan(llm.tokenizer, ids, answers))
+        given = SamplingParams(
+            MAX_TOKENS, temperature=case.temperature, seed=case.number, speculation="none"
+        )
+        params.append(plans[-1].params(given))
+    completions = llm.generate([plan.prompt_ids for plan in plans], params)
+    messages = [
+        plan.with_messages(completion, None).message
+        for plan, completion in zip(plans, completions, strict=True)
+    ]
+    calls = [[(call.name, call.arguments) for call in each.tool_calls] for each in messages if each]
+    return calls, [completion.token_ids for completion in completions]
+
+
+def streamed(client: OpenAI, case: Case, drafter: str) -> tuple[list[tuple[str, str]], Any]:
+    """Return the calls of a streamed answer, and the token counts."""
+    calls: dict[int, list[str]] = {}
+    usage: Any = None
+    events: Any = client.chat.completions.create(
+        model="model",
+        **case.request,
+        parallel_tool_calls=False,
+        max_tokens=MAX_TOKENS,
+        temperature=case.temperature,
+        seed=case.number,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"speculation": drafter},
+    )
+    for event in events:
+        usage = event.usage or usage
+        for choice in event.choices:
+            for part in choice.delta.tool_calls or ():
+                call = calls.setdefault(part.index, ["", ""])
+                call[0] += part.function.name or ""
+                call[1] += part.function.arguments or ""
+    return [(name, arguments) for name, arguments in calls.values()], usage
+
+
+def measure(client: OpenAI, figures: Figures, block: Sequence[Case], plain: Sequence[Any]) -> None:
+    """Stream a block of calls with a drafter, and add them to its counts."""
+    with ThreadPoolExecutor(BATCH) as threads:
+        answers = list(threads.map(lambda case: streamed(client, case, figures.drafter), block))
+    for case, (calls, usage), expected in zip(block, answers, plain, strict=True):
+        accepted = usage.completion_tokens_details.accepted_prediction_tokens
+        figures.calls += 1
+        figures.invalid += len(calls) != 1 or not case.accepts(*calls[0])
+        figures.different += calls != expected
+        figures.tokens += usage.completion_tokens
+        figures.forwards += usage.completion_tokens - accepted
+
+
+def run(llm: LLM, options: argparse.Namespace, folder: str) -> None:
+    """Answer all conversations with every drafter, and write the result."""
+    given = list(cases(options.count))
+    calls, ids = plain_calls(llm, given[:BLOCK])
+    datastore.build(folder, ids, llm.model.model.config.vocab_size, workers=1)
+    specs = {"rest": f"rest:datastore={folder}"}
+    results = [Figures(name) for name in options.drafters or DRAFTERS]
+    settings = Settings(("model",), max_batch=BATCH, allow_drafter=tuple(specs.values()))
+    with local_server(llm, settings) as url, openai_client(url) as client:
+        for start in range(0, len(given), BLOCK):
+            block = given[start : start + BLOCK]
+            calls, _ = plain_calls(llm, block)
+            for figures in results:
+                name, figures.drafter = figures.drafter, specs.get(figures.drafter, figures.drafter)
+                measure(client, figures, block, calls)
+                figures.drafter = name
+            write(options, results)
+
+
+def write(options: argparse.Namespace, results: Sequence[Figures]) -> None:
+    """Print and write the counts so far."""
+    records = [figures.record() for figures in results]
+    for record in records:
+        print(json.dumps(record), flush=True)
+    if options.json is not None:
+        document = {"model": options.model, "machine": processor(), "results": records}
+        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
+    parser.add_argument("--draft-model")
     parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--drafters", default=",".join(DRAFTERS))
+    parser.add_argument("--drafters", action="append", help="repeatable; default: all")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    llm, rng = LLM(options.model, max_batch=8), random.Random(0)
-    cases: list[Any] = []
-    while len(cases) < options.count:
-        schema = random_schema(rng)
-        function = {"name": rng.choice(["save", "find"]), "parameters": schema}
-        tools = [{"type": "function", "function": function}]
-        choice = {"type": "function", "function": {"name": function["name"]}}
-        ids = llm.chat_prompt([{"role": "user", "content": "Call the function."}], tools=tools)
-        try:
-            plan = ChatPlan.of(llm.tokenizer, ids, llm.eos_token_ids, tools, choice)
-        except ConfigError as error:
-            print("left out:", error)
-            continue
-        cases.append((schema, plan))
-    results: list[Any] = []
-    plain: list[list[int]] | None = None
-    for drafter in options.drafters.split(","):
-        figures, ids = measure(llm, drafter, cases, plain)
-        plain = plain or ids
-        results.append(figures)
-        print(json.dumps(figures), flush=True)
-    if options.json is not None:
-        record = {"model": options.model, "machine": processor(), "results": results}
-        options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    draft = None if options.draft_model is None else str(demo.draft_of(options.draft_model))
+    llm = LLM(
+        str(demo.target_of(options.model)), draft_model=draft, max_batch=BATCH, keep_prefixes=BLOCK
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run(llm, options, folder)
 
 
 if __name__ == "__main__":

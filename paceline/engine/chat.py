@@ -12,6 +12,7 @@ from paceline.engine.completion import Completion
 from paceline.parsing.answer_format import AnswerFormat, AnswerPlan
 from paceline.parsing.answer_grammar import AnswerShape
 from paceline.parsing.events import AssistantMessage
+from paceline.parsing.reader import TokenText
 from paceline.parsing.tools import tool_use
 from paceline.sampling.stream_writer import StreamWriter
 from paceline.text.stop_strings import StopStrings
@@ -69,18 +70,19 @@ class ChatPlan:
         reader = self.answers.new_reader()
         reader.read(self._written(completion, params, skip_special_tokens=False), last=True)
         shown = self._written(completion, params, params.skip_special_tokens)
-        return replace(completion, text="".join(text for text, _ in shown), message=reader.message)
+        text = "".join(piece.text for piece in shown)
+        return replace(completion, text=text, message=reader.message)
 
     def _written(
         self, completion: Completion, params: SamplingParams, skip_special_tokens: bool
-    ) -> list[tuple[str, int]]:
-        """Return the parts of an answer's text, each with its token."""
+    ) -> list[TokenText]:
+        """Return the texts of an answer's tokens."""
         arguments = (self.tokenizer, self.prompt_ids, skip_special_tokens)
         stop = StopStrings(params.stop, *arguments) if params.stop else None
         writer = StreamWriter(self.tokenizer, self.prompt_ids, stop, skip_special_tokens)
         ids = completion.token_ids
         written = writer.write(ids, [Origin.TARGET] * len(ids), last=True)
-        return [(text, ids[mark.token_index]) for text, mark in written]
+        return [TokenText(text, ids[mark.token_index], mark.token_index) for text, mark in written]
 
 
 def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:

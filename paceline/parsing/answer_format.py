@@ -131,7 +131,7 @@ class AnswerFormat:
         if reasoning.markers is not None:
             around = reasoning.markers.open + reasoning.markers.close
             shown |= {text for text in self._special if text in around}
-        if self._response_template is not None:
+        if self._response_template is not None and not use.is_constrained:
             return AnswerReader(self._template_parser(use, prompt), ())
         hidden = {id for text, id in self._special.items() if text not in shown}
         return AnswerReader(self._parser(use, reasoning), hidden)

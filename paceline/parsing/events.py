@@ -92,11 +92,17 @@ class EventWriter:
 
     White space around reasoning and around calls is dropped. White space at the end of an answer
     without calls is preserved.
+
+    Attributes:
+        events: Events that `take` has not returned.
+        num_calls: Number of calls so far.
+        in_reasoning: Whether the reasoning has begun and not ended.
     """
 
     def __init__(self) -> None:
         self.events: list[AnswerEvent] = []
         self.num_calls = 0
+        self.in_reasoning = False
         self._spaces = ""  # after the last text, not reported yet
         self._strips = False  # whether white space before the next text is dropped
 
@@ -106,11 +112,13 @@ class EventWriter:
             self.events.append(ReasoningText(shown))
 
     def begin_reasoning(self) -> None:
-        """Drop white space at the start of the reasoning."""
+        """Begin the reasoning, and drop white space at its start."""
+        self.in_reasoning = True
         self._spaces, self._strips = "", True
 
     def end_reasoning(self) -> None:
-        """Drop white space around the end of the reasoning."""
+        """End the reasoning, and drop white space around its end."""
+        self.in_reasoning = False
         self._spaces, self._strips = "", True
 
     def content(self, text: str) -> None:
@@ -137,20 +145,8 @@ class EventWriter:
 
     def take(self) -> list[AnswerEvent]:
         """Return the events since the previous call, joining neighbours of the same kind."""
-        joined: list[AnswerEvent] = []
-        for event in self.events:
-            last = joined[-1] if joined else None
-            match last, event:
-                case (ReasoningText(before), ReasoningText(text)):
-                    joined[-1] = ReasoningText(before + text)
-                case (ContentText(before), ContentText(text)):
-                    joined[-1] = ContentText(before + text)
-                case (ArgumentsText(call, before), ArgumentsText(same, text)) if call == same:
-                    joined[-1] = ArgumentsText(call, before + text)
-                case _:
-                    joined.append(event)
-        self.events = []
-        return joined
+        events, self.events = self.events, []
+        return joined(events)
 
     def _shown(self, text: str) -> str:
         """Return the text to report now, holding back white space at its end."""
@@ -161,3 +157,20 @@ class EventWriter:
         shown = text.rstrip()
         self._spaces = text[len(shown) :]
         return shown
+
+
+def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+    """Return events with neighbours of the same kind joined."""
+    result: list[AnswerEvent] = []
+    for event in events:
+        last = result[-1] if result else None
+        match last, event:
+            case (ReasoningText(before), ReasoningText(text)):
+                result[-1] = ReasoningText(before + text)
+            case (ContentText(before), ContentText(text)):
+                result[-1] = ContentText(before + text)
+            case (ArgumentsText(call, before), ArgumentsText(same, text)) if call == same:
+                result[-1] = ArgumentsText(call, before + text)
+            case _:
+                result.append(event)
+    return result

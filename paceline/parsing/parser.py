@@ -18,6 +18,11 @@ class AnswerParser(Protocol):
     The resulting message does not depend on how the text arrives in chunks.
     """
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Return whether the text so far ends in reasoning."""
+        ...
+
     def feed(self, text: str) -> list[AnswerEvent]:
         """Add text, and return the events that are now certain."""
         ...
@@ -38,6 +43,11 @@ class FormatParser:
     def __init__(self, read: ReadAnswer, schemas: Schemas) -> None:
         self._source, self._writer = TextSource(), EventWriter()
         self._reading = read(self._source, self._writer, schemas)
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Return whether the text so far ends in reasoning."""
+        return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Add text, and return the events that are now certain."""

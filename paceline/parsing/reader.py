@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
-from paceline.parsing.events import AnswerEvent, AssistantMessage
+from paceline.parsing.events import AnswerEvent, AssistantMessage, joined
 from paceline.parsing.parser import AnswerParser
+
+
+class TokenText(NamedTuple):
+    """Text of one token of an answer.
+
+    Attributes:
+        text: Text of the token.
+        token: Token id.
+        position: Index of the token in the answer, from 0.
+    """
+
+    text: str
+    token: int
+    position: int
 
 
 class AnswerReader:
@@ -16,22 +31,32 @@ class AnswerReader:
         hidden: Ids of special tokens to omit.
     Attributes:
         message: Message of the answer so far.
+        reasoning_tokens: Number of tokens in the reasoning so far, with its markers.
     """
 
     def __init__(self, parser: AnswerParser, hidden: Collection[int]) -> None:
         self._parser, self._hidden = parser, hidden
         self.message = AssistantMessage()
+        self.reasoning_tokens = 0
+        self._num_tokens = 0
 
-    def read(self, pieces: Iterable[tuple[str, int]], last: bool) -> list[AnswerEvent]:
+    def read(self, pieces: Iterable[TokenText], last: bool) -> list[AnswerEvent]:
         """Add text, and return the events that are now certain.
 
         Args:
-            pieces: Fragments of the text, each with the id of its token.
+            pieces: Fragments of the text, in order.
             last: Whether the answer ends with these fragments.
         """
-        text = "".join(text for text, token in pieces if token not in self._hidden)
-        events = self._parser.feed(text) if text else []
+        events: list[AnswerEvent] = []
+        for piece in pieces:
+            reasons = self._parser.in_reasoning
+            if piece.token not in self._hidden:
+                events += self._parser.feed(piece.text)
+            if reasons or self._parser.in_reasoning:
+                self.reasoning_tokens += max(0, piece.position + 1 - self._num_tokens)
+            self._num_tokens = max(self._num_tokens, piece.position + 1)
         if last:
             events += self._parser.finish()
+        events = joined(events)
         self.message.add(events)
         return events

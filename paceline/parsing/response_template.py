@@ -9,19 +9,21 @@ from typing import Any
 from paceline.parsing.events import AnswerEvent, EventWriter
 
 _REASONING = ("reasoning_content", "thinking")  # names of the field in templates
-_CALLS = "tool_calls"
+_CALLS, _CONTENT = "tool_calls", "content"
 
 
 class TemplateParser:
     """Parses an answer with a tokenizer's `response_template`.
 
     A call is reported once it is complete, because transformers parses its arguments at the end.
-    Text of a call that cannot be parsed is reported as content.
+    If a call cannot be parsed, its text and all later text are reported as content. Text is fed by
+    the character, so the result does not depend on how the text was split.
 
     Args:
         template: The tokenizer's template.
         prefix: Text of the prompt, which may include the start of the answer.
-        tools: Definitions of the tools, which specify the types of arguments.
+        tools: Definitions of the tools, which specify the types of arguments. Without tools, calls
+            are reported as content.
     """
 
     def __init__(
@@ -31,28 +33,38 @@ class TemplateParser:
 
         self._parser = ResponseParser(template, prefix=prefix, tools=list(tools))
         self._writer = EventWriter()
-        self._pending = ""  # text of an open call
-        self._has_failed = False
+        self._reads_calls = bool(tools)
+        self._pending = ""  # text that no event has reported: marks, or an open call
+        self._in_call = self._has_failed = False
+        for region in self._parser.initial_events:
+            if region["type"] != "region_chunk":
+                self._mark_region(region["type"], region["field"])
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Return whether the text so far ends in reasoning."""
+        return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Add text, and return the events that are now certain."""
-        if self._has_failed:
-            self._writer.content(text)
-            return self._writer.take()
-        self._pending += text
-        try:
-            self._report(self._parser.feed(text))
-        except ValueError:
-            self._fail()
+        for index, char in enumerate(text):
+            if self._has_failed:
+                self._writer.content(text[index:])
+                break
+            self._pending += char
+            try:
+                self._report(self._parser.feed(char))
+            except (KeyError, ValueError):  # of a call that breaks the template's rules
+                self._fail()
         return self._writer.take()
 
     def finish(self) -> list[AnswerEvent]:
         """End the answer, and return its remaining events."""
-        try:
-            if not self._has_failed:
+        if not self._has_failed:
+            try:
                 self._report(self._parser.finalize()[1])
-        except ValueError:
-            self._fail()
+            except (KeyError, ValueError):
+                self._fail()
         self._writer.finish()
         return self._writer.take()
 
@@ -62,33 +74,54 @@ class TemplateParser:
 
     def _report(self, regions: Sequence[Mapping[str, Any]]) -> None:
         for region in regions:
-            kind, name = region["type"], region.get("field")
-            text = str(region.get("text") or "") if kind == "region_chunk" else ""
-            if name in _REASONING:
-                self._report_reasoning(kind, text)
-            elif name == "content":
-                self._writer.content(text)
-            elif name == _CALLS and kind == "region_close":
-                value = region.get("value")
-                for call in value if isinstance(value, list) else [value]:
-                    self._report_call(call)
-            if name != _CALLS or kind == "region_close":
-                self._pending = ""
+            kind, name = region["type"], region["field"]
+            if kind == "region_chunk" and name != _CALLS:
+                self._report_text(name, region["text"])
+            elif kind == "region_close" and name == _CALLS:
+                self._report_calls(region["value"])
+            else:
+                self._mark_region(kind, name)
+        if not self._in_call and any(region["type"] != "region_chunk" for region in regions):
+            self._pending = ""
 
-    def _report_reasoning(self, kind: str, text: str) -> None:
-        if kind == "region_open":
-            self._writer.begin_reasoning()
-        elif kind == "region_close":
-            self._writer.end_reasoning()
-        else:
+    def _report_text(self, name: str, text: str) -> None:
+        self._pending = self._pending.removeprefix(text)
+        if name in _REASONING:
             self._writer.reasoning(text)
+        elif name == _CONTENT:
+            self._writer.content(text)
 
-    def _report_call(self, call: Any) -> None:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    def _mark_region(self, kind: str, name: str) -> None:
+        if kind == "region_open":
+            self._in_call = name == _CALLS
+        if name in _REASONING:
+            if kind == "region_open":
+                self._writer.begin_reasoning()
+            else:
+                self._writer.end_reasoning()
+
+    def _report_calls(self, value: Any) -> None:
+        self._in_call = False
+        calls = [_named_arguments(call) for call in (value if isinstance(value, list) else [value])]
+        if not self._reads_calls:
             self._writer.content(self._pending)
             return
-        arguments = function.get("arguments", {})
-        is_text = isinstance(arguments, str)
-        self._writer.begin_call(function["name"])
-        self._writer.arguments(arguments if is_text else json.dumps(arguments, ensure_ascii=False))
+        for name, arguments in calls:
+            self._writer.begin_call(name)
+            self._writer.arguments(arguments)
+
+
+def _named_arguments(call: Any) -> tuple[str, str]:
+    """Return the name of a call, and its arguments as JSON text.
+
+    Raises:
+        ValueError: The template's value is no call, or its arguments are no JSON.
+    """
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str):
+        raise ValueError("not a call")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        return name, arguments
+    return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)

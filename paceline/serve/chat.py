@@ -83,6 +83,11 @@ class ChatFormatter:
         self._spellings: dict[int, AnswerSpelling] = {}
         self._top = top
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Return the number of tokens in the reasoning of all answers so far."""
+        return self._plan.reasoning_tokens
+
     def full(self, completions: Sequence[Completion], usage: Usage) -> ChatResponse:
         """Return all answers in one response."""
         choices = [

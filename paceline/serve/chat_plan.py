@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.engine.chat import planned_params
 from paceline.errors import ConfigError
 from paceline.llm import Chunk
 from paceline.parsing.answer_grammar import AnswerShape
 from paceline.parsing.events import AnswerEvent, AssistantMessage, ContentText
-from paceline.parsing.reader import AnswerReader
+from paceline.parsing.reader import AnswerReader, TokenText
 from paceline.parsing.tools import ToolUse, tool_use
 from paceline.serve.answers import AnswerRequest
 from paceline.serve.requests import ChatRequest
@@ -34,7 +34,13 @@ class AnswerEvents:
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader
         self.message = AssistantMessage() if reader is None else reader.message
-        self._steps: dict[int, list[int]] = {}  # tokens of steps whose text was held back
+        self._steps: dict[int, _Step] = {}  # steps whose text was held back
+        self._num_tokens = 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Return the number of tokens in the reasoning so far."""
+        return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def read(self, chunk: Chunk) -> list[AnswerEvent]:
         """Return the events that a chunk adds to the answer."""
@@ -42,15 +48,22 @@ class AnswerEvents:
             events: list[AnswerEvent] = [ContentText(chunk.text)] if chunk.text else []
             self.message.add(events)
             return events
-        self._steps[chunk.step] = chunk.token_ids
+        self._steps[chunk.step] = _Step(self._num_tokens, chunk.token_ids)
+        self._num_tokens += len(chunk.token_ids)
         pieces = []
         for (text, _), mark in zip(chunk.pieces, chunk.marks, strict=True):
-            tokens = self._steps[mark.step]
-            pieces.append((text, tokens[mark.token_index] if tokens else -1))
+            step = self._steps[mark.step]
+            token = step.token_ids[mark.token_index] if step.token_ids else -1
+            pieces.append(TokenText(text, token, step.first_index + mark.token_index))
         if chunk.marks:
             first = chunk.marks[-1].step
-            self._steps = {step: ids for step, ids in self._steps.items() if step >= first}
+            self._steps = {number: step for number, step in self._steps.items() if number >= first}
         return self._reader.read(pieces, last=chunk.completion is not None)
+
+
+class _Step(NamedTuple):
+    first_index: int
+    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,11 @@ class PlannedChat:
     prompt: list[int]
     answer_requests: list[AnswerRequest]
     answers: list[AnswerEvents] = field(default_factory=list)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Return the number of tokens in the reasoning of all answers."""
+        return sum(answer.reasoning_tokens for answer in self.answers)
 
     def finish_reason(self, index: int, reason: str) -> str:
         """Return why an answer ended: "tool_calls" if the model ended it with calls."""

@@ -72,7 +72,7 @@ def completion_routes(serving: Serving) -> APIRouter:
 
 
 class CompletionFormatter:
-    """Formats answers as completions.
+    """Formats answers as completions, which have no reasoning.
 
     Args:
         serving: Served model.
@@ -83,6 +83,9 @@ class CompletionFormatter:
             invalid.
         body: Body of the request.
     """
+
+    names_events = False
+    reasoning_tokens = 0
 
     def __init__(
         self,
@@ -97,7 +100,6 @@ class CompletionFormatter:
             serving.names[0],
             f"cmpl-{id}",
         )
-        self.names_events = False
         self._answer_requests, self._echoed = answer_requests, echoed
         self._body = body
         self._spellings: dict[int, AnswerSpelling] = {}

@@ -49,6 +49,11 @@ class ResponseFormatter(Protocol):
 
     names_events: bool
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Return the number of tokens in the reasoning of all answers so far."""
+        ...
+
     def full(self, completions: Sequence[Completion], usage: Usage) -> BaseModel:
         """Return one response with all answers, in order."""
         ...
@@ -134,7 +139,8 @@ async def respond(
     try:
         if not body.stream:
             completions = await unless_disconnected(request, _finished(answers, formatter))
-            return _json(formatter.full(completions, usage_of(prompts, completions)))
+            usage = usage_of(prompts, completions, formatter.reasoning_tokens)
+            return _json(formatter.full(completions, usage))
         chunks = aiter(answers)
         first = await unless_disconnected(request, anext(chunks))
     except BaseException:
@@ -153,7 +159,9 @@ async def _finished(answers: CompletionSet, formatter: ResponseFormatter) -> lis
     return [answers.completions[index] for index in range(answers.count)]
 
 
-def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Usage:
+def usage_of(
+    prompts: Sequence[list[int]], completions: Sequence[Completion], reasoning_tokens: int
+) -> Usage:
     """Count the tokens of a request's prompts and answers."""
     answers_per_prompt = len(completions) // len(prompts)
     stats = [completion.stats for completion in completions]
@@ -170,6 +178,7 @@ def usage_of(prompts: Sequence[list[int]], completions: Sequence[Completion]) ->
             cached_tokens=sum(stat.cached_tokens for stat in stats[::answers_per_prompt])
         ),
         completion_tokens_details=CompletionDetails(
+            reasoning_tokens=reasoning_tokens,
             accepted_prediction_tokens=accepted_tokens,
             rejected_prediction_tokens=sum(stat.drafted_tokens for stat in stats) - accepted_tokens,
         ),
@@ -197,7 +206,8 @@ async def _events(
                 yield _event(event, named, trace)
                 trace = None
         completions = [answers.completions[index] for index in sorted(answers.completions)]
-        for event in formatter.last(usage_of(prompts, completions)):
+        usage = usage_of(prompts, completions, formatter.reasoning_tokens)
+        for event in formatter.last(usage):
             yield _event(event, named)
     except Exception as error:
         api_error = ApiError.from_exception(error)

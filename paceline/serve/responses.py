@@ -17,8 +17,9 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    """Number of accepted and rejected draft tokens over all answers."""
+    """Numbers of reasoning, accepted and rejected tokens over all answers."""
 
+    reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 

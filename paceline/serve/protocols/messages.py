@@ -72,6 +72,11 @@ class MessageFormatter(PartWriter):
         self._model, self._id, self._plan = model, id, plan
         self._reason = "stop"
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Return the number of tokens in the reasoning of all answers so far."""
+        return self._plan.reasoning_tokens
+
     def full(self, completions: Sequence[Completion], usage: Usage) -> MessageBody:
         """Return the whole message."""
         self.finish()

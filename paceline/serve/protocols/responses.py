@@ -135,6 +135,11 @@ class ItemFormatter(PartWriter):
         self._reason, self._sequence = "stop", 0
         self.earlier: list[Item] = []
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Return the number of tokens in the reasoning of all answers so far."""
+        return self._plan.reasoning_tokens
+
     def full(self, completions: Sequence[Completion], usage: Usage) -> ResponseBody:
         """Return the whole response, and store the conversation."""
         self.finish()
@@ -277,6 +282,8 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {
+            "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens
+        },
         "total_tokens": usage.total_tokens,
     }
