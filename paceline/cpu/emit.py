@@ -160,6 +160,25 @@ def widen(builder: Any, halves: Any) -> Any:
     return builder.bitcast(builder.shl(bits, words(16, count)), ir.VectorType(_FLOAT, count))
 
 
+def bfloat16_bits(builder: Any, numbers: Any) -> Any:
+    """Emit the rounding of float32 to bfloat16 bits, in lanes of 32 bits.
+
+    It rounds to the nearest, ties to even. NaN stays NaN.
+    """
+    count = numbers.type.count
+    bits = builder.bitcast(numbers, ir.VectorType(ir.IntType(32), count))
+    odd = builder.and_(builder.lshr(bits, words(16, count)), words(1, count))
+    rounded = builder.add(bits, builder.add(odd, words(0x7FFF, count)))
+    unordered = builder.fcmp_unordered("uno", numbers, numbers)
+    return builder.select(unordered, words(0x7FC0, count), builder.lshr(rounded, words(16, count)))
+
+
+def narrow(builder: Any, numbers: Any) -> Any:
+    """Emit the rounding of `bfloat16_bits`, in lanes of 16 bits."""
+    kind = ir.VectorType(ir.IntType(16), numbers.type.count)
+    return builder.trunc(bfloat16_bits(builder, numbers), kind)
+
+
 def fetch(builder: Any, address: Any, nearness: int = 3) -> None:
     """Emit the prefetch of a cache line into the L1 (`nearness` 3) or L2 cache (2)."""
     kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]

@@ -31,10 +31,11 @@ OUTPUTS_AHEAD = 16
 # Blocks of four int8 rows that fill the L1 and L2 caches.
 MAX_INT8_BLOCKS = 1 << 5
 
-# Products with packed weights. A section of the blocks of some outputs is unpacked at a time,
-# into 16 KiB of the L1 cache. Its 8 parts of 32 numbers are the largest block.
-PARTS_PER_SECTION = 8
-PACKED_OUTPUTS = 32
+# Products with packed weights. Outputs whose weights are unpacked together: more for few rows, so
+# that the sums suffice to hide the latency of the instructions.
+WIDE_GROUP, NARROW_GROUP = 32, 16
+# Bytes of the L1 cache (48 KiB) that unpacked weights may fill.
+L1_BYTES_OF_SECTION = 1 << 15
 
 # Matrix products by AMX, tuned on an Intel Xeon with AMX
 

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.core.datamodel import models
 
 from paceline.cpu import emit
-from paceline.cpu.emit import operation, pick, pointer, widen
+from paceline.cpu.emit import bfloat16_bits, narrow, operation, pick, pointer, widen
 
 WIDTH = 8  # lanes of a vector
 
@@ -104,24 +104,13 @@ def _load_float16(builder: Any, address: Any) -> Any:
     return builder.bitcast(builder.or_(bits, sign), _VECTOR)
 
 
-def _halves_of(builder: Any, lanes: Any) -> Any:
-    """Emit code that rounds to bfloat16: nearest, ties to even; NaN stays NaN."""
-    bits = builder.bitcast(lanes, _WORDS)
-    odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
-    rounded = builder.lshr(builder.add(bits, builder.add(odd, _words(0x7FFF))), _words(16))
-    return builder.select(builder.fcmp_unordered("uno", lanes, lanes), _words(0x7FC0), rounded)
-
-
 def _store_bfloat16(builder: Any, address: Any, lanes: Any) -> None:
-    builder.store(
-        builder.trunc(_halves_of(builder, lanes), _HALVES),
-        pointer(builder, address, _HALVES),
-        align=2,
-    )
+    builder.store(narrow(builder, lanes), pointer(builder, address, _HALVES), align=2)
 
 
 def _to_bfloat16(builder: Any, lanes: Any) -> Any:
-    return builder.bitcast(builder.shl(_halves_of(builder, lanes), _words(16)), _VECTOR)
+    bits = bfloat16_bits(builder, lanes)
+    return builder.bitcast(builder.shl(bits, _words(16)), _VECTOR)
 
 
 def _load_float(builder: Any, address: Any) -> Any:

@@ -37,7 +37,7 @@ class ProductCall:
     # Of a packed weight, whose blocks are at `weight`; otherwise 0.
     unpack: int  # Address of the function that unpacks blocks.
     blocks_row_bytes: int  # Bytes of a row.
-    section_bytes: int  # Bytes of a section.
+    section_parts: int  # Number of parts of a section, which are unpacked together.
     order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
 
 

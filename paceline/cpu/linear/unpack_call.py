@@ -25,7 +25,9 @@ class UnpackCall:
     count: int  # Number of rows; of quads, a multiple of four.
     num_parts: int  # Parts of each row.
     target: int  # Address of the numbers, without gaps.
-    ahead: int  # Distance from the blocks to those to prefetch meanwhile; 0 prefetches none.
+    # Of quads only.
+    line_step: int  # Bytes from one line of a quad to the next.
+    ahead: int  # Distance from the blocks to those to prefetch meanwhile; 0: no others.
 
 
 UNPACK_CALL = record_dtype(UnpackCall)

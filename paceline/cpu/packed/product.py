@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.backend.block_formats import BlockFormat
 from paceline.backend.packed_weight import PackedWeight
 from paceline.cpu.linear.call import run_product
 from paceline.cpu.linear.dispatch import kernel_of
 from paceline.cpu.linear.dotted import multiply_dotted
-from paceline.cpu.linear.unpack_call import PART
+from paceline.cpu.linear.unpack_call import PART, PART_BYTES
 from paceline.cpu.memory import BFLOAT16
 from paceline.cpu.packed import unpacking
-from paceline.cpu.packed.dotted import multiply_packed
-from paceline.cpu.settings import PARTS_PER_SECTION
+from paceline.cpu.packed.dotted import group_size, multiply_packed
+from paceline.cpu.settings import L1_BYTES_OF_SECTION
 
 
 def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
@@ -44,11 +45,19 @@ def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> T
         (
             unpack(block_format.type_id).address,
             weight.blocks.shape[1],
-            block_format.row_bytes(PARTS_PER_SECTION * PART),
+            _section_parts(block_format, rows.numel() // inner, inner),
             0 if order is None else order.data_ptr(),
         ),
     )
     return out
+
+
+def _section_parts(block_format: BlockFormat, count: int, inner: int) -> int:
+    """Return the number of parts in a section: whole blocks, sections of similar size."""
+    num_parts, largest = inner // PART, L1_BYTES_OF_SECTION // (group_size(count) * PART_BYTES)
+    parts = -(-num_parts // -(-num_parts // largest))
+    block_parts = max(1, block_format.numbers // PART)
+    return -(-parts // block_parts) * block_parts
 
 
 def unpack_rows(weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
@@ -75,6 +84,7 @@ def unpack_rows(weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
             count,
             weight.shape[1] // PART,
             out.data_ptr(),
+            0,
             0,
         ),
         0,

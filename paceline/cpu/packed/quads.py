@@ -19,15 +19,18 @@ from paceline.cpu.avx512_dot import (
     LINE,
     add_products,
     constant,
-    fold_lanes,
     plus,
     repeat,
     times,
     where_available,
 )
-from paceline.cpu.emit import operation, pointer
+from paceline.cpu.emit import floats, narrow, operation, pick, pointer
+from paceline.cpu.memory import FLOAT_BYTES
+from paceline.cpu.simd_f32x8 import WIDTH, emit_load
 
-QUADS_OF_LINE = 4  # quads whose totals fill a line
+_SIDE = 4  # quads whose totals are written together, outputs of a quad, lanes of an output
+WRITTEN = _SIDE * _SIDE  # outputs that `write_row` writes
+_TOTALS = BFLOAT16.sums
 
 
 class _QuadOperands(NamedTuple):
@@ -48,9 +51,9 @@ def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
 
     Arguments of the operation, addresses and sizes in bytes:
         num_rows: Number of rows, one of `counts`.
-        rows: Address of the bfloat16 rows, at the first element to multiply.
-        row_bytes: Distance between consecutive rows.
-        weight: Address of the quads, in the layout written by `unpacking`.
+        rows: Address of the bfloat16 rows, at the first number to multiply.
+        row_bytes: Distance from one row to the next.
+        weight: Address of the lines: for each chunk, one line per quad.
         num_chunks: Number of chunks of 16 bytes to multiply.
         sums: Address of the sums, with one cache line per quad.
         sums_stride: Distance between the sums of consecutive rows.
@@ -85,13 +88,14 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
         [cgutils.alloca_once_value(builder, builder.load(slot, align=LINE)) for slot in own]
         for own in sum_slots
     ]
-    quad_bytes = times(builder, num_chunks, LINE)
-    starts = [builder.add(weight, times(builder, quad_bytes, quad)) for quad in range(quads)]
     with cgutils.for_range(builder, num_chunks, intp=INDEX) as loop:
-        line, chunk = (times(builder, loop.index, size) for size in (LINE, CHUNK))
+        lines = builder.add(weight, times(builder, loop.index, quads * LINE))
+        chunk = times(builder, loop.index, CHUNK)
         vectors = [
-            builder.load(pointer(builder, builder.add(start, line), BFLOAT16.vector), align=LINE)
-            for start in starts
+            builder.load(
+                pointer(builder, plus(builder, lines, quad * LINE), BFLOAT16.vector), align=LINE
+            )
+            for quad in range(quads)
         ]
         for start, own in zip(row_starts, totals, strict=True):
             numbers = repeat(builder, builder.add(start, chunk), BFLOAT16)
@@ -103,19 +107,66 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
             builder.store(builder.load(total), slot, align=LINE)
 
 
-def _store_totals(builder: Any, source: Any, target: Any) -> None:
-    """Emit the totals of four quads, with lanes added as in `avx512_dot`."""
-    first, second, third, fourth = (
-        builder.load(
-            pointer(builder, plus(builder, source, quad * LINE), BFLOAT16.sums), align=LINE
+def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> None:
+    """Emit the totals of four quads, plus the bias, in the order of `avx512_dot`."""
+    quads = [
+        builder.load(pointer(builder, plus(builder, source, number * LINE), _TOTALS), align=LINE)
+        for number in range(_SIDE)
+    ]
+    first_pair, second_pair = (
+        _fold(builder, quads[number], quads[number + 1], (0, 1), 2) for number in (0, 2)
+    )
+    of_outputs = _fold(
+        builder, first_pair, second_pair, (0, 2), 1
+    )  # a lane for each output of a quad, then quad
+    order = [_SIDE * (lane % _SIDE) + lane // _SIDE for lane in range(WRITTEN)]
+    totals = pick(builder, of_outputs, of_outputs, order)
+    slot = cgutils.alloca_once_value(builder, totals)
+    is_whole = builder.icmp_signed(">", width, constant(WIDTH))
+    with builder.if_then(builder.icmp_signed("!=", bias, constant(0))):
+        first = emit_load(builder, bias)
+        second = cgutils.alloca_once_value(builder, floats(0.0, WIDTH))
+        with builder.if_then(is_whole):
+            builder.store(emit_load(builder, plus(builder, bias, WIDTH * FLOAT_BYTES)), second)
+        added = pick(builder, first, builder.load(second), list(range(WRITTEN)))
+        builder.store(builder.fadd(totals, added), slot)
+    halves = narrow(builder, builder.load(slot))
+    with builder.if_else(is_whole) as (whole, part):
+        with whole:
+            builder.store(halves, pointer(builder, out, halves.type), align=2)
+        with part:
+            eight = pick(builder, halves, halves, list(range(WIDTH)))
+            builder.store(eight, pointer(builder, out, eight.type), align=2)
+
+
+def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
+    """Emit sums of lanes in each group of four: of the first vector, then the second.
+
+    Args:
+        builder: LLVM builder.
+        first: Vector of sums.
+        second: Vector of sums.
+        lanes: First summands in a group.
+        step: Distance in lanes from first to second summands.
+    """
+    groups = range(0, WRITTEN, _SIDE)
+    halves = [
+        pick(
+            builder,
+            first,
+            second,
+            [
+                group + lane + shift + vector
+                for group in groups
+                for vector in (0, WRITTEN)
+                for lane in lanes
+            ],
         )
-        for quad in range(QUADS_OF_LINE)
-    )
-    totals = fold_lanes(
-        builder, fold_lanes(builder, first, second, 4), fold_lanes(builder, third, fourth, 4), 2
-    )
-    builder.store(totals, pointer(builder, target, totals.type), align=4)
+        for shift in (0, step)
+    ]
+    return builder.fadd(*halves)
 
 
-# Adds up the sums of four quads: (address of sums, address of 16 float32 totals).
-store_totals = operation(types.void, (types.int64,) * 2, where_available(_store_totals))
+# Adds up the sums of four quads and writes the results, rounded to bfloat16.
+# Arguments: address of the sums, of the bias or 0, of the results; number of outputs, 8 or 16.
+write_row = operation(types.void, (types.int64,) * 4, where_available(_write_row))

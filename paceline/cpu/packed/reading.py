@@ -1,17 +1,23 @@
 """Emit code that decodes blocks of 32 values; define the base class of readers.
 
-A part consists of 32 consecutive values of a row. A reader decodes a part of a block to integers,
-and converts the integers to values. It uses the same float32 operations as the `gguf` package.
-Each operation rounds once, so the values are bit-identical.
+A part is 32 consecutive numbers of a row, and a half part is 16. A reader decodes a part of a block
+to integers, and reads the factors of the formula
+
+    number = scale * integer + minimum
+
+The numbers are bit-identical to those of the `gguf` package, which multiplies, then adds. In
+formats with a minimum, scales have at most 17 bits and integers 5, so products are exact. A fused
+multiplication and addition therefore rounds like an addition.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from paceline.cpu.emit import pick, pointer, spread
+from paceline.cpu.emit import multiply_add, pick, pointer
 from paceline.cpu.linear.unpack_call import PART
 from paceline.cpu.memory import HALF_BYTES
 from paceline.util.machine import instruction_flags, on_x86
@@ -20,7 +26,7 @@ LANES = 16  # numbers of half a part
 INDEX, BYTE, HALF, WORD = (ir.IntType(bits) for bits in (64, 8, 16, 32))
 BYTES, HALVES = ir.VectorType(BYTE, PART), ir.VectorType(HALF, PART)
 WORDS, NUMBERS = ir.VectorType(WORD, LANES), ir.VectorType(ir.FloatType(), LANES)
-_NIBBLES = ir.VectorType(BYTE, LANES)
+NIBBLES = ir.VectorType(BYTE, LANES)
 # ggml's `kvalues_iq4nl`: decoded values of the integers in IQ4_NL and IQ4_XS.
 IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -46,184 +52,221 @@ def halves_of(builder: Any, vector: Any) -> list[Any]:
     return [pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half)]
 
 
+def join(builder: Any, first: Any, second: Any) -> Any:
+    """Emit the lanes of two vectors as one vector."""
+    return pick(builder, first, second, list(range(2 * first.type.count)))
+
+
 def scale_at(builder: Any, block: Any, offset: int) -> Any:
     """Emit code that converts a float16 number in a block to float32."""
     return builder.fpext(load(builder, block, offset, ir.HalfType()), ir.FloatType())
 
 
-def scale_lanes(builder: Any, block: Any, offset: int) -> Any:
-    """Emit code that copies a float16 number in a block to 16 float32 lanes."""
-    copies = spread(builder, load(builder, block, offset, ir.HalfType()), LANES)
-    return builder.fpext(copies, NUMBERS)
+def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
+    """Emit the first float16 numbers of each block, one or two, as float32.
 
-
-def nibble_halves(builder: Any, block: Any, offset: int) -> Any:
-    """Emit the low four bits of 16 bytes, followed by the high four bits.
-
-    The other bits of each lane are undefined.
+    Integer instructions combine them, since those for vectors are scarce.
     """
-    low = builder.zext(load(builder, block, offset, _NIBBLES), ir.VectorType(HALF, LANES))
-    high = builder.lshr(low, constant(4, low.type))
-    return pick(builder, low, high, list(range(PART)))
+    size = HALF_BYTES * 8 * count
+    per_word = INDEX.width // size
+    vector = ir.Constant(ir.VectorType(INDEX, -(-len(blocks) // per_word)), ir.Undefined)
+    for lane in range(vector.type.count):
+        word = ir.Constant(INDEX, 0)
+        for number, block in enumerate(blocks[lane * per_word : (lane + 1) * per_word]):
+            stored = builder.zext(load(builder, block, 0, ir.IntType(size)), INDEX)
+            word = builder.or_(word, builder.shl(stored, ir.Constant(INDEX, number * size)))
+        vector = builder.insert_element(vector, word, ir.Constant(WORD, lane))
+    halves = 4 * vector.type.count
+    numbers = builder.bitcast(vector, ir.VectorType(ir.HalfType(), halves))
+    return builder.fpext(numbers, ir.VectorType(ir.FloatType(), halves))
+
+
+def nibble_bytes(builder: Any, block: Any, offset: int) -> Any:
+    """Emit the low four bits of 16 bytes, then their high four bits, as 32 bytes."""
+    stored = load(builder, block, offset, NIBBLES)
+    low = builder.and_(stored, constant(15, NIBBLES))
+    return join(builder, low, builder.lshr(stored, constant(4, NIBBLES)))
+
+
+class Factor(NamedTuple):
+    """Locate one factor of several blocks.
+
+    Attributes:
+        vector: LLVM vector of float32 numbers.
+        lanes: Lane of each block's factor.
+    """
+
+    vector: Any
+    lanes: tuple[int, ...]
+
+    def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
+        """Emit 16 lanes with the factors of some blocks, one index for each lane."""
+        return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
+
+
+class Factors(NamedTuple):
+    """Hold the factors of several blocks of the same format.
+
+    Attributes:
+        scales: Scale of each group of half parts.
+        minimums: Minimum of each group; empty if the format has none.
+        group: Number of half parts that share factors.
+    """
+
+    scales: Sequence[Factor]
+    minimums: Sequence[Factor]
+    group: int
+
+    def apply(self, builder: Any, integers: Any, half: int, blocks: Sequence[int]) -> Any:
+        """Emit the numbers of 16 integers, float32 lanes.
+
+        Args:
+            builder: LLVM builder.
+            integers: 16 float32 lanes.
+            half: Index of the half part in the blocks.
+            blocks: Index of the block of each lane.
+        """
+        index = half // self.group
+        scale = self.scales[index].spread(builder, blocks)
+        if not self.minimums:
+            return builder.fmul(scale, integers)
+        return multiply_add(builder, scale, integers, self.minimums[index].spread(builder, blocks))
+
+
+class NibbleGroup(NamedTuple):
+    """Locate the integers of two half parts that share 16 bytes.
+
+    Attributes:
+        offset: Offset of the bytes in the block.
+        low: Index of the half part in the low four bits.
+        high: Index of the half part in the high four bits.
+    """
+
+    offset: int
+    low: int
+    high: int
 
 
 class Reader:
     """Emits the code that decodes one block format.
 
     Attributes:
-        num_levels: Number of different integers in a part, 16 or 32, if a look-up table of their
-            values saves time. 0 means that each integer is converted.
-        codes: Decoded value of each stored integer, in ascending order of the integers.
+        codes: Decoded value of each stored integer, if integers have four bits; otherwise empty.
+        groups: Where the integers of four bits are.
     """
 
-    num_levels = 0
     codes: tuple[int, ...] = ()
+    groups: tuple[NibbleGroup, ...] = ()
 
-    def scales(self, builder: Any, block: Any) -> Any:
-        """Emit the scales of a block, in the form that `numbers` expects."""
+    def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
+        """Emit the factors of blocks at some addresses."""
         raise NotImplementedError
 
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the 32 stored integers of a part as 16-bit lanes.
-
-        The other bits of each lane are undefined.
-        """
-        raise NotImplementedError
-
-    def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the decoded integers of a part as two vectors of 32-bit lanes."""
-        masked = builder.and_(
-            self.indices(builder, block, part), constant(self.num_levels - 1, HALVES)
-        )
-        lowest = self.codes[0]
-        if self.codes == tuple(range(lowest, lowest + self.num_levels)):
-            plain = [builder.zext(half, WORDS) for half in halves_of(builder, masked)]
-            return [builder.add(half, constant(lowest, WORDS)) for half in plain]
-        return [_looked_up(builder, half, self.codes) for half in halves_of(builder, masked)]
-
-    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the code that converts 16 decoded integers to the values they represent.
-
-        Args:
-            builder: LLVM builder.
-            scales: Result of `scales`.
-            values: Decoded integers of this half, as 16 float32 lanes.
-            part: Index of the part in the block.
-            half: 0 or 1.
-        """
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
         raise NotImplementedError
 
 
-def _looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit the look-up of 16 codes by index (below 16), as 32-bit lanes."""
-    table = ir.Constant(_NIBBLES, [code % 256 for code in codes])
-    narrow = builder.trunc(indices, _NIBBLES)
+def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
+    """Emit the look-up of 32 codes; indices are bytes below 16."""
+    table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
-        kind = ir.FunctionType(_NIBBLES, [_NIBBLES] * 2)
+        kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)
         shuffle = builder.module.declare_intrinsic("llvm.x86.ssse3.pshuf.b.128", (), kind)
-        return builder.sext(builder.call(shuffle, [table, narrow]), WORDS)
-    entries = ir.Constant(_NIBBLES, ir.Undefined)
-    for lane in range(LANES):
+        first, second = (
+            builder.call(shuffle, [table, half]) for half in halves_of(builder, indices)
+        )
+        return join(builder, first, second)
+    entries = ir.Constant(BYTES, ir.Undefined)
+    for lane in range(PART):
         number = ir.Constant(WORD, lane)
-        entry = builder.extract_element(table, builder.extract_element(narrow, number))
+        entry = builder.extract_element(table, builder.extract_element(indices, number))
         entries = builder.insert_element(entries, entry, number)
-    return builder.sext(entries, WORDS)
+    return entries
 
 
 class _Scaled(Reader):
-    """Decodes blocks with one scale: number = scale * value."""
+    """Decode blocks that start with a scale."""
 
-    def scales(self, builder: Any, block: Any) -> Any:
-        """Emit 16 copies of the block's scale."""
-        return scale_lanes(builder, block, 0)
-
-    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the scaled values."""
-        return builder.fmul(scales, values)
+    def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
+        """Emit the scales of blocks."""
+        scales = first_halves(builder, blocks, 1)
+        return Factors((Factor(scales, tuple(range(len(blocks)))),), (), 2)
 
 
 class _Shifted(Reader):
-    """Decodes blocks with a scale and a minimum: number = scale * value + minimum."""
+    """Decode blocks that start with a scale and a minimum."""
 
-    def scales(self, builder: Any, block: Any) -> Any:
-        """Emit 16 copies of the block's scale, and 16 copies of its minimum."""
-        return [scale_lanes(builder, block, offset) for offset in (0, HALF_BYTES)]
-
-    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the scaled values, with the minimum added."""
-        return builder.fadd(builder.fmul(scales[0], values), scales[1])
+    def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
+        """Emit the scales and minimums of blocks."""
+        both, count = first_halves(builder, blocks, 2), 2 * len(blocks)
+        scale, minimum = (Factor(both, tuple(range(first, count, 2))) for first in (0, 1))
+        return Factors((scale,), (minimum,), 2)
 
 
 def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
-    """Emit nibbles, adding 16 where a bit is set in the 32-bit word at `bits`."""
-    low = builder.and_(nibble_halves(builder, block, nibbles), constant(15, HALVES))
+    """Emit nibbles, with 16 added where a bit of the 32-bit word at `bits` is set."""
     flags = builder.bitcast(load(builder, block, bits, WORD), ir.VectorType(ir.IntType(1), PART))
-    fifth = builder.select(flags, constant(16, HALVES), constant(0, HALVES))
-    return builder.or_(low, fifth)
+    fifth = builder.select(flags, constant(16, BYTES), constant(0, BYTES))
+    return builder.or_(nibble_bytes(builder, block, nibbles), fifth)
 
 
 class Q4_0(_Scaled):
     """Decodes blocks with a scale and 32 integers of 4 bits, minus 8."""
 
-    num_levels, codes = 16, tuple(range(-8, 8))
+    codes, groups = tuple(range(-8, 8)), (NibbleGroup(2, 0, 1),)
 
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
-        return nibble_halves(builder, block, 2)
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
+        return builder.sub(nibble_bytes(builder, block, 2), constant(8, BYTES))
 
 
 class Q4_1(_Shifted):
     """Decodes blocks with a scale, a minimum and 32 integers of 4 bits."""
 
-    num_levels, codes = 16, tuple(range(16))
+    codes, groups = tuple(range(16)), (NibbleGroup(4, 0, 1),)
 
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
-        return nibble_halves(builder, block, 4)
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
+        return nibble_bytes(builder, block, 4)
 
 
 class Q5_0(_Scaled):
     """Decodes blocks with a scale, fifth bits and 32 integers of 4 bits, minus 16."""
 
-    num_levels, codes = 32, tuple(range(-16, 16))
-
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
-        return _with_fifth_bits(builder, block, 2, 6)
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
+        return builder.sub(_with_fifth_bits(builder, block, 2, 6), constant(16, BYTES))
 
 
 class Q5_1(_Shifted):
     """Decodes blocks with a scale, a minimum, fifth bits and 32 integers of 4 bits."""
 
-    num_levels, codes = 32, tuple(range(32))
-
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
         return _with_fifth_bits(builder, block, 4, 8)
 
 
 class Q8_0(_Scaled):
     """Decodes blocks with a scale and 32 integers of 8 bits."""
 
-    def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the decoded integers of a part."""
-        return [
-            builder.sext(load(builder, block, 2 + first, _NIBBLES), WORDS) for first in (0, LANES)
-        ]
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
+        return load(builder, block, HALF_BYTES, BYTES)
 
 
 class IQ4_NL(_Scaled):
     """Decodes blocks with a scale and 32 indices into `IQ4_CODES`."""
 
-    num_levels, codes = 16, IQ4_CODES
+    codes, groups = IQ4_CODES, (NibbleGroup(2, 0, 1),)
 
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
-        return nibble_halves(builder, block, 2)
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
+        return looked_up(builder, nibble_bytes(builder, block, 2), self.codes)
 
 
-class _PlainReader(Reader):
-    """Reads numbers that are not stored in blocks, 32 at a time.
+class PlainReader:
+    """Read numbers that are not stored in blocks.
 
     Args:
         kind: LLVM type of a number.
@@ -233,17 +276,12 @@ class _PlainReader(Reader):
     def __init__(self, kind: Any, size: int) -> None:
         self._kind, self._size = ir.VectorType(kind, LANES), size
 
-    def scales(self, builder: Any, block: Any) -> Any:
-        """Return None, because plain numbers have no scale."""
-        return None
-
-    def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the load of a part's numbers, as two vectors."""
-        return [load(builder, block, first * self._size, self._kind) for first in (0, LANES)]
-
-    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Return the values, which are already the stored numbers."""
-        return values
+    def numbers(self, builder: Any, source: Any) -> list[Any]:
+        """Emit the loads of 32 numbers, as two float32 vectors."""
+        halves = [load(builder, source, first * self._size, self._kind) for first in (0, LANES)]
+        if self._kind == NUMBERS:
+            return halves
+        return [builder.fpext(half, NUMBERS) for half in halves]
 
 
-F32, F16 = _PlainReader(ir.FloatType(), 4), _PlainReader(ir.HalfType(), HALF_BYTES)
+F32, F16 = PlainReader(ir.FloatType(), 4), PlainReader(ir.HalfType(), HALF_BYTES)

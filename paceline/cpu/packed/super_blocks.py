@@ -1,7 +1,8 @@
-"""Emit code that decodes blocks of 256 values, with separate scales for each part."""
+"""Decode blocks of 256 numbers, whose parts have their own factors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -9,30 +10,51 @@ from llvmlite import ir
 from paceline.cpu.emit import pick, spread
 from paceline.cpu.linear.unpack_call import PART
 from paceline.cpu.packed.reading import (
-    BYTE,
     BYTES,
     HALF,
-    HALVES,
     IQ4_CODES,
     LANES,
+    NIBBLES,
     NUMBERS,
     WORD,
     WORDS,
+    Factor,
+    Factors,
+    NibbleGroup,
     Reader,
     constant,
-    halves_of,
     load,
-    nibble_halves,
+    looked_up,
+    nibble_bytes,
     scale_at,
 )
 
 _PARTS = 8  # parts of a block
-_FOUR, _SIXTEEN = ir.VectorType(WORD, 4), ir.VectorType(BYTE, LANES)
+_FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
-def _lane(builder: Any, vector: Any, lane: int) -> Any:
-    """Emit 16 copies of one lane of a vector."""
-    return pick(builder, vector, vector, [lane] * LANES)
+def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
+    """Emit the factors in the lanes of vectors, one of 16 lanes for each block.
+
+    Four blocks are transposed: four lanes of a vector hold the same factor of all blocks.
+    """
+    if len(vectors) == 1:
+        return [Factor(vectors[0], (lane,)) for lane in range(LANES)]
+    factors = []
+    for first in (0, LANES // 2):
+        lanes = [*range(first, first + 8), *range(LANES + first, LANES + first + 8)]
+        first_pair, second_pair = (
+            pick(builder, vectors[block], vectors[block + 1], lanes) for block in (0, 2)
+        )
+        for start in (0, 4):
+            order = [
+                lane + start + number for number in range(4) for lane in (0, 8, LANES, LANES + 8)
+            ]
+            vector = pick(builder, first_pair, second_pair, order)
+            factors += [
+                Factor(vector, tuple(range(4 * number, 4 * number + 4))) for number in range(4)
+            ]
+    return factors
 
 
 class _K4(Reader):
@@ -41,8 +63,13 @@ class _K4(Reader):
     number = (scale * part's scale) * value - (minimum * part's minimum)
     """
 
-    def scales(self, builder: Any, block: Any) -> Any:
-        """Emit the scales of the parts in lanes 0 to 7, and the minimums in lanes 8 to 15."""
+    def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
+        """Emit the factors of blocks at some addresses."""
+        both = _factors_of_blocks(builder, [self._factors(builder, block) for block in blocks])
+        return Factors(both[:_PARTS], both[_PARTS:], 2)
+
+    def _factors(self, builder: Any, block: Any) -> Any:
+        """Emit the scales of the parts in lanes 0 to 7, their minimums in lanes 8 to 15."""
         low, mid, high = (load(builder, block, offset, WORD) for offset in (4, 8, 12))
 
         def bits(value: Any, shift: int, mask: int) -> Any:
@@ -60,54 +87,55 @@ class _K4(Reader):
             )
         ):
             packed = builder.insert_element(packed, word, ir.Constant(WORD, number))
-        small = builder.uitofp(builder.zext(builder.bitcast(packed, _SIXTEEN), WORDS), NUMBERS)
+        small = builder.uitofp(builder.zext(builder.bitcast(packed, NIBBLES), WORDS), NUMBERS)
         scale, minimum = (
             spread(builder, scale_at(builder, block, offset), LANES) for offset in (0, 2)
         )
+        negative = builder.fneg(minimum)  # the numbers add the minimum
         lanes = [*range(LANES // 2), *range(LANES, LANES + LANES // 2)]
-        return builder.fmul(pick(builder, scale, minimum, lanes), small)
-
-    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the scaled values, with the part's minimum subtracted."""
-        scaled = builder.fmul(_lane(builder, scales, part), values)
-        return builder.fsub(scaled, _lane(builder, scales, _PARTS + part))
+        return builder.fmul(pick(builder, scale, negative, lanes), small)
 
 
 def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
-    """Emit the nibbles of a part, which shares its 32 bytes with another part.
+    """Emit the nibbles of a part, which shares 32 bytes with another part."""
+    both = load(builder, block, offset + part // 2 * PART, BYTES)
+    if part % 2:
+        return builder.lshr(both, constant(4, BYTES))
+    return builder.and_(both, constant(15, BYTES))
 
-    The other bits of each lane are undefined.
-    """
-    both = builder.zext(load(builder, block, offset + part // 2 * PART, BYTES), HALVES)
-    return builder.lshr(both, constant(4, HALVES)) if part % 2 else both
+
+def _moved(builder: Any, stored: Any, distance: int) -> Any:
+    """Emit bytes whose bits move up by `distance`, or down if it is negative."""
+    if distance >= 0:
+        return builder.shl(stored, constant(distance, BYTES))
+    return builder.lshr(stored, constant(-distance, BYTES))
 
 
 class Q4_K(_K4):
     """Decodes integers of 4 bits."""
 
-    num_levels, codes = 16, tuple(range(16))
+    codes = tuple(range(16))
+    groups = tuple(
+        NibbleGroup(
+            16 + LANES * number, 4 * (number // 2) + number % 2, 4 * (number // 2) + 2 + number % 2
+        )
+        for number in range(_PARTS)
+    )
 
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
         return _pair_nibbles(builder, block, 16, part)
 
 
 class Q5_K(_K4):
     """Decodes integers of 5 bits, whose fifth bits are stored separately."""
 
-    num_levels, codes = 32, tuple(range(32))
-
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
-        low = builder.and_(_pair_nibbles(builder, block, 48, part), constant(15, HALVES))
-        fifth = builder.zext(load(builder, block, 16, BYTES), HALVES)
-        shift = 4 - part  # bit `part` becomes bit 4
-        moved = (
-            builder.shl(fifth, constant(shift, HALVES))
-            if shift >= 0
-            else builder.lshr(fifth, constant(-shift, HALVES))
-        )
-        return builder.or_(low, builder.and_(moved, constant(16, HALVES)))
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
+        low = _pair_nibbles(builder, block, 48, part)
+        # Bit `part` becomes bit 4.
+        fifth = _moved(builder, load(builder, block, 16, BYTES), 4 - part)
+        return builder.or_(low, builder.and_(fifth, constant(16, BYTES)))
 
 
 class Q6_K(Reader):
@@ -116,33 +144,26 @@ class Q6_K(Reader):
     number = (scale * half part's scale) * value
     """
 
-    def scales(self, builder: Any, block: Any) -> Any:
-        """Emit the scales of the 16 half parts, in lanes 0 to 15."""
-        small = builder.sitofp(builder.sext(load(builder, block, 192, _SIXTEEN), WORDS), NUMBERS)
-        return builder.fmul(spread(builder, scale_at(builder, block, 208), LANES), small)
+    def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
+        """Emit the scales of the half parts of blocks."""
+        vectors = []
+        for block in blocks:
+            small = builder.sitofp(builder.sext(load(builder, block, 192, NIBBLES), WORDS), NUMBERS)
+            scale = spread(builder, scale_at(builder, block, 208), LANES)
+            vectors.append(builder.fmul(scale, small))
+        return Factors(_factors_of_blocks(builder, vectors), (), 1)
 
-    def values(self, builder: Any, block: Any, part: int) -> list[Any]:
-        """Emit the decoded integers of a part."""
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
         section, number = divmod(part, 4)
         low = load(builder, block, 64 * section + number % 2 * PART, BYTES)
         high = load(builder, block, 128 + section * PART, BYTES)
         if number >= 2:
             low = builder.lshr(low, constant(4, BYTES))
-        shift = 4 - 2 * number  # both bits of `number` become bits 4 and 5
-        moved = (
-            builder.shl(high, constant(shift, BYTES))
-            if shift >= 0
-            else builder.lshr(high, constant(-shift, BYTES))
-        )
-        value = builder.or_(
-            builder.and_(low, constant(15, BYTES)), builder.and_(moved, constant(48, BYTES))
-        )
-        signed = builder.sub(value, constant(32, BYTES))
-        return [builder.sext(half, WORDS) for half in halves_of(builder, signed)]
-
-    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the values, scaled by the scale of their half part."""
-        return builder.fmul(_lane(builder, scales, 2 * part + half), values)
+        # Both bits of `number` become bits 4 and 5.
+        top = builder.and_(_moved(builder, high, 4 - 2 * number), constant(48, BYTES))
+        value = builder.or_(builder.and_(low, constant(15, BYTES)), top)
+        return builder.sub(value, constant(32, BYTES))
 
 
 class IQ4_XS(Reader):
@@ -151,26 +172,29 @@ class IQ4_XS(Reader):
     number = (scale * part's scale) * code
     """
 
-    num_levels, codes = 16, IQ4_CODES
+    codes = IQ4_CODES
+    groups = tuple(NibbleGroup(8 + LANES * part, 2 * part, 2 * part + 1) for part in range(_PARTS))
 
-    def scales(self, builder: Any, block: Any) -> Any:
+    def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
+        """Emit the scales of the parts of blocks."""
+        vectors = [self._scales(builder, block) for block in blocks]
+        return Factors(_factors_of_blocks(builder, vectors)[:_PARTS], (), 2)
+
+    def _scales(self, builder: Any, block: Any) -> Any:
         """Emit the scales of the eight parts, in lanes 0 to 7."""
-        eight = ir.VectorType(WORD, _PARTS)
         low = spread(builder, load(builder, block, 4, WORD), _PARTS)
         top = spread(builder, builder.zext(load(builder, block, 2, HALF), WORD), _PARTS)
-        low = builder.lshr(low, ir.Constant(eight, [4 * part for part in range(_PARTS)]))
-        top = builder.lshr(top, ir.Constant(eight, [2 * part for part in range(_PARTS)]))
-        top = builder.shl(builder.and_(top, constant(3, eight)), constant(4, eight))
-        value = builder.or_(builder.and_(low, constant(15, eight)), top)
+        low = builder.lshr(low, ir.Constant(_EIGHT, [4 * part for part in range(_PARTS)]))
+        top = builder.lshr(top, ir.Constant(_EIGHT, [2 * part for part in range(_PARTS)]))
+        top = builder.shl(builder.and_(top, constant(3, _EIGHT)), constant(4, _EIGHT))
+        value = builder.or_(builder.and_(low, constant(15, _EIGHT)), top)
         small = builder.sitofp(
-            builder.sub(value, constant(32, eight)), ir.VectorType(ir.FloatType(), _PARTS)
+            builder.sub(value, constant(32, _EIGHT)), ir.VectorType(ir.FloatType(), _PARTS)
         )
-        return builder.fmul(spread(builder, scale_at(builder, block, 0), _PARTS), small)
+        scales = builder.fmul(spread(builder, scale_at(builder, block, 0), _PARTS), small)
+        return pick(builder, scales, scales, list(range(LANES)))
 
-    def indices(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the stored integers of a part; other bits of each lane are undefined."""
-        return nibble_halves(builder, block, 8 + part * LANES)
-
-    def numbers(self, builder: Any, scales: Any, values: Any, part: int, half: int) -> Any:
-        """Emit the values, scaled by the scale of their part."""
-        return builder.fmul(_lane(builder, scales, part), values)
+    def integers(self, builder: Any, block: Any, part: int) -> Any:
+        """Emit the decoded integers of a part as 32 signed bytes."""
+        indices = nibble_bytes(builder, block, 8 + part * LANES)
+        return looked_up(builder, indices, self.codes)

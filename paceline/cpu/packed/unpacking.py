@@ -1,11 +1,12 @@
 """Unpack blocks to bfloat16 values, row by row or in quads (see `quads`).
 
-A quad consists of four rows with interleaved values: a chunk of 16 bytes from each row in turn.
+A quad is four rows whose numbers are interleaved (`quad_lines`).
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numba.extending
@@ -13,10 +14,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from paceline.backend.block_formats import BLOCK_FORMATS, BlockFormat
-from paceline.cpu import avx512_dot, simd_f32x8
-from paceline.cpu.avx512_dot import LINE, where_available
+from paceline.cpu.avx512_dot import LINE, available, where_available
 from paceline.cpu.bf16_pack import round_pair
-from paceline.cpu.emit import Emit, pick, pointer, words
+from paceline.cpu.emit import Emit, fetch, narrow, pointer
 from paceline.cpu.linear.unpack_call import (
     PART,
     PART_BYTES,
@@ -25,22 +25,24 @@ from paceline.cpu.linear.unpack_call import (
     read_unpack_call,
 )
 from paceline.cpu.packed import reading, super_blocks
+from paceline.cpu.packed.quad_lines import QUAD, emit_lines
 from paceline.cpu.packed.reading import (
     HALVES,
     INDEX,
     LANES,
     NUMBERS,
     WORDS,
+    PlainReader,
     Reader,
+    halves_of,
+    join,
     plus,
 )
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import inlined, load_int64
 
-QUAD = 4  # rows
 _NUMBER_BYTES = 8  # of a row's number in `order`
-_LANES_OF_LINE = ir.VectorType(ir.IntType(32), LANES)
-_READERS: dict[str, Reader] = {
+_READERS: dict[str, Reader | PlainReader] = {
     "F32": reading.F32,
     "F16": reading.F16,
     "Q4_0": reading.Q4_0(),
@@ -56,67 +58,6 @@ _READERS: dict[str, Reader] = {
 }
 
 
-def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
-    """Emit code that rounds 32 float32 numbers to bfloat16: nearest, ties to even.
-
-    Args:
-        low: First 16 numbers.
-        high: Last 16 numbers.
-        exact: Whether to preserve subnormal numbers, which the dot products treat as zeros.
-    """
-    if avx512_dot.available() and not exact:
-        return round_pair(builder, low, high)
-    narrow = ir.VectorType(ir.IntType(16), LANES)
-    first, second = (builder.trunc(_bits(builder, half), narrow) for half in (low, high))
-    return pick(builder, first, second, list(range(PART)))
-
-
-def _bits(builder: Any, numbers: Any) -> Any:
-    bits = builder.bitcast(numbers, WORDS)
-    odd = builder.and_(builder.lshr(bits, words(16, LANES)), words(1, LANES))
-    rounded = builder.add(bits, builder.add(odd, words(0x7FFF, LANES)))
-    unordered = builder.fcmp_unordered("uno", numbers, numbers)
-    return builder.select(unordered, words(0x7FC0, LANES), builder.lshr(rounded, words(16, LANES)))
-
-
-def _part(builder: Any, reader: Reader, block: Any, scales: Any, part: int, exact: bool) -> Any:
-    """Emit the 32 values of a part as bfloat16 bits."""
-    if reader.num_levels and avx512_dot.available() and not exact:
-        table = _table(builder, reader, scales, part)
-        kind = ir.FunctionType(HALVES, [HALVES] * 2)
-        permute = cgutils.get_or_insert_function(
-            builder.module, kind, "llvm.x86.avx512.permvar.hi.512"
-        )
-        return builder.call(permute, [table, reader.indices(builder, block, part)])
-    first, second = (
-        reader.numbers(builder, scales, _as_float32(builder, values), part, half)
-        for half, values in enumerate(reader.values(builder, block, part))
-    )
-    return _rounded(builder, first, second, exact)
-
-
-def _table(builder: Any, reader: Reader, scales: Any, part: int) -> Any:
-    """Emit a table of the value of every integer; tables of 16 values are repeated."""
-    float32 = ir.FloatType()
-    first, second = (
-        reader.numbers(
-            builder,
-            scales,
-            ir.Constant(NUMBERS, [ir.Constant(float32, float(code)) for code in codes]),
-            part,
-            half,
-        )
-        for half, codes in enumerate((reader.codes[:LANES], reader.codes[-LANES:]))
-    )
-    return round_pair(builder, first, second)
-
-
-def _as_float32(builder: Any, values: Any) -> Any:
-    if values.type == WORDS:
-        return builder.sitofp(values, NUMBERS)
-    return values if values.type == NUMBERS else builder.fpext(values, NUMBERS)
-
-
 class _Blocks(NamedTuple):
     """Description of the blocks in a row, for a kernel that iterates over them.
 
@@ -126,7 +67,7 @@ class _Blocks(NamedTuple):
         bytes: Size of a block in bytes.
     """
 
-    reader: Reader
+    reader: Reader | PlainReader
     parts: int
     bytes: int
 
@@ -139,36 +80,67 @@ class _Blocks(NamedTuple):
         )
 
 
-def _emit_row(builder: Any, blocks: _Blocks, source: Any, num_parts: Any, target: Any) -> None:
+def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
+    """Emit the rounding of 32 float32 numbers to bfloat16: nearest, ties to even.
+
+    Args:
+        low, high: The numbers.
+        exact: Whether to keep subnormal numbers. The products of this processor's bfloat16
+            instructions treat them as zeros.
+    """
+    if available() and not exact:
+        return round_pair(builder, low, high)
+    return join(builder, narrow(builder, low), narrow(builder, high))
+
+
+def _emit_row(
+    builder: Any, blocks: _Blocks, source: Any, num_parts: Any, target: Any, exact: bool
+) -> None:
     count = builder.udiv(num_parts, ir.Constant(INDEX, blocks.parts))
     with cgutils.for_range(builder, count, intp=INDEX) as loop:
         block = builder.add(source, builder.mul(loop.index, ir.Constant(INDEX, blocks.bytes)))
         size = blocks.parts * PART_BYTES
         out = builder.add(target, builder.mul(loop.index, ir.Constant(INDEX, size)))
-        scales = blocks.reader.scales(builder, block)
-        for part in range(blocks.parts):
-            numbers = _part(builder, blocks.reader, block, scales, part, True)
+        for part, numbers in enumerate(_numbers(builder, blocks, block)):
             address = pointer(builder, plus(builder, out, part * PART_BYTES), HALVES)
-            builder.store(numbers, address, align=1)
+            rounded = _rounded(builder, numbers[0], numbers[1], exact)
+            builder.store(rounded, address, align=1)
+
+
+def _numbers(builder: Any, blocks: _Blocks, block: Any) -> Iterator[list[Any]]:
+    """Emit the numbers of a block; yield two vectors for each part."""
+    if isinstance(blocks.reader, PlainReader):
+        yield blocks.reader.numbers(builder, block)
+        return
+    factors = blocks.reader.factors(builder, [block])
+    for part in range(blocks.parts):
+        integers = halves_of(builder, blocks.reader.integers(builder, block, part))
+        floats = [builder.sitofp(builder.sext(half, WORDS), NUMBERS) for half in integers]
+        yield [
+            factors.apply(builder, half, 2 * part + number, (0,) * LANES)
+            for number, half in enumerate(floats)
+        ]
 
 
 def _emit_quad(builder: Any, blocks: _Blocks, *operands: Any) -> None:
-    *sources, num_parts, target = operands
+    sources, num_parts, target, line_step, ahead = operands
     count = builder.udiv(num_parts, ir.Constant(INDEX, blocks.parts))
+    lines = blocks.parts * PART_BYTES * QUAD // LINE
     with cgutils.for_range(builder, count, intp=INDEX) as loop:
         offset = builder.mul(loop.index, ir.Constant(INDEX, blocks.bytes))
-        four = [builder.add(source, offset) for source in sources]
-        size = blocks.parts * PART_BYTES * QUAD
-        out = builder.add(target, builder.mul(loop.index, ir.Constant(INDEX, size)))
-        scales = [blocks.reader.scales(builder, block) for block in four]
-        for part in range(blocks.parts):
-            rows = [
-                _part(builder, blocks.reader, block, own, part, False)
-                for block, own in zip(four, scales, strict=True)
-            ]
-            for number, line in enumerate(_interleaved(builder, rows)):
-                address = plus(builder, out, (part * QUAD + number) * LINE)
-                builder.store(line, pointer(builder, address, line.type), align=LINE)
+        four = [builder.add(builder.extract_value(sources, row), offset) for row in range(QUAD)]
+        # Prefetching all rows of a quad at once would delay the loads of the current blocks.
+        for block in four:
+            for distance in range(0, blocks.bytes, LINE):
+                fetch(builder, builder.add(plus(builder, block, distance), ahead), 2)
+        first = builder.mul(loop.index, ir.Constant(INDEX, lines))
+        out = builder.add(target, builder.mul(first, line_step))
+
+        def store(number: int, line: Any) -> None:
+            address = builder.add(out, builder.mul(line_step, ir.Constant(INDEX, number)))
+            builder.store(line, pointer(builder, address, line.type), align=LINE)
+
+        emit_lines(builder, blocks.reader, four, blocks.parts, store)
 
 
 def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
@@ -184,35 +156,23 @@ def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
-    """Unpack a row: format id, blocks, number of parts, target."""
-    return _of_format(_emit_row, type_id, source, num_parts, target)
+    """Unpack a row exactly: number of the format, blocks, number of parts, target."""
+    return _of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
 
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_quad(
-    context: Any, type_id: Any, a: Any, b: Any, c: Any, d: Any, num_parts: Any, target: Any
+    context: Any,
+    type_id: Any,
+    sources: Any,
+    num_parts: Any,
+    target: Any,
+    line_step: Any,
+    ahead: Any,
 ) -> Any:
-    """Unpack four rows, with blocks at `a` to `d`, into interleaved chunks."""
-    return _of_format(where_available(_emit_quad), type_id, a, b, c, d, num_parts, target)
-
-
-def _interleaved(builder: Any, rows: list[Any]) -> list[Any]:
-    """Emit four cache lines, each with one chunk from every row."""
-    rows = [builder.bitcast(row, _LANES_OF_LINE) for row in rows]
-    halves = [
-        [
-            pick(builder, first, second, [*lanes, *(LANES + lane for lane in lanes)])
-            for lanes in (range(LANES // 2), range(LANES // 2, LANES))
-        ]
-        for first, second in (rows[:2], rows[2:])
-    ]
-    even = [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]
-    odd = [lane + 4 for lane in even]
-    return [
-        pick(builder, halves[0][half], halves[1][half], lanes)
-        for half in (0, 1)
-        for lanes in (even, odd)
-    ]
+    """Unpack four rows: format, blocks of each row, then the fields of `UnpackCall`."""
+    operands = (sources, num_parts, target, line_step, ahead)
+    return _of_format(where_available(_emit_quad), type_id, *operands)
 
 
 @inlined
@@ -243,19 +203,23 @@ def row_job(type_id: int) -> TeamJob:
 
 @cache
 def quad_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks quads of a format, as an `UnpackCall` describes."""
+    """Return the job that unpacks quads of a format for an `UnpackCall`.
+
+    Lines of different quads alternate.
+    """
 
     def work(address: int) -> int:
         call = read_unpack_call(address)
-        target, size = call.target, call.row_bytes
+        target = call.target
         for row in range(call.first, call.first + call.count, QUAD):
-            a, b = _row_at(call, row), _row_at(call, row + 1)
-            c, d = _row_at(call, row + 2), _row_at(call, row + 3)
-            if call.ahead:
-                for line in range(a + call.ahead, a + call.ahead + QUAD * size, LINE):
-                    simd_f32x8.prefetch_second(line)
-            _unpack_quad(type_id, a, b, c, d, call.num_parts, target)
-            target += QUAD * call.num_parts * PART_BYTES
+            sources = (
+                _row_at(call, row),
+                _row_at(call, row + 1),
+                _row_at(call, row + 2),
+                _row_at(call, row + 3),
+            )
+            _unpack_quad(type_id, sources, call.num_parts, target, call.line_step, call.ahead)
+            target += LINE
         return 1
 
     return TeamJob(work, UNPACK_CALL)

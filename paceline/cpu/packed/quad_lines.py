@@ -1,0 +1,167 @@
+"""Unpack a block of each row of a quad to interleaved chunks.
+
+A line of 64 bytes holds a chunk of 16 bytes, eight numbers, of each row. Numbers with integers of
+four bits are looked up: a part has only 16 different numbers, so they are computed and rounded
+once. Two registers hold those of four rows, and one instruction looks up the 32 numbers of a line.
+Other integers are converted one by one.
+
+Rounding treats subnormal numbers as zeros, as the dot products do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from paceline.cpu.avx512_dot import LINE
+from paceline.cpu.bf16_pack import round_pair
+from paceline.cpu.emit import pick
+from paceline.cpu.linear.unpack_call import PART
+from paceline.cpu.packed.reading import (
+    BYTE,
+    HALVES,
+    LANES,
+    NIBBLES,
+    NUMBERS,
+    WORDS,
+    Factors,
+    NibbleGroup,
+    PlainReader,
+    Reader,
+    constant,
+    join,
+    load,
+)
+
+QUAD = 4  # rows
+HALF_LINES = 2  # lines of half a part
+_CHUNK = LANES // HALF_LINES  # numbers of a chunk
+_ROWS = tuple(range(QUAD))
+_LINE_BYTES = ir.VectorType(BYTE, LINE)
+_LINE_WORDS = ir.VectorType(ir.IntType(32), LANES)
+Store = Callable[[int, Any], None]  # emits the store of a line, by its number in the blocks
+
+
+def emit_lines(
+    builder: Any, reader: Reader | PlainReader, blocks: Sequence[Any], parts: int, store: Store
+) -> None:
+    """Emit the lines of four blocks.
+
+    Args:
+        builder: LLVM builder.
+        reader: Reader of the format.
+        blocks: Addresses of the blocks.
+        parts: Number of parts in a block.
+        store: Called with each line.
+    """
+    if isinstance(reader, PlainReader):
+        rows = [round_pair(builder, *reader.numbers(builder, block)) for block in blocks]
+        for number, line in enumerate(_interleaved(builder, rows)):
+            store(number, line)
+        return
+    factors = reader.factors(builder, blocks)
+    if reader.codes:
+        _look_up(builder, reader, blocks, factors, store)
+        return
+    for part in range(parts):
+        rows = [reader.integers(builder, block, part) for block in blocks]
+        _convert(builder, rows, factors, part, store)
+
+
+def _look_up(
+    builder: Any, reader: Reader, blocks: Sequence[Any], factors: Factors, store: Store
+) -> None:
+    kind = ir.FunctionType(HALVES, [HALVES] * 3)
+    look_up = cgutils.get_or_insert_function(
+        builder.module, kind, "llvm.x86.avx512.vpermi2var.hi.512"
+    )
+    tables: dict[int, list[Any]] = {}
+    for group in reader.groups:
+        for half, entries in _entries(builder, blocks, group):
+            index = half // factors.group
+            if index not in tables:
+                tables[index] = _table(builder, reader.codes, factors, half)
+            for number in range(HALF_LINES):
+                lanes = [
+                    LANES * row + _CHUNK * number + lane for row in _ROWS for lane in range(_CHUNK)
+                ]
+                # Only the low bits of an index count, so any byte may follow.
+                doubled = pick(builder, entries, entries, [lane for lane in lanes for _ in (0, 1)])
+                first, second = tables[index]
+                line = builder.call(look_up, [first, builder.bitcast(doubled, HALVES), second])
+                store(half * HALF_LINES + number, line)
+
+
+def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
+    """Emit the indices in `_table` of both half parts in a group, 16 for each row.
+
+    Index 4 c + r belongs to code c of row r. Bits above the low six are undefined.
+    """
+    rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
+    stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
+    words, two = builder.bitcast(stored, HALVES), constant(2, HALVES)
+    numbers = ir.Constant(_LINE_BYTES, [row for row in _ROWS for _ in range(LANES)])
+    return [
+        (
+            half,
+            builder.or_(
+                builder.and_(builder.bitcast(moved, _LINE_BYTES), constant(60, _LINE_BYTES)),
+                numbers,
+            ),
+        )
+        for half, moved in (
+            (group.low, builder.shl(words, two)),
+            (group.high, builder.lshr(words, two)),
+        )
+    ]
+
+
+def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
+    """Emit the rounded numbers of all codes, those of the same code together."""
+    numbers = [
+        factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)
+        for first in range(0, LANES, LANES // QUAD)
+    ]
+    return [round_pair(builder, *numbers[first : first + 2]) for first in (0, 2)]
+
+
+def _floats(codes: tuple[int, ...]) -> Any:
+    numbers = [ir.Constant(ir.FloatType(), float(code)) for code in codes for _ in _ROWS]
+    return ir.Constant(NUMBERS, numbers)
+
+
+def _convert(builder: Any, rows: Sequence[Any], factors: Factors, part: int, store: Store) -> None:
+    """Emit the lines of a part from the integers of each row, 32 signed bytes."""
+    for number in range(2 * HALF_LINES):
+        half = 2 * part + number // HALF_LINES
+        lanes = list(range(number * _CHUNK, (number + 1) * _CHUNK))
+        numbers = []
+        for first, second in ((0, 1), (2, 3)):
+            both = [*lanes, *(PART + lane for lane in lanes)]
+            integers = pick(builder, rows[first], rows[second], both)
+            floats = builder.sitofp(builder.sext(integers, WORDS), NUMBERS)
+            blocks = (first,) * _CHUNK + (second,) * _CHUNK
+            numbers.append(factors.apply(builder, floats, half, blocks))
+        store(2 * HALF_LINES * part + number, round_pair(builder, *numbers))
+
+
+def _interleaved(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """Emit four lines, each with one chunk from every row."""
+    rows = [builder.bitcast(row, _LINE_WORDS) for row in rows]
+    halves = [
+        [
+            pick(builder, first, second, [*lanes, *(LANES + lane for lane in lanes)])
+            for lanes in (range(LANES // 2), range(LANES // 2, LANES))
+        ]
+        for first, second in (rows[:2], rows[2:])
+    ]
+    even = [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]
+    odd = [lane + 4 for lane in even]
+    return [
+        pick(builder, halves[0][half], halves[1][half], lanes)
+        for half in (0, 1)
+        for lanes in (even, odd)
+    ]
