@@ -89,7 +89,7 @@ def nibble_bytes(builder: Any, block: Any, offset: int) -> Any:
 
 
 class Factor(NamedTuple):
-    """Locate one factor of several blocks.
+    """The location of one factor of several blocks.
 
     Attributes:
         vector: LLVM vector of float32 numbers.
@@ -105,7 +105,7 @@ class Factor(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Hold the factors of several blocks of the same format.
+    """The factors of several blocks of the same format.
 
     Attributes:
         scales: Scale of each group of half parts.
@@ -134,7 +134,7 @@ class Factors(NamedTuple):
 
 
 class NibbleGroup(NamedTuple):
-    """Locate the integers of two half parts that share 16 bytes.
+    """The location of the integers of two half parts that share 16 bytes.
 
     Attributes:
         offset: Offset of the bytes in the block.
@@ -186,7 +186,7 @@ def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
 
 
 class _Scaled(Reader):
-    """Decode blocks that start with a scale."""
+    """Decodes blocks that start with a scale."""
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
         """Emit the scales of blocks."""
@@ -195,7 +195,7 @@ class _Scaled(Reader):
 
 
 class _Shifted(Reader):
-    """Decode blocks that start with a scale and a minimum."""
+    """Decodes blocks that start with a scale and a minimum."""
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
         """Emit the scales and minimums of blocks."""
@@ -266,7 +266,7 @@ class IQ4_NL(_Scaled):
 
 
 class PlainReader:
-    """Read numbers that are not stored in blocks.
+    """Reads numbers that are not stored in blocks.
 
     Args:
         kind: LLVM type of a number.
