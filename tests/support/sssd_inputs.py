@@ -45,7 +45,7 @@ def _describe_offered(
     note_step(request, text)
     sources = Sources(extend(request, text), table)
     workspace = new_workspace(1, len(table))
-    grow(sources, workspace, 1, 1, weights, request)
+    grow(sources, workspace, 1, 1, weights, request, np.empty(0, np.int64))
     counts, root = workspace.counts, workspace.tree[0]
     network = workspace.network
     count = count_tokens(

@@ -60,6 +60,7 @@ class Auto(RecyclingDrafter):
                 max_nodes=_SETTINGS.retrieved_nodes,
                 answer_cache_tokens=options.answer_cache_tokens,
                 update_datastore=options.update_datastore,
+                last_logits=True,
             )
         )
         self._recycler = Recycler(options.max_context_ngram, pool_path=options.pool_file)

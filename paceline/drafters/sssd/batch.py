@@ -49,6 +49,7 @@ def draft_batch(
     table: Records[ShardRow],
     drafted: Any,
     taken: NDArray[np.int64],
+    top_tokens: NDArray[np.int64],
 ) -> int:
     """Append the new tokens to each request of a batch, and draft a tree for it.
 
@@ -62,6 +63,8 @@ def draft_batch(
         table: [shards] of a snapshot; empty without a datastore.
         drafted: [batch, max_nodes] of DRAFT_NODE, filled.
         taken: [1] number of requests that threads have taken; 0 at first.
+        top_tokens: [batch, k] target's top tokens at the position of each newest token; -1 where
+            there is none.
     Returns:
         -1, or the index of a damaged shard.
     """
@@ -86,7 +89,15 @@ def draft_batch(
             size = merge_sources(sources, merge, job.nodes, job.levels)
             write_tree(merge.tree, size, drafted[index])
         if weights is not None:
-            size = grow(sources, workspace, job.nodes, job.levels, weights, request)
+            size = grow(
+                sources,
+                workspace,
+                job.nodes,
+                job.levels,
+                weights,
+                request,
+                top_tokens[index],
+            )
             write_tree(workspace.tree, size, drafted[index])
         if size < 0:
             return -1 - size

@@ -9,6 +9,7 @@ statistics of both sources (`features`), and searches recent answers of the engi
 - `counting`: match statistics by token.
 - `features`, `network`: inputs of a small network, and its probability.
 - `search`: the tree, best first. `paper`: the tree of `fusion=paper`.
+- `last_top_tokens`: candidates from the target's last logits.
 - `batch`: all requests of a step. `answer_memory`: recent answers.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.drafter import Drafter
+from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
 from paceline.core.settings import WITH_BUDGET
@@ -31,6 +32,7 @@ from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees
 from paceline.drafters.sssd.answer_memory import AnswerMemory
 from paceline.drafters.sssd.batch import JOB, draft_batch
 from paceline.drafters.sssd.calibration import load_weights
+from paceline.drafters.sssd.last_top_tokens import LastTopTokens
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.request_index import RequestIndex
 from paceline.drafters.sssd.settings import (
@@ -38,6 +40,7 @@ from paceline.drafters.sssd.settings import (
     JOINT,
     MAX_NODES,
     REQUESTS_PER_THREAD,
+    TOP_TOKEN_CONFIDENCE,
     TREE_NODES,
 )
 from paceline.util.machine import usable_cores
@@ -72,6 +75,9 @@ class Sssd(Drafter):
         self._memory = AnswerMemory(options.memory_tokens) if options.memory_tokens else None
         self._learning = self._store if options.update_datastore else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
+        # The target's top tokens include the newest token.
+        self.top_k = 1 + len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0
+        self._top_tokens = LastTopTokens(len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0)
         self._index: dict[int, RequestIndex] = {}
         # Append once, so that the code is compiled before a request waits for it.
         RequestIndex().append([])
@@ -128,12 +134,18 @@ class Sssd(Drafter):
             self._learning.follow(outputs)
         snapshot = self._searchable()  # kept alive until its shards have been checked
         fusion = (None, True) if self._options.fusion == "paper" else (self._weights, None)
-        for result in self._searched(len(requests), *fusion, *batch.arguments(snapshot.table)):
+        arguments = (*fusion, *batch.arguments(snapshot.table), self._top_tokens.rows(requests))
+        for result in self._searched(len(requests), *arguments):
             snapshot.check(result)
         return batch.trees()
 
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Store the target's top tokens at the position of each newest token."""
+        self._top_tokens.observe(outcomes)
+
     def stop(self, request: Request) -> None:
         """Drop the index; store the answer, joined to the end of the prompt."""
+        self._top_tokens.stop(request)
         if (
             self._index.pop(request.id, None) is not None
             and self._learning is not None
@@ -203,7 +215,7 @@ class _SearchBatch:
         self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Return the arguments of `draft_batch` after those of the fusion."""
+        """Return the arguments of `draft_batch` between the fusion and the top tokens."""
         jobs: NDArray[np.void] = np.array(self._jobs, dtype=JOB)
         max_nodes = max(1, *(nodes for _, _, _, nodes, _, _ in self._jobs))
         self._drafted = np.empty((len(jobs), max_nodes), dtype=DRAFT_NODE)

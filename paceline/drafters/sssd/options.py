@@ -27,6 +27,8 @@ class SssdOptions:
         answer_cache_tokens: Number of tokens from recent and unfinished answers to search in
             memory. From 0 (disabled) to 1048576. Default 262144; 0 with `fusion=paper` or
             `update_datastore`.
+        last_logits: Also propose other top tokens of the target's last logits. They often follow
+            one token later (LogitSpec). Only with `fusion=calibrated`; default false.
         update_datastore: Append finished answers to the datastore; default false.
     """
 
@@ -36,6 +38,7 @@ class SssdOptions:
     budget: bool = True
     answer_cache_tokens: int | None = None
     update_datastore: bool = False
+    last_logits: bool = False
 
     def __post_init__(self) -> None:
         tokens = self.answer_cache_tokens
@@ -46,6 +49,11 @@ class SssdOptions:
         if self.fusion not in FUSIONS:
             raise ConfigError(
                 f"sssd: got fusion={self.fusion!r}; expected one of {', '.join(FUSIONS)}."
+            )
+        if self.last_logits and self.fusion != "calibrated":
+            raise ConfigError(
+                f"sssd: got last_logits=true with fusion={self.fusion}, which scores only matches."
+                " Leave one of the two out."
             )
         if self.update_datastore and tokens is not None:
             raise ConfigError(

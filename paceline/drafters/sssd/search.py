@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from paceline.drafters.sssd.counting import (
     origin_of,
 )
 from paceline.drafters.sssd.features import describe_node
+from paceline.drafters.sssd.last_top_tokens import offer_top_tokens
 from paceline.drafters.sssd.network import Network, begin_node, confidence_of, new_network
 from paceline.drafters.sssd.pool import (
     PointerRange,
@@ -51,30 +52,9 @@ from paceline.drafters.sssd.settings import (
     SPARE_POINTERS,
 )
 from paceline.drafters.sssd.store_matches import StoreLimits, point_into_store
-from paceline.drafters.sssd.tree import TREE_NODE, TreeNode, highest
+from paceline.drafters.sssd.tree import CHILD, TREE_NODE, Child, TreeNode, highest
 from paceline.drafters.sssd.weak_matches import add_weak_matches, follow_copy
-from paceline.util.compiled import Records, compiled, kernel, record_dtype
-
-
-class Child:
-    """Describe a token on the frontier.
-
-    Attributes:
-        parent: Node of the tree; 0 for the root.
-        origin: Value of `Origin`.
-        token: The token.
-        confidence: Probability given the parent.
-        path_confidence: Probability of the whole path.
-    """
-
-    parent: Annotated[int, np.int32]
-    origin: Annotated[int, np.int32]
-    token: int
-    confidence: float
-    path_confidence: float
-
-
-CHILD = record_dtype(Child)
+from paceline.util.compiled import Records, compiled, kernel
 
 
 class SearchWorkspace(NamedTuple):
@@ -113,6 +93,7 @@ def grow(
     levels: int,
     weights: NDArray[np.float32],
     request: RequestState,
+    top_tokens: NDArray[np.int64],
 ) -> int:
     """Grow one draft tree from the request and the datastore.
 
@@ -123,6 +104,7 @@ def grow(
         levels: Maximum number of levels.
         weights: [WEIGHTS] of the network.
         request: State of the request, updated.
+        top_tokens: [k] target's top tokens at the position of the root, most likely first.
     Returns:
         The size of the tree, or `-1 - i` if shard i is damaged.
     """
@@ -140,6 +122,8 @@ def grow(
             if used < 0:
                 return used
             waiting = _offer(sources, workspace, node, waiting, weights, request)
+        if node == 0:
+            waiting = offer_top_tokens(frontier, waiting, top_tokens)
         if size == nodes or waiting == 0:
             return size
         size += 1

@@ -12,7 +12,9 @@ After the newest tokens "1 2", with 7 and 8 as candidates and 4 after 7:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import numpy as np
 
 from paceline.drafters.shared.array_trees import DraftNode
 from paceline.util.compiled import Records, kernel, record_dtype
@@ -49,6 +51,27 @@ class TreeNode:
 
 
 TREE_NODE = record_dtype(TreeNode)
+
+
+class Child:
+    """Describe a token on the frontier.
+
+    Attributes:
+        parent: Node of the tree; 0 for the root.
+        origin: Value of `Origin`.
+        token: The token.
+        confidence: Probability given the parent.
+        path_confidence: Probability of the whole path.
+    """
+
+    parent: Annotated[int, np.int32]
+    origin: Annotated[int, np.int32]
+    token: int
+    confidence: float
+    path_confidence: float
+
+
+CHILD = record_dtype(Child)
 
 
 @kernel

@@ -1,0 +1,81 @@
+"""Offer the target's latest top tokens as children of the root (LogitSpec).
+
+The target's last logits selected the root. Their other top tokens often follow one position later:
+after "in the", the runner-up "new" may come next. The search then looks for continuations of such
+a child as for every other node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.drafter import Outcome
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.tree import IntArray
+from paceline.drafters.sssd.settings import MIN_PATH_CONFIDENCE, TOP_TOKEN_CONFIDENCE
+from paceline.drafters.sssd.tree import Child
+from paceline.util.compiled import Records, kernel
+
+_RECYCLED = int(Origin.RECYCLED)
+
+
+class LastTopTokens:
+    """Hold the target's top tokens at the position of each request's newest token.
+
+    Args:
+        count: Maximum number of tokens per request; 0 disables the source.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._tokens: dict[int, IntArray] = {}  # by request id
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Store the top tokens after the last accepted node of each outcome."""
+        if self._count:
+            for outcome in outcomes:
+                if outcome.target_top is not None:
+                    row = outcome.accepted[-1] + 1 if outcome.accepted else 0
+                    self._tokens[outcome.request.id] = outcome.target_top.token_ids[row]
+
+    def rows(self, requests: Sequence[Request]) -> IntArray:
+        """Return [batch, count] token ids without the newest tokens; -1 fills the rows."""
+        rows = np.full((len(requests), self._count), -1, dtype=np.int64)
+        if self._count:
+            for row, request in zip(rows, requests, strict=True):
+                tokens = self._tokens.get(request.id)
+                if tokens is not None:
+                    others = tokens[tokens != request.token_ids[-1]][: self._count]
+                    row[: len(others)] = others
+        return rows
+
+    def stop(self, request: Request) -> None:
+        """Drop the tokens of a request."""
+        self._tokens.pop(request.id, None)
+
+
+@kernel
+def offer_top_tokens(frontier: Records[Child], waiting: int, top_tokens: NDArray[np.int64]) -> int:
+    """Add top tokens that the frontier lacks as children of the root; return its size.
+
+    The tokens share the probability that the children found by retrieval leave.
+    """
+    found = 0.0
+    for index in range(waiting):
+        found += frontier[index].confidence
+    for rank in range(len(top_tokens)):
+        token, confidence = top_tokens[rank], TOP_TOKEN_CONFIDENCE[rank] * (1.0 - found)
+        known = token < 0
+        for index in range(waiting):
+            known = known or frontier[index].token == token
+        if known or confidence <= MIN_PATH_CONFIDENCE or waiting == len(frontier):
+            continue
+        child = frontier[waiting]
+        child.parent, child.token, child.origin = 0, token, _RECYCLED
+        child.confidence = child.path_confidence = confidence
+        waiting += 1
+    return waiting
