@@ -1,11 +1,11 @@
-"""Build, extend and search the token stores of the retrieval drafters.
+"""Build, extend and search token stores for the retrieval drafters.
 
 - `build(path, documents, vocab_size)` writes a store of token-id sequences.
 - `add(path, documents)` adds more sequences.
 - `open(path)` returns a `Datastore` that can be searched and appended to.
 - `info(path)` describes the contents; `verify(path)` lists any damage.
 
-docs/guides/datastore.md describes how to use stores and what they guarantee.
+docs/guides/datastore.md explains how to use stores, and what they guarantee.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Identify the tokenizer that a store's token ids belong to."""
+"""Identify the tokenizer with which a store was built."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 def fingerprint_of(tokenizer: Any) -> str | None:
     """Return the SHA-256 fingerprint of a tokenizer's vocabulary.
 
-    The fingerprint covers the vocabulary, the merges and the added tokens. Tokenizers with the same
-    fingerprint map every id to the same text. Padding, truncation and special tokens have no
-    effect.
+    The fingerprint covers the vocabulary, the merges and the added tokens. Tokenizers with the
+    same fingerprint map every id to the same text. Settings for padding, truncation and special
+    tokens have no effect.
 
     Args:
-        tokenizer: Tokenizer from transformers or tokenizers. A fingerprint or None is returned
-            unchanged.
+        tokenizer: Tokenizer of the transformers or tokenizers library. A fingerprint or None is
+            returned unchanged.
     Raises:
         ConfigError: The argument is not a tokenizer.
     """

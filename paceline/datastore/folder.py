@@ -1,4 +1,4 @@
-"""Create a store's folder, and remove files that no manifest names."""
+"""Create a store's folder, and remove files that the manifest does not list."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def cleaned(path: Path) -> Iterator[None]:
-    """Remove files that no manifest names, before and after a writer runs.
+    """Remove files that the manifest does not list, before and after a writer runs.
 
-    A writer that was killed leaves such files behind.
+    A killed writer leaves such files behind.
     """
     try:
         _remove_unnamed(path)

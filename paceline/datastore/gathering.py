@@ -1,4 +1,4 @@
-"""Collect checked documents into the text of a shard."""
+"""Collect validated documents into the text of a shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gathering:
         width: Number of bytes per token in the store.
     Attributes:
         documents: Number of documents.
-        separator: Value that occurs in no document.
+        separator: Value that does not occur in any document.
     """
 
     def __init__(self, vocab_size: int, width: int) -> None:
@@ -31,7 +31,7 @@ class Gathering:
         self.clear()
 
     def clear(self) -> None:
-        """Start the next shard with empty text."""
+        """Start the next shard, with empty text."""
         self._text = np.empty(MIN_ROOM, dtype=np.uint32)
         self._size, self.documents, self.separator = 0, 0, 256**self._width - 1
 
@@ -45,7 +45,7 @@ class Gathering:
         return self._size - self.documents
 
     def add(self, document: NDArray[np.uint32]) -> None:
-        """Append a document that `checked` returned."""
+        """Append a document returned by `checked`."""
         self._reserve(document.size + 1)
         if self._vocab_size == MAX_VOCAB_SIZE and (document == self.separator).any():
             self._change_separator(document)
@@ -58,7 +58,7 @@ class Gathering:
         """Append the text of another shard.
 
         Args:
-            text: [n] documents, each followed by a separator.
+            text: Documents, each followed by a separator, [n].
             documents: Number of documents.
             separator: Separator used in that shard.
         """
@@ -72,7 +72,7 @@ class Gathering:
         self.documents += documents
 
     def text(self) -> NDArray[np.uint32]:
-        """Return the text [tokens + documents]; no document may be added afterwards."""
+        """Return the text [tokens + documents], after which nothing may be added."""
         self._text.resize(self._size, refcheck=False)
         return self._text
 
@@ -86,9 +86,9 @@ class Gathering:
             )
 
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
-        """Use the largest value that neither the text nor the document contains.
+        """Use the largest value that occurs neither in the text nor in the document.
 
-        Only a vocabulary that uses all 2^32 values leaves none for a fixed separator.
+        A fixed separator is impossible only if the vocabulary uses all 2^32 values.
         """
         text = self._text[: self._size]
         used = np.unique(np.concatenate((text[text != self.separator], document))).astype(np.int64)
@@ -98,17 +98,17 @@ class Gathering:
 
 
 def _gap_below(used: NDArray[np.int64]) -> int:
-    """Return the largest value below MAX_VOCAB_SIZE that is not in the sorted `used`."""
+    """Return the largest value below MAX_VOCAB_SIZE that is not in sorted `used`."""
     gaps = np.flatnonzero(np.diff(used, prepend=-1) > 1)
     return int(used[gaps[-1]]) - 1
 
 
 def checked(document: Document, index: int, vocab_size: int) -> NDArray[np.uint32]:
-    """Return a document as an array of ids [n].
+    """Validate a document, and return it as an array of ids [n].
 
     Args:
         document: Token ids.
-        index: Number of the document, for error messages.
+        index: Index of the document, for error messages.
         vocab_size: Vocabulary size; ids must be below it.
     Raises:
         DatastoreError: The document is not a sequence of integers, or an id is out of range.

@@ -62,7 +62,7 @@ def xxh64(address: int, size: int) -> Any:
 
 @compiled
 def hash_pages(address: int, sums: NDArray[np.uint64]) -> None:
-    """Fill `sums` [pages] with the XXH64 of each page, the first one at `address`."""
+    """Write the XXH64 of each page, starting at `address`, to `sums` [pages]."""
     for page in range(sums.size):
         sums[page] = xxh64(address + page * PAGE, PAGE)
 
@@ -73,10 +73,10 @@ def find_bad_pages(address: int, sums: NDArray[np.uint64], bad: NDArray[np.int64
 
     Args:
         address: Address of the first page.
-        sums: [pages] expected checksums.
-        bad: [n] filled with the numbers of the first n damaged pages.
+        sums: Expected checksums, [pages].
+        bad: Output: indices of the first n damaged pages, [n].
     Returns:
-        The number of damaged pages, which may be larger than n.
+        The total number of damaged pages, which may exceed n.
     """
     count = 0
     for page in range(sums.size):

@@ -32,7 +32,7 @@ _FIELDS = "text, messages (a list of {role, content}), or prompt and output"
 
 
 class _JsonLine(str):
-    """Mark a string as a line of JSON that has not been parsed yet."""
+    """A string that is a line of JSON and has not been parsed yet."""
 
     __slots__ = ()
 
@@ -44,26 +44,25 @@ def documents(
     answers_only: bool = False,
     left_out: Callable[[ConfigError], None] | None = None,
 ) -> Iterator[Document]:
-    """Yield the token ids of all documents, one file after the other.
+    """Yield the token ids of all documents, file by file.
 
-    Each record in JSON, Parquet or a data set is one document. A record has one of these sets of
-        fields: text; messages; or prompt and output, as text or ids. Files written by `paceline
-        record` contain such records. Plain text is cut into documents of about 1 MiB at line ends.
-        An array of ids is one document; a two-dimensional array has one document per row.
+    Each record in JSON, Parquet or a data set is one document. A record has the fields `text`,
+    `messages`, or `prompt` and `output` (as text or ids). Files written by `paceline record`
+    contain such records. Plain text is cut into documents of about 1 MiB at line ends. An array of
+    ids is one document; a two-dimensional array has one document per row.
 
     Args:
         inputs: File names (.jsonl, .txt, .npy, .parquet) or 'datasets:NAME'. Append '@SPLIT' to a
             data set's name to select a split other than 'train'.
         tokenizer: Transformers tokenizer. It adds no special tokens to plain text, and applies its
-            chat template, if it has one, to conversations.
-        answers_only: Whether to leave out prompts and all messages except the assistant's; default
-            false.
-        left_out: Called with the error for each invalid record or line, which is then skipped. By
-            default, the error is raised.
+            chat template, if any, to conversations.
+        answers_only: Whether to use only the assistant's messages or outputs. Default False.
+        left_out: Function called with the error for each invalid record or line, which is then
+            skipped. By default, the error is raised.
     Raises:
-        ConfigError: A file does not exist or its type is unknown; recorded answers are damaged,
-            incomplete or made with a different tokenizer; or a record is invalid. The error names
-            the file and the line.
+        ConfigError: A file is missing or of an unknown type, recorded answers are damaged,
+            incomplete or from a different tokenizer, or a record is invalid. The error names the
+            file and the line.
     """
     bad = _raised if left_out is None else left_out
     names = list(inputs)
@@ -89,11 +88,11 @@ def _check_file(path: Path) -> None:
 
 
 def check_recorded(path: str | Path, tokenizer: Any) -> bool:
-    """Return whether `paceline record` wrote a file; raise if the tokenizer differs.
+    """Return whether `paceline record` wrote a file, checking its tokenizer.
 
     Args:
         path: File to check.
-        tokenizer: Transformers tokenizer, its fingerprint, or None, which matches every file.
+        tokenizer: transformers tokenizer, its fingerprint, or None, which matches every file.
     Raises:
         ConfigError: The file was made with a different tokenizer; the error shows both
             fingerprints.
@@ -117,7 +116,7 @@ def _raised(error: ConfigError) -> None:
 def _texts(
     name: str, tokenizer: Any, answers_only: bool, bad: _Bad
 ) -> Iterator[list[str | list[int]]]:
-    """Yield each document as parts that are tokenized separately and concatenated."""
+    """Yield each document as parts to be tokenised separately and concatenated."""
     if name.endswith(".txt"):
         for text in _text_documents(Path(name), bad):
             yield [text]
@@ -140,7 +139,7 @@ def _texts(
 
 
 def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterator[list[int]]:
-    """Yield the ids of each document, tokenizing many texts in one call."""
+    """Yield the ids of each document, tokenising many texts in one call."""
     while batch := list(islice(texts, TOKENIZED_TEXTS)):
         strings = [part for parts in batch for part in parts if isinstance(part, str)]
         ids = iter(tokenizer(strings, add_special_tokens=False)["input_ids"] if strings else ())
@@ -151,7 +150,7 @@ def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterat
 
 
 def _parts(source: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
-    """Return the parts of a record, chosen according to its fields."""
+    """Return the parts of a record, depending on its fields."""
     if isinstance(record, Mapping):
         text, messages = record.get("text"), record.get("messages")
         prompt, output = record.get("prompt", ""), record.get("output")
@@ -189,7 +188,7 @@ def _conversation(
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield a description of each record's source, with the record or its line."""
+    """Yield each record (or its unparsed line) with a description of its source."""
     if not name.startswith(DATASET) and read_settings(name) is not None:
         for answer in read_answers(name):
             yield (
@@ -249,7 +248,7 @@ def parse_record(source: str, line: str) -> Any:
 
 
 def _text_documents(path: Path, bad: _Bad) -> Iterator[str]:
-    """Yield plain text in parts of about TEXT_CHARACTERS, cut at line ends."""
+    """Yield plain text in parts of about TEXT_CHARACTERS characters, cut at line ends."""
     with _opened(path) as file:
         lines, size = [], 0
         for number, line in enumerate(file, 1):

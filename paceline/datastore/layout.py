@@ -1,7 +1,7 @@
-"""Define the files of a store: a manifest and the immutable shards that it names.
+"""Define the files of a store: a manifest, and the immutable shards that it lists.
 
-Replacing `manifest.json` commits a change. A shard is one file made of 4 KiB pages, with five
-parts:
+Replacing `manifest.json` commits a change. A shard is one file, divided into pages of 4 KiB, with
+five parts:
 
 - The header, one page of JSON.
 - The text: token ids with a separator after each document. The ids are uint16 if the vocabulary is
@@ -10,8 +10,8 @@ small enough, otherwise uint32.
 - The pivots (uint64), the first tokens of every 64th suffix.
 - The XXH64 checksum of each page in the parts above (uint64).
 
-The manifest holds checksums of the last part and of itself. Numbers have the machine's byte order,
-which the header names.
+The manifest contains checksums of the last part and of itself. Numbers are in the machine's byte
+order, which the header states.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _EMBEDDED_FOLDER = Path(__file__).parent.parent / "demo" / "store"
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """Describe a shard, as in the manifest.
+    """A shard's entry in the manifest.
 
     Attributes:
         name: File name.
         tokens: Number of tokens without separators.
-        documents: Number of documents, which is the number of separators.
-        separator: Value after each document in the text; it is not a token of the shard.
+        documents: Number of documents, which equals the number of separators.
+        separator: Value that follows each document in the text; it is not a token of the shard.
         sums: XXH64 of the table of checksums, in hexadecimal.
         live: Whether `Datastore.append` wrote the shard. The oldest such shards are dropped when
             their total exceeds `UpdateOptions.max_tokens`.
@@ -64,7 +64,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """Hold the offsets of the parts of a shard, and its size, in bytes."""
+    """The offsets of a shard's parts, and its size, in bytes."""
 
     text: int
     array: int
@@ -84,13 +84,13 @@ class ShardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Describe the contents of a store.
+    """The contents of a store.
 
     Attributes:
-        vocab_size: Vocabulary size; all token ids are below it.
+        vocab_size: Vocabulary size, which exceeds all token ids.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
-        shards: Shards written by `build` and `add`, usually largest first; then those written by
-            `Datastore.append`, oldest first.
+        shards: Shards written by `build` and `add`, usually largest first, followed by those
+            written by `Datastore.append`, oldest first.
     """
 
     vocab_size: int
@@ -107,9 +107,9 @@ def store_folder(path: str | Path, *, written: bool = False) -> Path:
     """Return the folder of a store.
 
     Args:
-        path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with that
-            name.
-        written: Whether the caller writes to the store; default false.
+        path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with
+            that name.
+        written: Whether the caller writes to the store. Default False.
     Raises:
         ConfigError: The path is empty, or the caller wants to write to the built-in store.
     """
@@ -145,10 +145,10 @@ def header(shard: ShardInfo, vocab_size: int) -> bytes:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a store atomically, which commits the change.
+    """Replace the manifest of a store atomically, committing a change.
 
     Raises:
-        DatastoreError: The manifest cannot be written; the store is unchanged.
+        DatastoreError: The manifest cannot be written; the store does not change.
     """
     content: dict[str, Any] = {
         "format": _FORMAT,
@@ -166,7 +166,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """Return a value that changes with every commit; zeros without a manifest."""
+    """Return a value that changes with every commit; zeros if there is no manifest."""
     try:
         status = os.stat(path / MANIFEST)
     except OSError:
@@ -178,7 +178,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a store.
 
     Raises:
-        DatastoreError: There is no store, or the manifest is damaged or has another version.
+        DatastoreError: There is no store, or the manifest is damaged or has a different version.
     """
     try:
         content = parse_json((path / MANIFEST).read_bytes())

@@ -1,7 +1,7 @@
 """Open a store for searching, and append outputs to it during searches.
 
-An appended output is at first searched in memory, and is written to disk soon afterwards.
-Unfinished outputs stay in memory.
+An appended output is first searched in memory, and written to disk soon afterwards. Unfinished
+outputs stay in memory.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def open_store(
     """Open a store for searches and for appending outputs.
 
     Args:
-        path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with that
-            name.
-        tokenizer: Tokenizer whose ids are searched, or its fingerprint. A store built with a
+        path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with
+            that name.
+        tokenizer: Tokenizer of the searched ids, or its fingerprint. A store built with a
             different tokenizer is rejected. Default: any store is accepted.
         updates: Limits on appended outputs; default `UpdateOptions()`.
     Raises:
@@ -48,14 +48,15 @@ def open_store(
 
 
 class Datastore:
-    """Searches a store and appends outputs to it.
+    """Searches a store, and appends outputs to it.
 
-    Several threads may share this object. A forked child process may use it for the outputs that
-    the child itself appends. Other processes must open the store themselves.
+    Several threads may share this object. A forked child process may keep using it for the outputs
+    that it appends itself. Other processes must open the store themselves.
 
     Attributes:
         path: Folder of the store.
-        snapshot: Shards that can be searched now. Updates replace the snapshot but never change it.
+        snapshot: Shards that can currently be searched. Updates replace the snapshot, but never
+            modify it.
         vocab_size: Vocabulary size of the store.
         tokenizer: Fingerprint of the store's tokenizer; None if it is unknown.
     """
@@ -89,10 +90,10 @@ class Datastore:
         self.close()
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Raise if a tokenizer differs from the store's.
+        """Check that a tokenizer is the one with which the store was built.
 
         Args:
-            tokenizer: Tokenizer whose ids are searched, its fingerprint, or None if unknown.
+            tokenizer: Tokenizer of the searched ids, its fingerprint, or None if unknown.
         Raises:
             DatastoreError: The tokenizers differ; the error shows both fingerprints.
         """
@@ -136,11 +137,11 @@ class Datastore:
                 self._sort_soon()
 
     def follow(self, outputs: Mapping[int, Document]) -> None:
-        """Make two or more unfinished outputs searchable; they stay in memory.
+        """Make unfinished outputs searchable in memory, if there are two or more.
 
         Args:
-            outputs: New tokens of each output since the last call, by a number that the caller
-                assigns.
+            outputs: New tokens of each output since the previous call, keyed by a number that the
+                caller assigns.
         Raises:
             DatastoreError: An id is not below the vocabulary size, or the store is closed.
         """
@@ -156,12 +157,12 @@ class Datastore:
                 self._sort_soon()
 
     def unfollow(self, output: int) -> None:
-        """Remove an unfinished output that has ended or was dropped."""
+        """Remove an unfinished output that has ended or been dropped."""
         with self._changed:
             self._running.drop(output)
 
     def flush(self) -> None:
-        """Write the appended outputs to disk and merge small shards.
+        """Write the appended outputs to disk, and merge small shards.
 
         Raises:
             DatastoreError: The store cannot be written, or another writer did not finish within
@@ -177,7 +178,7 @@ class Datastore:
                 time.sleep(LOCK_RETRY_S)
 
     def close(self) -> None:
-        """Write the appended outputs to disk and stop the thread; snapshots stay valid.
+        """Write the appended outputs to disk, and stop the thread; snapshots stay valid.
 
         Raises:
             DatastoreError: The outputs cannot be written; see `flush`.
@@ -192,7 +193,7 @@ class Datastore:
         self.flush()
 
     def become_child(self) -> None:
-        """Set up a forked child: no thread, and no outputs, which the parent will write."""
+        """Reset a forked child: it has no thread, and the parent writes the open outputs."""
         self._changed, self._disk = threading.Condition(), threading.Lock()
         self._unwritten = UnwrittenOutputs(self._options)
         self._running = RunningOutputs(self._options.max_unwritten_tokens)
@@ -207,7 +208,7 @@ class Datastore:
             warnings.warn(f"outputs were not put on disk and are lost: {error}", stacklevel=2)
 
     def _work(self) -> None:
-        """Run in the thread: sort outputs in memory, then write them to disk."""
+        """Sort outputs in memory and write them to disk; this is the thread's main loop."""
         retry_at = 0.0
         while True:
             with self._changed:
@@ -243,7 +244,7 @@ class Datastore:
         return 0.0
 
     def _sort(self) -> None:
-        """Sort the outputs in memory into a shard and publish it."""
+        """Sort the outputs into a shard in memory, and publish it."""
         with self._changed:
             documents = [*self._unwritten.outputs(), *self._running.documents()]
             num_writes = self._num_writes
@@ -257,7 +258,7 @@ class Datastore:
                 self._publish()
 
     def _write(self) -> None:
-        """Commit the unwritten outputs as a shard that replaces the shard in memory."""
+        """Commit the unwritten outputs as a shard on disk, replacing the one in memory."""
         with self._disk:
             with self._changed:
                 outputs = self._unwritten.outputs()

@@ -1,6 +1,6 @@
 """Lock a store for one writer, and record which process holds the lock.
 
-The lock (`filelock`) is released when its process ends.
+The lock (`filelock`) is released when the process that holds it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.errors import DatastoreError
 
 
 class LockedError(DatastoreError):
-    """Report that another writer holds the store; a later attempt may succeed."""
+    """Raised if another writer holds the store; a later attempt may succeed."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def writing(path: Path, action: str) -> Iterator[None]:
 
     Args:
         path: Folder of the store.
-        action: Name of the action, for the error that a second writer gets.
+        action: Name of the action, for the error message that a second writer gets.
     Raises:
         LockedError: Another writer holds the lock. The error names its process, host and time.
         DatastoreError: The folder cannot be written.

@@ -1,4 +1,4 @@
-"""Load the 32k tokenizer from the mistral-common package, without a download."""
+"""Load the 32k tokenizer from the mistral-common package, without downloading it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILE = "tokenizer.model.v1"  # 32,000 ids
 
 
 class MistralTokenizer:
-    """Provides the part of a transformers tokenizer that stores and replays use.
+    """Implements those parts of a transformers tokenizer that stores and replays use.
 
     Raises:
         ConfigError: The packages are not installed.
@@ -35,13 +35,14 @@ class MistralTokenizer:
     def __call__(
         self, texts: str | list[str], *, add_special_tokens: bool = False
     ) -> dict[str, Any]:
-        """Tokenize one text or a list of texts.
+        """Tokenise a text or a list of texts.
 
         Args:
             texts: A text, or a list of texts.
-            add_special_tokens: Whether to begin each result with the token <s>; default false.
+            add_special_tokens: Whether each result begins with the token <s>. Default False.
         Returns:
-            {"input_ids": ids}, with a list of ids for a text and a list of lists for a list.
+            {"input_ids": ids}, where `ids` is a list for a single text and a list of lists for
+                several texts.
         """
         if isinstance(texts, str):
             return {"input_ids": list(self._inner.encode(texts, bos=add_special_tokens, eos=False))}
@@ -52,5 +53,5 @@ class MistralTokenizer:
         }
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids by token."""
+        """Return the vocabulary, mapping tokens to ids."""
         return {token: number for number, token in enumerate(self._inner.vocab())}

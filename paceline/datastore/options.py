@@ -1,4 +1,4 @@
-"""Options for writing a datastore and for its online updates."""
+"""Define the options for writing a datastore and for online updates."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def no_progress(phase: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Set the size of shards and the memory and threads that a writer may use.
+    """Set the size of shards, and the memory and threads that a writer may use.
 
     Attributes:
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
             larger shards are searched faster. Default 0: as many as `memory` allows.
         memory: Memory for sorting one shard, in bytes; default 2 GiB.
-        workers: Number of threads that sort; sorting does not hold the interpreter lock. Default 0:
-            one per core.
-        progress: Called with the phase, the tokens done, and the total or None.
+        workers: Number of threads that sort; sorting does not hold the interpreter lock. Default
+            0: one per core.
+        progress: Function called with the phase, the number of tokens processed, and the total or
+            None.
     Raises:
         ConfigError: A value is out of range.
     """
@@ -72,11 +73,11 @@ class UpdateOptions:
 
     Attributes:
         max_tokens: Maximum number of appended tokens on disk; at least 4096; default 20 million.
-            Above this number, the oldest shards are dropped, about a quarter of all appended tokens
-            at once.
+            Above this number, the oldest shards, about a quarter of all appended tokens, are
+            dropped at once.
         max_unwritten_tokens: Number of tokens in memory that triggers a write to disk; at least 1;
-            default 65,536. If writing fails, up to four times as many are kept. The same limit
-            applies to the tokens of unfinished outputs.
+            default 65,536. If writing fails, up to four times as many stay in memory. The same
+            limit applies to the tokens of unfinished outputs.
         max_unwritten_s: Seconds after which an output is written to disk; positive; default 30.
         lock_timeout_s: Seconds that `flush` and `close` wait for another writer; default 10.
     Raises:

@@ -1,4 +1,4 @@
-"""Report the contents of a store and any damage to it."""
+"""Report a store's contents and any damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.errors import DatastoreError
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """Describe one shard of a store.
+    """Description of one shard of a store.
 
     Attributes:
         name: File name.
@@ -32,11 +32,11 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """Describe a store according to its manifest.
+    """Description of a store, according to its manifest.
 
     Attributes:
         path: Folder of the store.
-        vocab_size: Vocabulary size; all token ids are below it.
+        vocab_size: Vocabulary size, which exceeds all token ids.
         dtype: Data type of a token on disk.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
         shards: Descriptions of the shards.
@@ -66,7 +66,7 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Name a damaged file of a store and describe its damage."""
+    """A damaged file of a store, with a description of the damage."""
 
     file: str
     what: str
@@ -96,7 +96,7 @@ def info(path: str | Path) -> Info:
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store and return all damage.
+    """Read every byte of a store, and return all damage.
 
     Args:
         path: Folder of the store; "demo" is the built-in store.

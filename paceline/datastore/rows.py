@@ -6,12 +6,12 @@ For example, take the documents (3 1 2) and (1 2), with the separator 9:
     suffix_array: 1 4 2 5 0, so suffix_count is 5.
     The suffixes at these positions: "1 2 9 ...", "1 2 9", "2 9 ...", "2 9" and "3 1 2 9 ...".
 
-The ranks of the suffixes that begin with "1 2" are [0, 2). Two binary searches find them. The first
-search runs over the pivots, which hold the first tokens of every SUFFIXES_PER_PIVOT-th suffix as
-one number. The second search runs over the part of the suffix array between two pivots.
+The suffixes that begin with "1 2" have the ranks [0, 2). Two binary searches find them. The first
+searches the pivots, which hold the first tokens of every SUFFIXES_PER_PIVOT-th suffix as one
+number. The second searches the part of the suffix array between two pivots.
 
-To check a page (4 KiB), the code compares it with its checksum. Positions are checked against the
-size of the text.
+A page (4 KiB) is checked by comparing it with its checksum. Positions are checked against the size
+of the text.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from paceline.util.compiled import (
 
 
 class ShardRow(NamedTuple):
-    """Hold the addresses and sizes of one shard, as a record of a snapshot's table.
+    """The addresses and sizes of one shard, as a record in a snapshot's table.
 
     Attributes:
-        pages: Address of page 0; 0 for a shard that is in memory only.
-        seen: Address of one byte per page, which is 1 once the page has been checked. The address
-            is 0 for a shard in memory, which needs no check.
+        pages: Address of page 0; 0 for a shard that exists only in memory.
+        seen: Address of one byte per page, which is 1 once the page has been checked. 0 for a
+            shard in memory, which needs no check.
         checksums: Address of the XXH64 checksum of each page (uint64).
         text: Address of the tokens and separators.
         text_size: Number of tokens and separators.
@@ -50,7 +50,7 @@ class ShardRow(NamedTuple):
         pivots: Address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number
             each (uint64).
         separator: Value after each document in the text.
-        vocab_size: Vocabulary size; a document ends before an id that is not below it.
+        vocab_size: Vocabulary size. A document ends before any id that is not below this number.
     """
 
     pages: int
@@ -67,7 +67,7 @@ class ShardRow(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Select the tokens ids[begin:end] as a query."""
+    """The tokens ids[begin:end], used as a query."""
 
     ids: NDArray[np.int64]
     begin: int
@@ -83,12 +83,12 @@ _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 
 @kernel
 def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tuple[int, int]:
-    """Find the suffixes in a range that continue with the query after `depth` tokens.
+    """Find the suffixes in a range whose tokens from `depth` on match the query.
 
     Args:
         row: Shard to search.
         low: First rank.
-        high: End of the ranks; the suffixes share their first `depth` tokens.
+        high: End of the ranks. All suffixes in the range share their first `depth` tokens.
         depth: Number of tokens to skip.
         query: Tokens to find.
     Returns:
@@ -116,7 +116,7 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
 def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bool) -> int:
     """Find the first rank in [low, high] whose suffix is not less than the query.
 
-    With `after`, the suffix must be greater than the query. Returns DAMAGED for a damaged page.
+    With `after`, the suffix must be greater than the query. Return DAMAGED for a damaged page.
     """
     while low < high:
         middle = (low + high) // 2
@@ -186,7 +186,7 @@ def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
 def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
     """Find the first pivot in [low, high] that is not less than `key`.
 
-    With `after`, the pivot must be greater than `key`. Returns DAMAGED for a damaged page.
+    With `after`, the pivot must be greater than `key`. Return DAMAGED for a damaged page.
     """
     while low < high:
         middle = (low + high) // 2
@@ -211,7 +211,7 @@ def _pivot_order(row: ShardRow, index: int, key: np.uint64) -> int:
 
 @kernel
 def suffix(row: ShardRow, rank: int) -> int:
-    """Return the text position of the suffix with this rank, or DAMAGED."""
+    """Return the text position of the suffix with the given rank, or DAMAGED."""
     address = row.suffix_array + 4 * rank
     if rank < 0 or rank >= row.suffix_count or not _sound(row, address):
         return DAMAGED
@@ -231,7 +231,7 @@ def token_at(row: ShardRow, position: int) -> int:
 def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
     """Check the pages of the next `tokens` tokens of the text.
 
-    `tokens` is from 1 to SORTED_TOKENS, so these tokens lie in one or two pages.
+    `tokens` is at most SORTED_TOKENS, so the tokens span one or two pages.
     """
     width = row.token_bytes
     return _sound(row, row.text + width * position) and _sound(

@@ -14,7 +14,7 @@ class RunningOutputs:
 
     Args:
         max_tokens: Maximum total number of tokens in all outputs. Above this number, the longest
-            output is dropped; its later tokens are collected again.
+            output is dropped, and only its later tokens are collected.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -22,7 +22,7 @@ class RunningOutputs:
         self._texts: dict[int, array[int]] = {}  # by output
 
     def __bool__(self) -> bool:
-        """Return whether there are two or more outputs; a request knows its own."""
+        """Return whether there are at least two outputs; a request knows its own output."""
         return len(self._texts) > 1
 
     @property
@@ -31,7 +31,7 @@ class RunningOutputs:
         return self._num_tokens if self else 0
 
     def extend(self, output: int, token_ids: Iterable[int]) -> None:
-        """Append tokens to an output, creating it if it is new."""
+        """Append tokens to an output, which is created if it is new."""
         text = self._texts.get(output)
         if text is None:
             text = self._texts[output] = array("I")

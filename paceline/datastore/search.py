@@ -31,14 +31,14 @@ from paceline.util.compiled import Records, kernel
 
 
 class Ranges(NamedTuple):
-    """Hold the ranks of suffixes that begin with the last tokens of each query.
+    """Ranks of the suffixes that begin with the last tokens of each query.
 
     Attributes:
-        low: [batch, longest, shards] first rank for the last m tokens of query b at [b, m - 1].
-        high: [batch, longest, shards] end of the ranks; 0 if there are none or they were not
+        low: First rank for the last m tokens of query b at [b, m - 1]; [batch, longest, shards].
+        high: End of the ranks, [batch, longest, shards]; 0 if there are none or they were not
             searched.
-        lengths: [batch, 2] longest suffix that occurs in any shard, and shortest suffix that was
-            searched; 0, 0 if no suffix occurs.
+        lengths: Length of the longest suffix that occurs in any shard, and of the shortest suffix
+            searched, [batch, 2]; 0, 0 if no suffix occurs.
     """
 
     low: NDArray[np.int64]
@@ -65,7 +65,7 @@ def range_of(
     """Find the suffixes of a shard that begin with ids[begin:end].
 
     Only the first SORTED_TOKENS ids are compared. The search takes about 2 log2(suffixes) steps.
-    The first steps search the pivots, which stay in the processor's cache.
+    The first steps search the pivots, which fit into the processor's cache.
 
     Returns:
         The ranks [low, high); (0, 0) if there are none; (DAMAGED, 0) for a damaged shard.
@@ -123,16 +123,15 @@ def find(
     enough: int,
     ranges: Ranges,
 ) -> int:
-    """Find each query's suffixes, starting with the longest that occurs.
+    """Find the suffixes of each query in the shards, starting with the longest match.
 
     Args:
         table: Shards of a snapshot.
-        ids: [total] tokens of all queries; query b is ids[offsets[b]:offsets[b + 1]].
-        offsets: [batch + 1].
+        ids: Tokens of all queries, [total]; query b is ids[offsets[b]:offsets[b + 1]].
+        offsets: Offsets of the queries in `ids`, [batch + 1].
         shortest: Length of the shortest suffix to search, in tokens; at least 1.
         enough: Number of matches after which no shorter suffix is searched; 0 means no limit.
-        ranges: Filled with the result. The second axis is the length of the longest suffix
-            searched.
+        ranges: Output. The size of the second axis is the maximum suffix length.
     Returns:
         -1, or the index of a damaged shard, in which case the result is incomplete.
     """
@@ -174,13 +173,13 @@ def gather(
 
     Args:
         table: Shards of a snapshot.
-        low: [batch, shards] first ranks.
-        high: [batch, shards] ends of the ranks.
-        skip: [batch] number of leading tokens to skip in each suffix, which is the length of the
-            match.
-        out: [batch, count, depth] filled with token ids; depth is at most SORTED_TOKENS. A
+        low: First rank of each range, [batch, shards].
+        high: End of each range, [batch, shards].
+        skip: Number of leading tokens to skip in each suffix, which is the length of the match,
+            [batch].
+        out: Output: token ids, [batch, count, depth]; depth is at most SORTED_TOKENS. A
             continuation ends with its document.
-        lengths: [batch, count] filled with the length of each continuation; 0 after the last one.
+        lengths: Output: length of each continuation, [batch, count]; 0 after the last one.
     Returns:
         -1, or the index of a damaged shard.
     """
@@ -208,7 +207,7 @@ def gather(
 
 @kernel
 def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
-    """Return the text position of the shard's suffix with this rank, or DAMAGED."""
+    """Return the text position of a shard's suffix with the given rank, or DAMAGED."""
     return suffix(table[shard], rank)
 
 
@@ -220,7 +219,7 @@ def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.in
         table: Shards of a snapshot.
         shard: Index of the shard.
         position: Text position of the first token.
-        out: [n] filled with at most SORTED_TOKENS tokens.
+        out: Output: tokens, [n]; n is at most SORTED_TOKENS.
     Returns:
         The number of tokens, or DAMAGED.
     """
@@ -248,8 +247,8 @@ def _longest(
 ) -> int:
     """Return the length of the longest suffix of a query that occurs in a shard.
 
-    The search first doubles the length, then bisects. It writes the ranges that it finds to low and
-    high [longest, shards].
+    The search first doubles the length, then bisects. The ranges found are written to `low` and
+    `high`, [longest, shards].
     """
     max_length = min(query.end - query.begin, len(low), SORTED_TOKENS)
     good, bad, length = 0, max_length + 1, min(FIRST_LENGTH, max_length)

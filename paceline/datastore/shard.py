@@ -22,10 +22,10 @@ from paceline.errors import DatastoreError
 
 
 class DamagedShardError(DatastoreError):
-    """Report a damaged shard.
+    """Raised if a shard is damaged.
 
     Attributes:
-        what: Describes the damage.
+        what: Description of the damage.
     """
 
     def __init__(self, path: Path, name: str, what: str) -> None:
@@ -37,12 +37,12 @@ class DamagedShardError(DatastoreError):
 
 
 class Shard:
-    """Holds the text of some documents and its suffix array, for searches.
+    """The text of some documents, with its suffix array.
 
     Args:
         info: Entry of the shard in the manifest.
-        row: Addresses and sizes for compiled code, as a record of a snapshot's table.
-        arrays: Arrays that the addresses point into; the shard keeps them alive.
+        row: Addresses and sizes for compiled code, as a record in a snapshot's table.
+        arrays: Arrays to which the addresses point, kept alive by the shard.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Shard:
     def mapped(cls, path: Path, info: ShardInfo, vocab_size: int, width: int) -> Shard:
         """Map a shard of a store into memory.
 
-        The size, the header and the table of checksums are checked now; each page is checked at its
-        first use.
+        The size, the header and the table of checksums are checked immediately, and each page at
+        its first use.
 
         Args:
             path: Folder of the store.
@@ -133,16 +133,16 @@ def write_shard(
     workers: int,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> ShardInfo:
-    """Sort a text and write it as a shard that no manifest names yet.
+    """Sort a text, and write it as a shard that the manifest does not list yet.
 
     Args:
         path: Folder of the store.
-        text: [tokens + documents] documents, each followed by a separator.
+        text: Documents, each followed by a separator, [tokens + documents].
         info: Entry of the shard in the manifest, without `name` and `sums`.
         vocab_size: Vocabulary size of the store.
         width: Number of bytes per token in the store.
         workers: Number of threads that sort.
-        done: Called with the number of suffixes in each sorted part.
+        done: Function called with the number of suffixes in each sorted part.
     Returns:
         The entry of the shard, including `name` and `sums`.
     Raises:
@@ -201,7 +201,7 @@ def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArr
 
 
 def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str | None:
-    """Check every page of a shard; return a description of its damage, or None."""
+    """Check every page of a shard; return a description of any damage, or None."""
     try:
         shard_layout = ShardLayout.of(info, width)
         Shard.mapped(path, info, vocab_size, width)
@@ -225,7 +225,7 @@ def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str
 
 
 def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> NDArray[np.uint64]:
-    """Return the first 8 bytes of every n-th suffix as numbers in suffix order."""
+    """Return the first 8 bytes of every n-th suffix, as numbers in suffix order."""
     starts = array[::SUFFIXES_PER_PIVOT].astype(np.int64)
     keys = np.zeros(starts.size, dtype=np.uint64)
     for offset in range(8 // width):
@@ -236,13 +236,13 @@ def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> N
 
 
 def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.uint8]:
-    """Map a file read-only; it stays mapped as long as the array exists.
+    """Map a file read-only, for as long as the array exists.
 
     Args:
         path: File to map.
         size: Expected size of the file, in bytes.
         start: First byte to map; a multiple of the page size; default 0.
-        length: Number of bytes to map; default 0: the whole file.
+        length: Number of bytes to map. Default 0: the whole file.
     Raises:
         DatastoreError: The file has a different size.
         OSError: The file cannot be opened.

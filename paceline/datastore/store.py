@@ -1,4 +1,4 @@
-"""Open the shards of a store as a snapshot and search it."""
+"""Open the shards of a store as a snapshot, and search it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from paceline.errors import ConfigError, DatastoreError
 
 
 class Snapshot:
-    """Holds the shards of a store as they were at one point in time.
+    """The shards of a store at one point in time.
 
     A snapshot never changes, so several threads may search it.
 
     Args:
         path: Folder of the store, for error messages.
         shards: Shards of the store.
-        ids_below: Upper limit for token ids; a document ends before an id that is not below this
-            limit. Default 0: no limit.
+        ids_below: Upper bound (exclusive) on token ids; a document ends before any other id.
+            Default 0: no limit.
     Attributes:
-        table: [shards] SHARD records, as used by the functions in `paceline.datastore.search`. The
-            table is valid while the snapshot exists.
+        table: SHARD records for the functions in `paceline.datastore.search`, [shards]; valid as
+            long as the snapshot exists.
     """
 
     def __init__(self, path: Path, shards: tuple[Shard, ...], ids_below: int = 0) -> None:
@@ -48,12 +48,12 @@ class Snapshot:
         longest: int = 32,
         enough: int = 0,
     ) -> Ranges:
-        """Find each query's suffixes, starting with the longest that occurs.
+        """Find the suffixes of each query in the shards, starting with the longest match.
 
         Args:
             queries: Token ids of each query.
-            shortest: Length of the shortest suffix, in tokens; from 1; default 1.
-            longest: Length of the longest suffix, in tokens; up to 64; default 32.
+            shortest: Length of the shortest suffix, in tokens; at least 1. Default 1.
+            longest: Length of the longest suffix, in tokens; at most 64. Default 32.
             enough: Number of matches after which no shorter suffix is searched. Default 0: no
                 limit.
         Raises:
@@ -83,11 +83,11 @@ class Snapshot:
         """Read continuations at regular intervals from the ranges of each query.
 
         Args:
-            low: [batch, shards] first ranks, a row of `Ranges.low` per query.
-            high: [batch, shards] ends of the ranks.
-            skip: [batch] length of each match, which is left out of the continuations.
+            low: First rank of each range, [batch, shards]; one row of `Ranges.low` per query.
+            high: End of each range, [batch, shards].
+            skip: Length of each match, which the continuations omit, [batch].
             count: Maximum number of continuations per query.
-            depth: Maximum number of tokens in a continuation; up to 64. A continuation ends with
+            depth: Maximum number of tokens in a continuation; at most 64. A continuation ends with
                 its document.
         Returns:
             The token ids [batch, count, depth], and the number of ids in each continuation [batch,
@@ -101,7 +101,7 @@ class Snapshot:
         return out, lengths
 
     def check(self, result: int) -> None:
-        """Raise if a search function found a damaged shard.
+        """Raise an error if a search function found a damaged shard.
 
         Args:
             result: Result of the search: -1, or the index of a damaged shard.
@@ -115,11 +115,11 @@ class Snapshot:
 
 
 def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Shard, ...]]:
-    """Open the shards that the manifest currently names.
+    """Open the shards that the manifest currently lists.
 
     Args:
         path: Folder of the store.
-        known: Open shards by name, which are reused.
+        known: Shards that are already open and are reused, by name.
     Raises:
         DatastoreError: There is no store, or it is damaged.
     """
@@ -143,12 +143,12 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
 
 
 def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
-    """Raise if the store's tokenizer differs, provided that both tokenizers are known.
+    """Check that the tokenizers are the same, if both are known.
 
     Args:
         path: Folder of the store.
         known: Fingerprint of the store's tokenizer, or None.
-        tokenizer: Tokenizer whose ids are searched, its fingerprint, or None.
+        tokenizer: Tokenizer of the searched ids, its fingerprint, or None.
     Raises:
         DatastoreError: The tokenizers differ; the error shows both fingerprints.
     """
@@ -163,7 +163,7 @@ def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
 
 
 def check_same(path: Path, manifest: Manifest, vocab_size: int, tokenizer: str | None) -> None:
-    """Raise if an open store was replaced by a different one.
+    """Check that an open store has not been replaced by a different one.
 
     Args:
         path: Folder of the store.

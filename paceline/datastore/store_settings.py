@@ -1,4 +1,4 @@
-"""Settings for datastores; importing this module does not require a compiler."""
+"""Define the settings of datastores, without importing compiled code."""
 
 from __future__ import annotations
 

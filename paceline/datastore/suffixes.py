@@ -1,11 +1,11 @@
 """Sort suffix arrays of integer tokens.
 
 The sort compares the first SORTED_TOKENS tokens of every suffix, because no search compares more.
-Its running time is therefore linear in the length of the text, even in the worst case, such as one
-repeated token. The method is a counting sort by the first token, followed by a three-way quicksort
-within each bucket. The quicksort compares as many tokens as fit a 64-bit key. Runs with equal keys
-are sorted by their next tokens, and short runs by insertion. Several threads sort the buckets,
-which are independent.
+Its running time is therefore linear in the length of the text, even in the worst case, such as a
+single repeated token. The method is a counting sort by the first token, followed by a three-way
+quicksort within each bucket. The quicksort compares as many tokens as fit into a 64-bit key. Runs
+with equal keys are sorted by their next tokens, and short runs by insertion. Several threads sort
+the buckets, which are independent.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _MAX_LEVELS = 2 * SORTED_TOKENS + 2  # levels of runs within runs
 
 
 class PackedText(NamedTuple):
-    """Hold a text and the layout of its sort keys.
+    """A text, and the layout of its sort keys.
 
     Attributes:
-        text: [n] tokens and separators.
-        bits: Bits per token in a key.
-        max_value: Value in a key for separators and for positions after the text; above all tokens.
+        text: Tokens and separators, [n].
+        bits: Number of bits per token in a key.
+        max_value: Value that represents separators and positions after the text in a key; greater
+            than all tokens.
     """
 
     text: NDArray[np.uint32]
@@ -47,12 +48,12 @@ class PackedText(NamedTuple):
 
 
 class SortBuffers(NamedTuple):
-    """Hold the scratch arrays of one thread.
+    """The scratch arrays of one thread.
 
     Attributes:
-        keys: [largest bucket] sort keys of a bucket.
-        ends: [_MAX_LEVELS] end of the run at each level.
-        pending: [MAX_PENDING] bounds of the parts that a quicksort sorts later.
+        keys: Sort keys of a bucket, [largest bucket].
+        ends: End of the run at each level, [_MAX_LEVELS].
+        pending: Bounds of the parts that quicksort has yet to sort, [MAX_PENDING].
     """
 
     keys: NDArray[np.uint64]
@@ -68,15 +69,15 @@ def suffix_array(
 ) -> NDArray[np.int32]:
     """Return the positions of all tokens, sorted by the next SORTED_TOKENS tokens.
 
-    In addition to the text, the sort needs 4 bytes per token for the result. Each thread also needs
-    8 bytes per token of the largest bucket.
+    In addition to the text, the sort needs 4 bytes per token for the result. Each thread also
+    needs 8 bytes per token of the largest bucket.
 
     Args:
-        text: [n] documents, each followed by a separator; n < 2^31. The order of suffixes is
-            undefined after a separator.
+        text: Documents, each followed by a separator, [n]; n < 2^31. The order of suffixes that
+            differ only after a separator is undefined.
         separator: Value that is not a token in any document. The result omits separators.
         workers: Number of threads; default 1.
-        done: Called with the number of suffixes in each sorted part.
+        done: Function called with the number of suffixes in each sorted part.
     """
     max_token = int(text.max(initial=0, where=text != separator)) if text.size else 0
     shift = (max_token // min(MAX_BUCKETS, max(MIN_BUCKETS, text.size))).bit_length()
@@ -106,7 +107,7 @@ def suffix_array(
 
 
 def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
-    """Return the first bucket and the end of up to `num_parts` similar parts."""
+    """Return the bounds of up to `num_parts` similar-sized ranges of buckets."""
     edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     return [(int(first), int(last)) for first, last in pairwise(cuts)]
@@ -116,7 +117,7 @@ def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
 def _count_buckets(
     text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]
 ) -> None:
-    """Fill starts [buckets + 1] with the first rank of each bucket."""
+    """Write the first rank of each bucket to `starts` [buckets + 1]."""
     for token in text:
         if token != separator:
             starts[(np.int64(token) >> shift) + 1] += 1
@@ -134,7 +135,7 @@ def _fill_buckets(
 ) -> None:
     """Put the position of every token into its bucket.
 
-    ends [buckets] holds the first rank of each bucket on entry and its end on return.
+    `ends` [buckets] holds the first rank of each bucket on entry, and its end on return.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -166,9 +167,9 @@ def _sort_buckets(
 def _sort_bucket(
     packed: PackedText, run: NDArray[np.int32], depth: int, buffers: SortBuffers
 ) -> None:
-    """Sort the suffixes of a bucket by their tokens from `depth` onwards.
+    """Sort a bucket's suffixes by their tokens from `depth` onwards.
 
-    The scan stops at each run of equal keys and sorts it by its next tokens, one level deeper.
+    Each run of equal keys is sorted by its next tokens, one level deeper.
     """
     keys, ends = buffers.keys[: run.size], buffers.ends
     step = min(64 // packed.bits, SORTED_TOKENS)  # tokens per key
@@ -229,7 +230,7 @@ def _sort_positions(
     high: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes that share SORTED_TOKENS tokens by their position."""
+    """Sort suffixes that share SORTED_TOKENS tokens by position."""
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
     sort_pairs(keys[low:high], run[low:high], pending)

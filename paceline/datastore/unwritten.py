@@ -1,4 +1,4 @@
-"""Hold finished outputs in memory until they are written to disk."""
+"""Keep finished outputs in memory until they are written to disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.datastore.store_settings import MAX_TAIL_RATIO
 
 
 class UnwrittenOutputs:
-    """Queues outputs, oldest first, and tracks when they must be written to disk."""
+    """A queue of outputs, oldest first, that tracks when to write them to disk."""
 
     def __init__(self, options: UpdateOptions) -> None:
         self._options = options
@@ -25,7 +25,7 @@ class UnwrittenOutputs:
         return bool(self._outputs)
 
     def append(self, output: NDArray[Any]) -> None:
-        """Add an output; drop the oldest outputs if far too many are unwritten."""
+        """Add an output; drop the oldest ones if far too many are waiting to be written."""
         if not self._outputs:
             self._since = time.monotonic()
         self._outputs.append(output)
@@ -45,10 +45,10 @@ class UnwrittenOutputs:
         return list(self._outputs)
 
     def seconds_until_due(self, retry_at: float) -> float | None:
-        """Return the seconds until the outputs must be written; None if there are none.
+        """Return the number of seconds until outputs must be written, or None.
 
         Args:
-            retry_at: Time before which no attempt is made.
+            retry_at: Earliest time of the next attempt.
         """
         if not self._outputs:
             return None

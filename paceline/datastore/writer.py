@@ -48,19 +48,20 @@ def build(
     Args:
         path: Folder of the store, which is created if needed. An existing folder must be empty or
             hold a store.
-        documents: Token ids of each document, below `vocab_size`. Empty documents are left out.
+        documents: Token ids of each document, below `vocab_size`. Empty documents are skipped.
         vocab_size: Vocabulary size, from 1 to 2^32.
-        tokenizer: Tokenizer that produced the ids, or its fingerprint. If it is given, the store
-            later rejects other tokenizers.
+        tokenizer: Tokenizer that produced the ids, or its fingerprint. If given, the store will
+            reject other tokenizers.
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
             larger shards are searched faster. Default 0: as many as `memory` allows.
         memory: Memory for sorting one shard, in bytes; default 2 GiB.
         workers: Number of threads that sort. Default 0: one per core.
-        progress: Called with the phase ("read", "sort" or "merge"), the tokens done, and the total
-            or None.
+        progress: Function called with the phase ("read", "sort" or "merge"), the number of tokens
+            processed, and the total or None.
     Raises:
         DatastoreError: There is no document, an id is out of range, the disk is full, another
-            writer holds the store, or the folder holds something else. An existing store is kept.
+            writer holds the store, or the folder holds something else. An existing store does not
+            change.
         ConfigError: An argument is out of range.
     """
     options = BuildOptions(shard_tokens, memory, workers, progress)
@@ -85,7 +86,7 @@ def add(
     workers: int = 0,
     progress: Progress = no_progress,
 ) -> None:
-    """Add documents to a store; readers can search them after a refresh.
+    """Add documents to a store; open stores find them after a refresh.
 
     Args:
         path: Folder of the store.
@@ -95,8 +96,8 @@ def add(
             as many as `memory` allows.
         memory: Memory for sorting one shard, in bytes; default 2 GiB.
         workers: Number of threads that sort. Default 0: one per core.
-        progress: Called with the phase ("read", "sort" or "merge"), the tokens done, and the total
-            or None.
+        progress: Function called with the phase ("read", "sort" or "merge"), the number of tokens
+            processed, and the total or None.
     Raises:
         DatastoreError: There is no store or no document, an id is out of range, the disk is full,
             another writer holds the store, or the tokenizer differs.
@@ -124,9 +125,9 @@ def _require_documents(documents: object) -> None:
 def add_shards(
     path: Path, manifest: Manifest, documents: Iterable[Document], options: BuildOptions
 ) -> None:
-    """Add documents, merge small shards and commit the updated `manifest`.
+    """Add documents, merge small shards, and commit the updated `manifest`.
 
-    The caller holds the writer's lock.
+    The caller must hold the writer's lock.
     """
     writer = _Writer(path, manifest, options, live=False)
     new = writer.write(documents)
@@ -138,10 +139,10 @@ def add_shards(
 def append_outputs(
     path: Path, manifest: Manifest, outputs: Iterable[Document], max_tokens: int
 ) -> None:
-    """Append outputs and commit the updated `manifest`.
+    """Append outputs, and commit the updated `manifest`.
 
-    The oldest outputs are dropped if all appended outputs together exceed `max_tokens`. The caller
-    holds the writer's lock.
+    The oldest outputs are dropped if the total exceeds `max_tokens`. The caller must hold the
+    writer's lock.
     """
     options = BuildOptions(workers=1)
     writer = _Writer(path, manifest, options, live=True)
@@ -159,7 +160,7 @@ class _Writer:
 
     Args:
         path: Folder of the store.
-        manifest: Manifest of the store, which gives the vocabulary size and the token width.
+        manifest: Manifest of the store, which specifies the vocabulary size and the token width.
         options: Size of the shards, and memory and threads for sorting.
         live: Whether the shards hold outputs from `Datastore.append`.
     """
@@ -198,9 +199,9 @@ class _Writer:
         return shards
 
     def _room_for(self, size: int) -> int:
-        """Return how many of `size` tokens fit into the current shard.
+        """Return how many tokens of a document with `size` tokens fit into the shard.
 
-        A document that does not fit is cut only if it would not fit into an empty shard either.
+        A document is cut only if it would not even fit into an empty shard.
         """
         max_size, used = self._options.max_text_size, len(self._gathering)
         if used and used + size + 1 > max_size >= size + 1:
@@ -210,9 +211,9 @@ class _Writer:
     def merged(self, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
         """Merge the newest shards.
 
-        Afterwards, each shard has at least MERGE_RATIO times as many tokens as the next shard. The
-        number of shards therefore grows with the logarithm of the number of tokens, as does the
-        number of sorts per token.
+        Afterwards, each shard has at least MERGE_RATIO times as many tokens as the next one. The
+        number of shards therefore grows logarithmically with the number of tokens, as does the
+        number of times each token is sorted.
 
         Args:
             shards: Shards to merge, oldest first.

@@ -1,4 +1,4 @@
-"""Find a model's draft head: from a file, from the package, or fitted."""
+"""Find a model's draft head: in a file, in the package, or by fitting."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.model.settings import MIN_SKETCH_COSINE
 
 
 class DraftHeads:
-    """Hold one engine's draft heads.
+    """The draft heads of one engine.
 
     A head is loaded or fitted when a drafter first needs it.
 
     Args:
-        model: The target.
+        model: Target model.
     """
 
     def __init__(self, model: CachedLM) -> None:
@@ -29,7 +29,7 @@ class DraftHeads:
         self._heads: dict[str | None, DraftHead | None] = {}  # by file
 
     def check(self, drafter: Drafter) -> None:
-        """Reject a drafter whose draft head cannot be used.
+        """Check that a drafter's draft head can be used.
 
         Raises:
             ConfigError: The file cannot be read, or belongs to another model.
@@ -38,7 +38,7 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def of(self, drafter: Drafter) -> DraftHead | None:
-        """Return a drafter's draft head; None if the model cannot have one."""
+        """Return a drafter's draft head, or None if the model cannot have one."""
         return self._find(drafter.draft_head)
 
     def _find(self, file: str | None) -> DraftHead | None:
@@ -51,12 +51,12 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
     """Return the draft head for a model.
 
     Args:
-        model: The target.
-        file: Trained draft head. Default: the package's draft head for this model, or else a fitted
-            head.
+        model: Target model.
+        file: File with a trained draft head. Default: the package's draft head for this model, or
+            otherwise a fitted head.
     Returns:
-        None if the model's states or embeddings cannot be read, or if the model is too slow for the
-        fit.
+        The draft head; None if the model's states or embeddings cannot be read, or if the model is
+        too slow for fitting.
     Raises:
         ConfigError: The file cannot be used.
     """

@@ -1,7 +1,7 @@
 """Fit a draft head without training: a linear map by ridge regression.
 
-The target samples a few thousand tokens once. The map predicts the next state from a state and the
-embedding of the token that was sampled from that state.
+The target samples a few thousand tokens once. From a state and the embedding of the token sampled
+from it, the map predicts the next state.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SETTINGS = FitSettings()
 
 
 class _Pairs(NamedTuple):
-    """Hold pairs of a state and its next state.
+    """Pairs of a state and the next state.
 
     Attributes:
-        states: [n, hidden] states.
-        token_ids: [n] tokens that were sampled from these states.
-        following: [n, hidden] states after these tokens.
+        states: States, [n, hidden].
+        token_ids: Tokens sampled from these states, [n].
+        following: States after these tokens, [n, hidden].
     """
 
     states: Tensor
@@ -41,12 +41,13 @@ class _Pairs(NamedTuple):
 
 
 def fitted_weights(model: CachedLM) -> Weights | None:
-    """Return the weights for a model, from the cache if they were fitted before.
+    """Return the weights fitted to a model, from the cache if possible.
 
-    A fit takes only slightly longer than `FitSettings.max_seconds`.
+    Fitting takes only slightly longer than `FitSettings.max_seconds`.
 
     Returns:
-        None if the model is too slow, or computes its logits without its LM head module.
+        The weights; None if the model is too slow, or computes its logits without its LM head
+        module.
     """
     # An enlarged model has the same identity as the original.
     facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
@@ -72,7 +73,7 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, num_pairs: int) -> Weights:
-    """Return the weights; their `token_ids` are empty if there are too few pairs."""
+    """Fit the weights; if there are too few pairs, `token_ids` is empty."""
     embedding, head = embedding_and_head(model)
     try:
         pairs = _generate(model, num_pairs)
@@ -93,7 +94,7 @@ def _fit(model: CachedLM, num_pairs: int) -> Weights:
 
 
 def _weights(solution: Tensor, num_token_ids: int) -> Weights:
-    """Return the weights from a map [inputs and constant, hidden]."""
+    """Return the weights, given a map [inputs and constant, hidden]."""
     hidden = solution.shape[1]
     return Weights(
         solution[:-1].T.contiguous(),
@@ -104,7 +105,7 @@ def _weights(solution: Tensor, num_token_ids: int) -> Weights:
 
 
 def _solve(inputs: Tensor, following: Tensor) -> Tensor:
-    """Return the ridge solution, using the smaller of the two linear systems."""
+    """Return the ridge-regression solution, using the smaller of two linear systems."""
     weights: Tensor
     if len(inputs) >= inputs.shape[1]:
         weights = torch.linalg.solve(_with_ridge(inputs.T @ inputs), inputs.T @ following)
@@ -119,7 +120,7 @@ def _with_ridge(square: Tensor) -> Tensor:
 
 
 def _generate(model: CachedLM, num_pairs: int) -> _Pairs:
-    """Have the model generate texts at temperature 1; return states and tokens."""
+    """Generate texts with the model at temperature 1; return states and tokens."""
     target, first = model.apart(), _first_token(model)
     random = torch.Generator(model.device).manual_seed(0)
     length = min(_SETTINGS.text_tokens, model.context_length - 1)
@@ -153,7 +154,7 @@ def _generate(model: CachedLM, num_pairs: int) -> _Pairs:
 def _advance(
     model: CachedLM, texts: list[Request], random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Generate one more token per text; return the states and the new tokens."""
+    """Generate one token per text; return the states and the new tokens."""
     logits = model.forward_with_states(texts, [EMPTY_TREE] * len(texts))
     model.commit([()] * len(texts))
     assert logits.states is not None, "the forward pass returns them"
@@ -166,7 +167,7 @@ def _advance(
 
 
 def _first_token(model: CachedLM) -> int:
-    """Return the beginning-of-sequence token, or else an end-of-sequence token."""
+    """Return the beginning-of-sequence token, or otherwise an end-of-sequence token."""
     config = model.model.config.get_text_config(decoder=True)
     for named in (config.bos_token_id, config.eos_token_id):
         token = named[0] if isinstance(named, list) and named else named
@@ -176,7 +177,7 @@ def _first_token(model: CachedLM) -> int:
 
 
 def _read(content: bytes, model: CachedLM) -> Weights:
-    """Return cached weights.
+    """Read cached weights.
 
     Raises:
         ValueError: The content is damaged.

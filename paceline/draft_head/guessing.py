@@ -1,10 +1,10 @@
-"""Predict a draft tree from the hidden state that gave the newest token.
+"""Predict a draft tree from the hidden state that produced the newest token.
 
 A hidden state also contains information about the token after the next one (Pal et al. 2023,
 "Future Lens"). Together with the chosen token, it contains more. EAGLE (Li et al. 2024, section 3)
-trains a layer like the target's that predicts the next state from both. Here, the layer is one
-matrix product and a small network (`weights`), without attention. For the most likely paths, the
-predicted state is the input to the next level.
+trains a layer like the target's to predict the next state from both. Here, the layer consists of
+one matrix product and a small network (`weights`), without attention. For the most likely paths,
+the predicted state is the input for the next level.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _SETTINGS = PredictionSettings()
 
 
 class _Level(NamedTuple):
-    """Hold the predicted tokens for one level, on the device.
+    """The predicted tokens of one level, on the device.
 
     Attributes:
-        token_ids: [requests, tokens] token ids.
-        probs: float32 [requests, tokens] probability given the parent.
-        path_probs: float32 [requests, tokens] path probability.
-        continued: [requests, paths] tokens of the previous level from which the tokens were
-            predicted, the same number for each. None means they follow the newest token.
-        states: [requests * paths, hidden] predicted states.
+        token_ids: Token ids, [requests, tokens].
+        probs: Probability of each token given its parent, float32 [requests, tokens].
+        path_probs: Path probability, float32 [requests, tokens].
+        continued: Tokens of the previous level that these tokens follow, [requests, paths]; each
+            has the same number of successors. None means that all tokens follow the newest token.
+        states: Predicted states, [requests * paths, hidden].
     """
 
     token_ids: Tensor
@@ -56,13 +56,13 @@ class _Level(NamedTuple):
 
 
 class DraftHead:
-    """Predict the tokens that follow rows of hidden states.
+    """Predicts the tokens that follow from hidden states.
 
     Args:
-        model: The target.
+        model: Target model.
         weights: Weights of the head.
     Attributes:
-        levels: Maximum number of tokens ahead.
+        levels: Maximum number of tokens to predict ahead.
     """
 
     def __init__(self, model: CachedLM, weights: Weights) -> None:
@@ -86,9 +86,9 @@ class DraftHead:
         """Return a draft tree for each state, following the token chosen from the state.
 
         Args:
-            states: [n, hidden] inputs of the LM head.
-            token_ids: [n] tokens chosen from the logits at these states.
-            levels: Maximum number of tokens ahead.
+            states: Inputs to the LM head, [n, hidden].
+            token_ids: Tokens chosen from the logits at these states, [n].
+            levels: Maximum number of tokens to predict ahead.
         """
         (tokens,) = upload(states.device, token_ids)
         trees: list[DraftTree] = finish([self._predict(states, tokens, levels)])[0]
@@ -100,9 +100,9 @@ class DraftHead:
         """Return the pending draft tree for each outcome of a step.
 
         Args:
-            outcomes: Outcomes in the step.
-            logits: Logits with states; the rows are in the same order as `outcomes`.
-            levels: Maximum number of tokens ahead.
+            outcomes: Outcomes of the step.
+            logits: Logits with states, with rows in the order of `outcomes`.
+            levels: Maximum number of tokens to predict ahead.
         """
         if not outcomes:
             return Pending((), lambda arrays: [])
@@ -127,13 +127,13 @@ class DraftHead:
         return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
 
     def _after(self, states: Tensor, token_ids: Tensor) -> _Level:
-        """Return the level after the newest tokens."""
+        """Return the first level, which follows the newest tokens."""
         following = self.next_states(states, token_ids)
         guesses, probs = self.guess(following, _SETTINGS.num_first)
         return _Level(guesses, probs, probs, None, following)
 
     def _next(self, level: _Level, num_continued: int) -> _Level:
-        """Return the next level, after each request's `num_continued` most likely paths."""
+        """Return the next level, which continues each request's most likely paths."""
         order = level.path_probs.sort(dim=1, descending=True, stable=True).indices
         best = order[:, :num_continued]
         num_requests, num_tokens = level.token_ids.shape
@@ -165,7 +165,8 @@ class DraftHead:
     def guess(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens for states [n, hidden], and their probabilities.
 
-        Both are [n, count] on the device. The probabilities are over the reduced draft vocabulary.
+        Both are [n, count], on the device. The probabilities refer to the reduced draft
+        vocabulary.
         """
         logits = self._products.linear(states, self._head, self._head_bias)
         columns, probs = topk_tokens(logits, count)
@@ -173,11 +174,11 @@ class DraftHead:
 
 
 def _trees(arrays: Arrays) -> list[DraftTree]:
-    """Return the predicted trees.
+    """Build the predicted trees.
 
     Args:
-        arrays: Token ids and probabilities of the first level; then these and `_Level.continued` of
-            each further level.
+        arrays: Token ids and probabilities of the first level, followed by token ids,
+            probabilities and `_Level.continued` of each further level.
     """
     first, rest = arrays[:2], arrays[2:]
     levels: list[tuple[NDArray[Any], ...]] = [(*first, np.full_like(first[0], -1))]
@@ -189,11 +190,12 @@ def _trees(arrays: Arrays) -> list[DraftTree]:
 
 
 def _tree(levels: Sequence[tuple[NDArray[Any], ...]], row: int) -> DraftTree:
-    """Return the predicted tokens for one request.
+    """Build the predicted tree for one request.
 
     Args:
-        levels: Token ids, probabilities and parents in the previous level, [requests, tokens] each.
-        row: The request.
+        levels: Token ids, probabilities, and parents in the previous level, each [requests,
+            tokens].
+        row: Row of the request.
     """
     token_ids: list[int] = []
     parents: list[int] = []

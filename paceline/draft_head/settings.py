@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PredictionSettings:
-    """Limit the trees that a draft head predicts.
+    """Limits on the trees that a draft head predicts.
 
     Chosen with SmolLM2-135M and its trained draft head, on CPUs with two cores.
 
     Attributes:
-        num_first: Number of predicted tokens after the newest token.
-        num_later: Number of predicted tokens after each predicted token that is continued.
-        num_continued: Number of predicted tokens that are continued, per level and request.
-        max_levels: Maximum number of tokens ahead.
-        max_rows: Maximum number of rows in a level over all requests. More rows would take longer
-            than reading the weights from memory.
+        num_first: Number of tokens predicted after the newest token.
+        num_later: Number of tokens predicted after each token that is continued.
+        num_continued: Number of tokens that are continued, per level and request.
+        max_levels: Maximum number of tokens to predict ahead.
+        max_rows: Maximum number of rows in a level over all requests. Computing more rows would
+            take longer than reading the weights from memory.
     """
 
     num_first: int = 16
@@ -29,7 +29,7 @@ class PredictionSettings:
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """Tune the least-squares fit for a draft head that was not trained.
+    """Settings for fitting a draft head by least squares instead of training it.
 
     Chosen with SmolLM2-135M, on CPUs with two cores.
 
@@ -38,13 +38,13 @@ class FitSettings:
         text_tokens: Number of tokens in each text.
         max_cache_bytes: Maximum memory for the KV cache of these texts, in bytes; at least 8 texts
             are generated regardless.
-        pairs_per_input: Number of (state, next state) pairs per input dimension of the map.
+        pairs_per_input: Number of (state, next state) pairs per input dimension.
         max_pairs: Maximum number of pairs.
         min_pairs: Minimum number of pairs; a model too slow to produce them gets no draft head.
         max_seconds: Number of seconds after which no new forward pass starts.
-        ridge: Weight of the ridge, as a number of pairs with inputs of average size and next state
-            0.
-        num_token_ids: Size of the reduced draft vocabulary. The first ids are used, because most
+        ridge: Weight of the ridge penalty, as a number of pairs with average-sized inputs and next
+            state 0.
+        num_token_ids: Size of the reduced draft vocabulary. The lowest ids are used, because most
             tokenizers number their tokens in merge order.
     """
 

@@ -25,7 +25,7 @@ _HELP = "Train it with `paceline draft-head train`, or copy it again from where 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Describe a draft head's target and training.
+    """Description of a draft head's target and training.
 
     Attributes:
         target: Human-readable name of the target.
@@ -68,7 +68,7 @@ def save(path: str | Path, weights: Weights, card: Card) -> None:
 
 
 def load(path: str | Path, model: CachedLM) -> Weights:
-    """Return the weights from a file, widened to the model's size.
+    """Load the weights from a file, widened to the model's size.
 
     Raises:
         ConfigError: The file cannot be read, is damaged, or is for a different model or version.
@@ -94,7 +94,7 @@ def load(path: str | Path, model: CachedLM) -> Weights:
 
 
 def read(path: str | Path) -> tuple[Weights, Card]:
-    """Return the weights and the card from a file.
+    """Read the weights and the card from a file.
 
     Raises:
         ConfigError: The file cannot be read, is damaged, or has a different version.
@@ -122,14 +122,14 @@ def read(path: str | Path) -> tuple[Weights, Card]:
 
 
 def card_of(path: Path) -> Card:
-    """Return a file's card without reading its weights."""
+    """Read a file's card without its weights."""
     with path.open("rb") as file:
         size = file.read(8)
         return _card(metadata_of(size + file.read(int.from_bytes(size, "little"))))
 
 
 def _card(metadata: dict[str, str]) -> Card:
-    """Return the card from a file's header.
+    """Read the card from a file's header.
 
     Raises:
         ValueError, LookupError, TypeError: The header has no card, or a different version.

@@ -1,4 +1,4 @@
-"""Hold a draft head's weights.
+"""Define a draft head's weights.
 
 The head predicts the next state from a state and the embedding of the chosen token:
 
@@ -30,14 +30,14 @@ _NAMES = ("first", "bias", "outer", "kept")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Hold a draft head's matrices.
+    """The matrices of a draft head.
 
     Attributes:
-        first: [hidden + neurons, hidden + embedding] `direct` and `inner`.
-        bias: [hidden + neurons] biases of `direct` and `inner`.
-        outer: [hidden, neurons] the second matrix of the network.
-        token_ids: int64 [tokens] ids of the reduced draft vocabulary.
-        levels: Number of tokens ahead that are worth predicting.
+        first: `direct` and `inner`, [hidden + neurons, hidden + embedding].
+        bias: Biases of `direct` and `inner`, [hidden + neurons].
+        outer: Second matrix of the network, [hidden, neurons].
+        token_ids: Token ids of the reduced draft vocabulary, int64 [tokens].
+        levels: Number of tokens that it is useful to predict ahead.
     """
 
     first: Tensor
@@ -100,7 +100,7 @@ class Weights:
         return digest.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return a file's tensors by name."""
+        """Return the tensors to store in a file, by name."""
         tensors = {
             name: getattr(self, name).detach().cpu().to(torch.bfloat16).contiguous()
             for name in _NAMES[:-1]
@@ -109,7 +109,7 @@ class Weights:
 
     @staticmethod
     def from_bytes(content: bytes) -> Weights:
-        """Return the weights from the content of a file.
+        """Read the weights from the content of a file.
 
         Raises:
             ValueError: The content is damaged.

@@ -1,6 +1,6 @@
-"""Propose draft tokens; each drafter is a module or package in this folder.
+"""Propose draft tokens. Each drafter is a module or package in this folder.
 
-`registry` lists the drafters, and `creation` builds them from drafter strings.
+`registry` lists the drafters, and `creation` builds them from drafter specs.
 """
 
 from __future__ import annotations

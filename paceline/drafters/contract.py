@@ -1,7 +1,8 @@
-"""Check the drafter contract in a test: `check_drafter(create("bigram"))`.
+"""Check the drafter contract in a test, as in `check_drafter(create("bigram"))`.
 
-The check decodes a few prompts with node limits that change between steps and requests. It checks
-every tree against the rules in `paceline.core.drafter`, and every answer against plain decoding.
+The check decodes a few prompts, with node limits that change between steps and requests. It
+compares every tree with the rules in `paceline.core.drafter`, and every answer with plain
+decoding.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from paceline.verification.tree_rules import check_trees
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """Summarise a drafter's activity during the check.
+    """Summary of a drafter's activity during the check.
 
     Attributes:
-        steps: Number of trees that were requested.
+        steps: Number of trees requested.
         drafted: Total number of nodes in these trees.
         accepted: Number of nodes that the target accepted.
         draws: Whether any tree carried distributions.
@@ -59,7 +60,7 @@ class ContractReport:
 
 
 class CheckedDrafter(DelegatingDrafter):
-    """Wraps a drafter, varies its node limits, and checks each tree.
+    """Wraps a drafter to vary its node limits and check each tree.
 
     Args:
         inner: Drafter to check.
@@ -67,8 +68,8 @@ class CheckedDrafter(DelegatingDrafter):
         budgets: Node limits to choose from at random.
         seed: Random seed for the limits.
     Attributes:
-        steps: Number of trees that were requested.
-        empty_on_zero: Number of trees that were requested with a limit of 0.
+        steps: Number of trees requested.
+        empty_on_zero: Number of trees requested with a limit of 0.
         nodes: Number of nodes in all trees.
         accepted: Number of nodes that the target accepted.
         drawn: Whether any tree carried distributions.
@@ -84,7 +85,7 @@ class CheckedDrafter(DelegatingDrafter):
         self._random = random.Random(seed)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the drafter's trees after checking them against the contract.
+        """Return the drafter's trees, after checking them against the contract.
 
         Raises:
             DrafterError: A tree breaks the contract.
@@ -99,7 +100,7 @@ class CheckedDrafter(DelegatingDrafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Count the accepted nodes, and pass on the outcomes."""
+        """Count the accepted nodes, and forward the outcomes."""
         self.accepted += sum(len(outcome.accepted) for outcome in outcomes)
         super().observe(outcomes)
 
@@ -113,16 +114,17 @@ def check_drafter(
 ) -> ContractReport:
     """Check a drafter against the contract on a real model.
 
-    - Every tree follows the rules with every node limit.
+    - Every tree follows the rules, for every node limit.
     - Greedy answers equal those of plain decoding, and so do sampled answers if the trees carry no
       distributions.
     - Requests that stop before their first draft, midway or twice do not affect other requests.
     - The drafter keeps no state for a stopped request.
 
-    The check cannot tell whether `probs` are the distributions that the nodes were sampled from.
+    The check cannot determine whether `probs` are the distributions from which the nodes were
+    sampled.
 
     Args:
-        drafter: The drafter.
+        drafter: Drafter to check.
         target: Target model in float32. Default: the built-in target.
         prompts: At least four prompts as token ids. Default: built-in prompts.
         max_new_tokens: Length of the answers, in tokens; default 24.
@@ -159,11 +161,11 @@ def check_aborts(
     answers: Sequence[Sequence[int]],
     budgets: Sequence[int] = BUDGETS,
 ) -> None:
-    """Stop greedy requests before, during and after drafting, and twice.
+    """Check requests that stop before, during or after drafting, or twice.
 
     Args:
-        model: The target model.
-        drafter: The drafter.
+        model: Target model.
+        drafter: Drafter to check.
         prompts: At least four prompts as token ids.
         answers: Answers from plain decoding.
         budgets: Node limits to choose from at random.
@@ -194,10 +196,10 @@ def check_aborts(
 
 
 def leftovers(drafter: Drafter, request_ids: Iterable[int]) -> list[str]:
-    """Return the drafter's attributes that still hold finished requests.
+    """Return the drafter's attributes that still refer to finished requests.
 
     Args:
-        drafter: The drafter.
+        drafter: Drafter to check.
         request_ids: Ids of the finished requests.
     """
     ids = set(request_ids)

@@ -1,4 +1,4 @@
-"""Settings for the drafter contract check."""
+"""Define the settings of the drafter contract check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build drafters from drafter strings and their options."""
+"""Build drafters from drafter specs and their options."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ def create(
     """Build a drafter from "name:key=value,..." or "module:Class:key=value,...".
 
     Args:
-        spec: Drafter string; the options may be left out.
-        draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use one.
+        spec: Drafter spec; the options may be omitted.
+        draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use a draft
+            model.
         options: Additional options as typed keyword arguments.
     Raises:
-        ConfigError: An unknown name or option, a value out of range, or a missing draft model.
+        ConfigError: A name or option is unknown, a value is out of range, or the draft model is
+            missing.
     """
     from paceline.core.drafter import Drafter
 
@@ -60,20 +62,20 @@ def create(
 
 
 def uses_draft_model(spec: str, draft_model: object) -> bool:
-    """Return whether the drafter for a drafter string is built with a draft model.
+    """Return whether the drafter for a spec is built with a draft model.
 
     Args:
-        spec: Drafter string.
-        draft_model: The caller's draft model; None for none.
+        spec: Drafter spec.
+        draft_model: The caller's draft model, or None.
     Raises:
-        ConfigError: An unknown name.
+        ConfigError: The name is unknown.
     """
     named = entry(parse_spec(spec)[0])
     return named.needs_draft_model or (draft_model is not None and named.takes_draft_model)
 
 
 class Maker:
-    """Build drafters that share one draft model, which is loaded on first use.
+    """Builds drafters that share one draft model, which is loaded on first use.
 
     Args:
         draft_model: Directory, hub id, GGUF file or loaded model; None for no draft model.
@@ -91,10 +93,11 @@ class Maker:
         self._loaded: CachedLM | None = None
 
     def __call__(self, spec: str) -> Drafter:
-        """Build a drafter from its string.
+        """Build a drafter from its spec.
 
         Raises:
-            ConfigError: An unknown name or option, a value out of range, or a missing draft model.
+            ConfigError: A name or option is unknown, a value is out of range, or the draft model
+                is missing.
         """
         if (
             entry(parse_spec(spec)[0]).takes_draft_model

@@ -1,16 +1,16 @@
-"""Jacobi decoding: guess the rest of the answer and refine it in parallel.
+"""Jacobi decoding: guess the rest of the answer, and refine it in parallel.
 
 The answer y_1 .. y_m solves the equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
 iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding") starts from
-random guesses. It evaluates all equations at once, each with the guesses from the previous
-iteration. A guess is final once all guesses before it are final. Each forward pass therefore
-finalises at least one token. Guesses are the target's arg-max even for sampled requests.
+random guesses. It evaluates all equations at once, using the guesses from the previous iteration.
+A guess is final once all guesses before it are final, so each forward pass finalises at least one
+token. Even for sampled requests, guesses are the target's argmax.
 
-With `block=B` the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et al.).
-The answer is divided into blocks of B tokens, starting at its first token. The blocks are solved
-one after another, each by Jacobi iteration. If k tokens of the block are left, a step proposes k -
-1 nodes and processes k tokens, so no step extends into the next block. B = 1 is plain decoding. A
-block as long as the answer is algorithm 2.
+With `block=B`, the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et
+al.). The answer is divided into blocks of B tokens, starting at its first token. The blocks are
+solved one after another by Jacobi iteration. If k tokens of the block are left, a step proposes k
+- 1 nodes and processes k tokens, so that no step reaches into the next block. B = 1 is plain
+decoding. A block as long as the answer is algorithm 2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.drafters.shared.file_options import JacobiOptions
 
 @dataclass(slots=True)
 class _Iterate:
-    """Hold the iteration state for one request.
+    """The iteration state of one request.
 
     Attributes:
         random: Random generator for the initial guesses.
@@ -40,7 +40,7 @@ class _Iterate:
 
 
 class Jacobi(Drafter):
-    """Draft a chain of deterministic guesses; lossless at any temperature."""
+    """Drafts a chain of deterministic guesses; lossless at any temperature."""
 
     name = "jacobi"
     keeps_tokens = True
@@ -61,7 +61,7 @@ class Jacobi(Drafter):
         self._iterates[request.id] = _Iterate(random.Random(request.params.seed))
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the guesses up to the second-to-last token of the block.
+        """Return guesses up to the second-to-last token of the block.
 
         Positions without a guess get a random token from the prompt.
         """
@@ -82,7 +82,7 @@ class Jacobi(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Replace every evaluated guess, and drop guesses at positions that are decided."""
+        """Replace every evaluated guess, and drop guesses for decided positions."""
         for outcome in outcomes:
             iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)
@@ -105,7 +105,7 @@ class Jacobi(Drafter):
 def _answers_along(guesses: list[int], outcome: Outcome) -> list[int]:
     """Return the target's tokens after the root and after each guess.
 
-    The result ends where the verified tree does not contain the next guess.
+    The result ends before the first guess that the verified tree does not contain.
     """
     child = outcome.tree.edges()
     answers, node = [outcome.target_argmax[0]], -1

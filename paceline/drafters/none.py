@@ -1,4 +1,4 @@
-"""Plain decoding as a drafter (null object)."""
+"""Plain decoding, as a drafter that proposes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paceline.drafters.shared.file_options import NoOptions
 
 
 class NoDrafter(Plain):
-    """Propose empty trees: plain decoding."""
+    """Proposes empty trees, which means plain decoding."""
 
     keeps_tokens = True
     Options = NoOptions

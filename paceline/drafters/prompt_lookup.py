@@ -1,12 +1,12 @@
-"""Prompt lookup: propose what followed earlier occurrences of the newest n-gram.
+"""Prompt lookup: propose the tokens that followed an n-gram earlier.
 
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter looks up the
-longest n-gram first and takes the most recent match.
+longest n-gram first, and uses the most recent match.
 
-This implementation differs from the paper in two ways. First, it proposes a tree whose branches are
-the continuations of earlier matches and of shorter n-grams. Second, the most frequent tokens in the
-text are added as individual nodes. `max_matches=1,max_frequent_tokens=0` gives the paper's chain.
-An n-gram index makes the cost per step independent of the text length.
+This implementation differs from the paper in two ways. First, it proposes a tree whose branches
+are the continuations of earlier matches and of shorter n-grams. Second, the most frequent tokens
+in the text are added as individual nodes. `max_matches=1,max_frequent_tokens=0` yields the paper's
+chain. Because of an n-gram index, the cost per step does not depend on the text length.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Draft from text matches; lossless and seed-identical at any temperature."""
+    """Drafts from text matches; lossless, and seed-identical at any temperature."""
 
     name = "prompt_lookup"
     keeps_tokens = True
@@ -78,7 +78,7 @@ class PromptLookup(Drafter):
         return growing.tree()
 
     def stop(self, request: Request) -> None:
-        """Drop a request's index."""
+        """Discard a request's index."""
         self._texts.pop(request.id, None)
 
 
@@ -100,7 +100,7 @@ class _GrowingTree:
         self._branches = 0  # number of children of the root
 
     def add(self, continuations: Iterable[Continuation], max_branches: int) -> None:
-        """Add continuations until `max_branches` different branches exist."""
+        """Add continuations until there are `max_branches` different branches."""
         branches = 0
         for tokens, match, position in continuations:
             known, parent = 0, -1
@@ -122,7 +122,7 @@ class _GrowingTree:
         """Add the most frequent tokens that are not yet children of the root.
 
         Args:
-            tokens: Pairs of a token and its position, most frequent first.
+            tokens: Pairs of a token and its position, with the most frequent tokens first.
         """
         new = [pair for pair in tokens if (-1, pair[0]) not in self._nodes]
         del new[self._max_nodes - len(self._token_ids) :]
@@ -135,7 +135,7 @@ class _GrowingTree:
         ]
 
     def _add_chain(self, tokens: list[int], parent: int, position: int) -> None:
-        """Add new nodes without their confidences, each the child of the previous one."""
+        """Add a chain of new nodes, without confidences."""
         first, count = len(self._token_ids), len(tokens)
         parents = [parent, *range(first, first + count - 1)]
         self._branches += parent < 0
@@ -157,7 +157,7 @@ class _GrowingTree:
 
 @lru_cache(maxsize=CACHED_CONFIDENCES)
 def _frequent_confidence(branches: int, count: int) -> tuple[float, ...]:
-    """Return the probability of each frequent token, next to `branches` branches."""
+    """Return the probability of each frequent token, given the number of branches."""
     probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
     return tuple(probability / (1 + FREQUENT_DECAY * rank) for rank in range(count))
 

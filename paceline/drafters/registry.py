@@ -1,10 +1,10 @@
-"""Register drafters from this package, from entry points, and any `module:Class`.
+"""Find drafters in this package, in entry points, and by `module:Class`.
 
 A drafter class has a name, a frozen dataclass `Options`, and a class method `build`. Its class
-attributes declare its requirements, such as `needs_draft_model`. Each drafter in this package has
-one file and one line below. The line repeats the drafter's requirements, so that listing drafters
-loads no model code. Other packages declare drafters in the entry point group `paceline.drafters`.
-The registry imports a drafter's module only when the drafter is chosen.
+attributes declare requirements, such as `needs_draft_model`. Each drafter in this package has one
+module and one line below. The line repeats the drafter's requirements, so that listing drafters
+does not load model code. Other packages declare drafters in the entry point group
+`paceline.drafters`. The registry imports a drafter's module only when the drafter is chosen.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """Locate a drafter's class, with a one-line summary.
+    """The location of a drafter's class, with a one-line summary.
 
     Attributes:
-        name: Name used in drafter strings.
+        name: Name used in drafter specs.
         target: Location of the class, as "module:Class".
-        summary: Description for lists; empty if only the class has a description.
-        source: Package that declares the drafter, for messages; empty for a `module:Class` given by
-            the user.
-        light: Location of the options as "module:Class", importable without torch or numba; empty
-            if only `target` has them.
-        needs: Requirements, from "draft_model", "draft_model_if_given", "trained" and "datastore";
-            None if only the class knows them.
+        summary: Description for lists; empty if only the class has one.
+        source: Package that declares the drafter, for messages; empty if the user passed
+            `module:Class`.
+        light: Location of the options as "module:Class", which can be imported without torch or
+            numba; empty if only `target` has them.
+        needs: Requirements: "draft_model", "draft_model_if_given", "trained" or "datastore"; None
+            if only the class declares them.
     """
 
     name: str
@@ -64,7 +64,7 @@ class DrafterEntry:
         return drafter_class
 
     def describe(self) -> str:
-        """Return the summary; loads the class if none is registered."""
+        """Return the summary, loading the class if none is registered."""
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
     def options(self) -> Any:
@@ -93,7 +93,7 @@ class DrafterEntry:
 
     @property
     def needs_trained(self) -> bool:
-        """Return whether the drafter reads a file that was trained for these models."""
+        """Return whether the drafter reads a file that was trained for the models in use."""
         return bool(self.load().needs_trained) if self.needs is None else "trained" in self.needs
 
     @property
@@ -116,7 +116,7 @@ def _imported(target: str) -> Any:
 
 
 def _missing(drafter_class: Any) -> str | None:
-    """Return why a class cannot be built as a drafter, or None."""
+    """Return the reason why a class cannot be used as a drafter, or None."""
     from paceline.core.drafter import Drafter  # imports numpy, which is not needed for lists
 
     if not isinstance(drafter_class, type) or not issubclass(drafter_class, Drafter):

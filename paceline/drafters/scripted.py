@@ -15,7 +15,7 @@ Script = Propose | Sequence[DraftTree | Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ProposeCall:
-    """Record one request of a `propose` call: its id, tokens and node limit."""
+    """A request in a `propose` call: its id, tokens and node limit."""
 
     sequence: int
     token_ids: list[int]
@@ -23,22 +23,22 @@ class ProposeCall:
 
 
 class ScriptedDrafter(Drafter):
-    """Propose a script's trees, and record calls and outcomes; does not need torch.
+    """Proposes a script's trees, and records calls and outcomes; does not need torch.
 
     Args:
-        script: Proposals for the first, second, ... step of every request. Each is a `DraftTree` or
-            the token ids of a chain, and is cut to the node limit. After the last proposal, trees
-            are empty. If the script is a function with the signature of `Drafter.propose`, it is
-            called instead, and its trees are passed on unchanged.
+        script: Proposals for the first, second, ... step of every request. Each is a `DraftTree`
+            or the token ids of a chain, and is cut to the node limit. After the last proposal,
+            trees are empty. Instead of a list, the script may be a function with the signature of
+            `Drafter.propose`, whose trees are used unchanged.
         name: Name shown in messages and tables.
     Attributes:
-        questions: Calls to `propose`, one per request and step.
+        questions: Calls to `propose`, one entry per request and step.
         outcomes: Arguments of `observe`, in order.
-        open: Ids of the requests that were started but not stopped.
+        open: Ids of requests that have been started but not stopped.
 
     Example:
-        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) drafts 5 and 6, in the next step 7 or
-        8, and nothing afterwards.
+        ScriptedDrafter([[5, 6], DraftTree([7, 8], [-1, -1])]) drafts 5 and 6 in the first step, 7
+        or 8 in the second step, and nothing afterwards.
     """
 
     def __init__(self, script: Script, name: str = "scripted") -> None:

@@ -16,7 +16,7 @@ from paceline.util.files import digest_of, write_atomically
 
 
 def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[str, Any]) -> None:
-    """Check that work in a folder continues with its original settings.
+    """Check that a run in a folder continues with its original settings.
 
     Raises:
         ConfigError: A setting differs.
@@ -31,9 +31,9 @@ def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[s
 
 
 class CheckpointFile:
-    """Hold the tensors and JSON values of a training run; every write is atomic.
+    """A file with the tensors and JSON values of a training run, written atomically.
 
-    The header holds a kind, a version and a checksum of its values.
+    The header contains a kind, a version and a checksum of its values.
 
     Args:
         path: Checkpoint file.

@@ -20,10 +20,10 @@ T = TypeVar("T")
 def read_texts(
     command: str, target: str | Path, inputs: Sequence[str], context: int
 ) -> list[TextChunk]:
-    """Tokenise text files with the target's tokenizer and cut them into chunks.
+    """Tokenise text files with the target's tokenizer, and cut them into chunks.
 
     Args:
-        command: Command to name in error messages.
+        command: Name of the command, for error messages.
         target: Directory or hub id of the target.
         inputs: Text files, as in `paceline.datastore.inputs`.
         context: Maximum number of tokens per chunk.
@@ -42,7 +42,7 @@ def read_texts(
 
 
 def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], list[T]]:
-    """Split answers into a training part and a held-out part (each `every`-th one).
+    """Split answers into training data and held-out data (every `every`-th answer).
 
     Raises:
         ConfigError: There are fewer than `every` answers.
@@ -57,12 +57,12 @@ def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], l
 
 
 def num_predicted(chunks: Sequence[TextChunk]) -> int:
-    """Return the number of tokens that the chunks train on."""
+    """Return the number of tokens in the chunks that are predicted."""
     return sum(len(chunk) - chunk.first for chunk in chunks)
 
 
 def describe_run(recordings: Sequence[str | Path], inputs: Sequence[str]) -> dict[str, Any]:
-    """Return a training record's entries about files, machine and libraries."""
+    """Return the entries of a training record about files, machine and libraries."""
     return {
         "recordings": [Path(path).name for path in recordings],
         "texts": [Path(path).name for path in inputs],

@@ -1,6 +1,6 @@
-"""Train up to a maximum number of steps or seconds, validating in between.
+"""Train up to a maximum number of steps or seconds, with regular validation.
 
-`Trainer` holds the loop that draft models, draft heads and acceptance heads share. A subclass
+`Trainer` contains the loop that draft models, draft heads and acceptance heads share. A subclass
 supplies batches, loss and validation, and may store its state.
 """
 
@@ -26,17 +26,17 @@ from paceline.training.settings import LOSS_WINDOW, TrainingSettings
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Hold the progress of a training run: training time and optimiser steps."""
+    """The progress of a training run: training time and optimiser steps."""
 
     seconds: float = 0.0
     steps: int = 0
 
 
 class TrainingReport:
-    """Report training progress with one line per validation and a progress bar.
+    """Reports training progress, with one line per validation and a progress bar.
 
     Args:
-        write: Function that writes a line. Default: no lines are written.
+        write: Function that writes a line. By default, no lines are written.
         shown: Whether to show a progress bar if standard error is a terminal.
     Attributes:
         bar: Progress bar.
@@ -48,7 +48,7 @@ class TrainingReport:
         self._task = self.bar.add_task("training", total=1.0)
 
     def advance(self, share: float) -> None:
-        """Show what share of the training is complete."""
+        """Update the progress bar to the completed share of the training."""
         self.bar.update(self._task, completed=share)
 
     def validation(self, progress: TrainingProgress, losses: dict[str, float], scores: str) -> None:
@@ -66,19 +66,20 @@ class TrainingReport:
 
 
 class Trainer(ABC):
-    """Train a model; subclasses supply its batches, loss and validation.
+    """Trains a model; subclasses supply batches, loss and validation.
 
     Args:
         settings: Training settings.
         total: Number of steps or seconds in the whole training run.
         interval: Number of steps or seconds between two validations.
-        clock: Returns the time in seconds.
+        clock: Function that returns the time in seconds.
     Attributes:
-        command: Command to name in error messages.
+        command: Name of the command, for error messages.
         unit: Unit of the limit, a field of `progress`.
-        max_gradient_norm: Maximum gradient norm; larger gradients are clipped. None: no clipping.
+        max_gradient_norm: Maximum gradient norm; larger gradients are clipped. None means no
+            clipping.
         progress: Progress of the training run.
-        parameters: Weights to train, in the order in which the gradient norm sums them.
+        parameters: Weights to train, in the order in which they enter the gradient norm.
         optimisers: Optimisers for these weights.
         schedules: Learning-rate schedules of the optimisers, advanced after each step.
     """
@@ -108,7 +109,7 @@ class Trainer(ABC):
         """Return the type of the next batch, and the loss on that batch."""
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Evaluate the model on held-out data and return a description of the scores.
+        """Evaluate the model on held-out data, and return a description of the scores.
 
         Args:
             losses: Mean loss over the last steps, by type of batch.
@@ -116,7 +117,7 @@ class Trainer(ABC):
         return ""
 
     def save_state(self) -> None:  # noqa: B027  (optional)
-        """Store the state for resuming after Ctrl-C; the default stores nothing."""
+        """Store the state for resuming after Ctrl-C; by default, do nothing."""
 
     @property
     def share(self) -> float:
@@ -128,9 +129,9 @@ class Trainer(ABC):
         return float(getattr(self.progress, self.unit))
 
     def run(self, report: TrainingReport | None = None) -> None:
-        """Train up to the limit.
+        """Train until the limit is reached.
 
-        On Ctrl-C, the loop completes the current step, stores the state and raises
+        On Ctrl-C, the loop completes the current step, stores the state, and raises
         KeyboardInterrupt.
 
         Raises:
@@ -168,12 +169,12 @@ class Trainer(ABC):
         self._losses[kind].append(loss.item())
 
     def report_validation(self, report: TrainingReport) -> None:
-        """Validate the model and report the scores."""
+        """Validate the model, and report the scores."""
         losses = {kind: float(np.mean(values)) for kind, values in sorted(self._losses.items())}
         report.validation(self.progress, losses, self.validate(losses))
 
     def _advance(self, last: float) -> float:
-        """Count the time since `last`, set the next learning rates and return the time."""
+        """Add the time since `last`, set the next learning rates, and return the time."""
         now = self._clock()
         self.progress.seconds = self.progress.seconds + now - last
         # Schedules may depend on the time, so they follow the clock.
@@ -185,13 +186,13 @@ class Trainer(ABC):
 def shuffled_batches(
     rows: Tensor, size: int, generator: torch.Generator, complete: bool = False
 ) -> Iterator[Tensor]:
-    """Yield batches of rows indefinitely, with a new random order in each epoch.
+    """Yield batches of rows indefinitely, in a new random order in each epoch.
 
     Args:
         rows: Indices of the training examples, [n].
         size: Number of rows per batch.
         generator: Random generator for the order.
-        complete: Whether to leave out the incomplete batch at the end of an epoch.
+        complete: Whether to skip the incomplete batch at the end of an epoch.
     """
     while True:
         order = rows[torch.randperm(len(rows), generator=generator)]

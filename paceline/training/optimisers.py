@@ -1,8 +1,8 @@
-"""Optimise matrices with Muon (Jordan et al. 2024), other weights with AdamW.
+"""Optimise matrices with Muon (Jordan et al. 2024), and other weights with AdamW.
 
-torch's own Muon orthogonalises in bfloat16, which is slow on processors without bfloat16
-instructions. This implementation uses float32 on such processors, and orthogonalises matrices of
-the same shape together.
+torch's implementation of Muon orthogonalises in bfloat16, which is slow on processors without
+bfloat16 instructions. This implementation uses float32 on such processors, and orthogonalises
+matrices of the same shape together.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from paceline.training import settings
 
 
 class Muon(Optimizer):
-    """Update matrices along their orthogonalised Nesterov momentum."""
+    """Updates matrices along their orthogonalised Nesterov momentum."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step against the gradients."""
+        """Take one step along the negative gradients."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -56,7 +56,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """Approximate the nearest orthogonal matrices with Newton-Schulz iterations.
 
     Args:
-        matrices: [n, rows, columns]. The results have singular values from 0.7 to 1.2.
+        matrices: Matrices, [n, rows, columns]. The singular values of the results are between 0.7
+            and 1.2.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if tall else matrices
@@ -102,7 +103,7 @@ def model_optimisers(
 
 
 def state_tensors(optimisers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Return the state of optimisers as tensors by name."""
+    """Return the state of optimisers, as tensors by name."""
     return {
         f"{number}.{weight}.{name}": torch.as_tensor(value)
         for number, optimiser in enumerate(optimisers)
@@ -112,7 +113,7 @@ def state_tensors(optimisers: Sequence[Optimizer]) -> dict[str, Tensor]:
 
 
 def restore_state(optimisers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Load the tensors that `state_tensors` returned into optimisers."""
+    """Load tensors returned by `state_tensors` into optimisers."""
     for number, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():

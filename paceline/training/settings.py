@@ -23,7 +23,7 @@ ADAM_BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """Set the options that all training runs have in common.
+    """Set the options that all training runs share.
 
     Attributes:
         batch: Number of training examples per step; at least 1.
@@ -46,7 +46,7 @@ class TrainingSettings:
         """Check `batch`, `lr` and the settings of a subclass.
 
         Args:
-            command: Command to name in error messages.
+            command: Name of the command, for error messages.
             minimums: Lowest allowed value of each setting.
             positive: Settings that must be positive and finite.
         Raises:

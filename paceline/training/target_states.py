@@ -1,4 +1,4 @@
-"""Read the target's hidden states after every token in texts."""
+"""Read the target's hidden states after every token of a text."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def read_states(
     """Yield the hidden states of each chunk, [tokens, 1 + layers, hidden].
 
     The states after a token are the input to the LM head, followed by the inputs to `layers`. On
-    the CPU, each thread runs its own chunk, because a second thread hardly speeds up a forward
-    pass.
+    the CPU, each thread processes a different chunk, because a second thread hardly speeds up a
+    forward pass.
 
     Args:
         model: Target model.
         chunks: Texts to read.
         layers: Layers whose inputs are also read.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
     Raises:
         UnsupportedModelError: The model does not use its declared LM head to compute logits, or
             does not expose its layers.

@@ -1,4 +1,4 @@
-"""Hold the training texts as chunks, with the target's distributions."""
+"""Define training texts in chunks, with the target's distributions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from paceline.recorded_answers.top_tokens import TopRows
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Hold the tokens of a text and what is known about how the target chose them.
+    """The tokens of a text, with data about the target's choices.
 
     Attributes:
         token_ids: Token ids, int32 [n].
         first: Position of the first token to predict; at least 1.
-        top: The target's distribution at positions first, first + 1, ..., n - 1. None: the training
-            targets are the tokens themselves.
+        top: The target's distribution at positions first, first + 1, ..., n - 1. None means that
+            the training targets are the tokens themselves.
         category: Category of the prompt.
         states: The target's hidden states after each token, [n, 1 + layers, hidden]: the input to
-            the LM head, then the inputs to some layers. None: the states have not been read.
+            the LM head, followed by the inputs to some layers. None if the states have not been
+            read.
     """
 
     token_ids: NDArray[np.int32]
@@ -85,7 +86,7 @@ def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextC
 
 
 def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[TextChunk]:
-    """Cut text files into chunks in which every token is predicted.
+    """Cut text files into chunks in which all tokens are predicted.
 
     Args:
         inputs: Text files, as in `paceline.datastore.inputs`.
@@ -102,7 +103,7 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Cut a chunk to `context` tokens: first the prompt's start, then the chunk's end."""
+    """Shorten a chunk to `context` tokens by cutting its prompt's start, then its end."""
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first
@@ -111,7 +112,7 @@ def shortened(chunk: TextChunk, context: int) -> TextChunk:
 
 
 def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int64]:
-    """Count the number of times that each token is predicted, [vocab]."""
+    """Return how often each token is predicted, [vocab]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks:
         np.add.at(counts, chunk.token_ids[chunk.first :], 1)
@@ -119,12 +120,13 @@ def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int
 
 
 def smallest_cover(counts: NDArray[Any], share: float, multiple: int = 1) -> NDArray[np.int64]:
-    """Return the fewest indices that cover a share of counts, most frequent first.
+    """Return the smallest set of indices that covers a share of the counts.
 
     Args:
         counts: Count of each index.
-        share: Share of the total of all counts; from 0 to 1.
-        multiple: The number of indices is rounded up to a multiple of this value.
+        share: Share of the total count to cover; from 0 to 1. The most frequent indices come
+            first.
+        multiple: Value to a multiple of which the number of indices is rounded up.
     """
     order = np.argsort(-counts, kind="stable")
     reached = np.cumsum(counts[order]) / counts.sum()

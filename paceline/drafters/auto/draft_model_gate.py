@@ -1,13 +1,13 @@
 """Decide per batch size whether running the draft model saves time.
 
-When the draft model runs, both trees of the step are known: one with its nodes and one without
-them. The text generated next shows how many tokens of the tree without the draft model, cut to the
-same size, would have been accepted. The difference is the gain in tokens. It varies much less than
-the difference between two texts.
+When the draft model runs, each step has two trees: one with its nodes and one without. The text
+generated next shows how many tokens of the tree without the draft model, cut to the same size,
+would have been accepted. The difference is the gain in tokens. It varies much less than the number
+of accepted tokens varies between texts.
 
 The gate runs the draft model if the time saved by the gain, at the current seconds per token,
-exceeds the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a few trials do
-not switch the draft model off. The faster the draft model is, the more evidence the gate requires
+exceeds the cost. It uses an upper confidence bound (UCB) of the gain, so that a few trials do not
+switch the draft model off. The faster the draft model is, the more evidence the gate requires
 before closing. While the gate is closed, it retries with exponential back-off. The gain depends
 little on the confidence of the other sources, so the gate ignores that confidence
 (docs/development/design-notes.md).
@@ -31,10 +31,10 @@ _SETTINGS = DraftModelGateSettings()
 
 
 class DraftModelGate:
-    """Switch the draft model on or off for steps with a given number of requests.
+    """Switches the draft model on or off for steps with a given number of requests.
 
-    The gate judges one source of a tree by the nodes that the source adds. In contrast,
-    `DraftingBackoff` judges whole drafts by the tokens and the time of the step.
+    The gate evaluates one source of a tree by the nodes that the source adds. In contrast,
+    `DraftingBackoff` compares the tokens and the duration of whole steps.
 
     Args:
         settings: Settings for the gate.
@@ -74,7 +74,7 @@ class DraftModelGate:
         )
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record a step's new tokens and seconds, including the draft model."""
+        """Record a step's new tokens and its duration, including the draft model."""
         self._token_s.add(seconds, tokens)
         self._step_s.add(seconds)
 
@@ -83,7 +83,7 @@ class DraftModelGate:
         self._log_cost.add(math.log(max(seconds, 1e-9)))
 
     def record_gain(self, tokens: int) -> None:
-        """Record a request's new tokens minus those that the other tree would have given."""
+        """Record how many more new tokens a request got than without the draft model."""
         if self._count >= self._settings.memory:
             self._sum, self._squares, self._count = (
                 self._sum / 2,
@@ -99,13 +99,13 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """Track a step until the text shows how much of the other tree was right.
+    """A step, tracked until the text shows how much of the other tree was correct.
 
     Attributes:
         gate: Gate that records the gain.
         edges: Edges of the tree without the draft model.
         end: Text position after the tokens generated in the step.
-        position: Text position after the last node that matched.
+        position: Text position after the last matching node.
         node: Last node in the other tree that matches the text; -1 is the root.
     """
 
@@ -119,7 +119,7 @@ class _Open:
         """Compare the text with the other tree; return whether the gain is now known.
 
         Args:
-            token_ids: Tokens of the request's text.
+            token_ids: Tokens of the request.
             ended: Whether the text is complete.
         """
         while self.position < len(token_ids):
@@ -136,7 +136,7 @@ class _Open:
 
 
 class DraftModelGates:
-    """Hold one gate per number of requests, and the step's timer."""
+    """The gates, by number of requests, and a timer for the step."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
@@ -147,15 +147,16 @@ class DraftModelGates:
 
     @property
     def has_run_model(self) -> bool:
-        """Return whether the newest step ran the draft model."""
+        """Return whether the most recent step ran the draft model."""
         return self._seconds > 0
 
     def begin(self, other_trees: dict[int, DraftTree], is_timed: bool) -> bool:
-        """Begin a step, and return whether it runs the draft model.
+        """Start a step, and return whether it runs the draft model.
 
         Args:
-            other_trees: Trees without the draft model by request id, most likely nodes first.
-            is_timed: Whether the step's time counts; it does not count if the step contains
+            other_trees: Trees without the draft model, by request id, with the most likely nodes
+                first.
+            is_timed: Whether the step's duration is used. It is not used if the step contains
                 prompts.
         """
         self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
@@ -164,11 +165,11 @@ class DraftModelGates:
         return gate.is_open(len(other_trees))
 
     def model_finished(self) -> None:
-        """Record that the draft model has finished."""
+        """Record the time at which the draft model has finished."""
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """End the step: record its time and compare each request's text with its tree."""
+        """End the step: record its duration, and compare each text with its tree."""
         if self._running is None:
             return
         self._running.record_step(

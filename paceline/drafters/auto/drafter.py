@@ -43,7 +43,7 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Draft from all sources; lossless and seed-identical at any temperature."""
+    """Drafts from all sources; lossless, and seed-identical at any temperature."""
 
     name = "auto"
     keeps_tokens = True
@@ -81,7 +81,7 @@ class Auto(RecyclingDrafter):
 
     @classmethod
     def build(cls, options: AutoOptions, draft: CachedLM | None = None) -> Auto:
-        """Build the drafter from its options and, if there is one, a draft model.
+        """Build the drafter from its options and an optional draft model.
 
         Raises:
             DatastoreError: The datastore cannot be read.
@@ -95,7 +95,7 @@ class Auto(RecyclingDrafter):
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file for a different vocabulary; retrieve only the target's ids."""
+        """Reject a pool file with a different vocabulary; retrieve only the target's ids."""
         super().check_vocab_size(vocab_size, tokenizer)
         self._retrieval.check_vocab_size(vocab_size, tokenizer)
 
@@ -110,11 +110,11 @@ class Auto(RecyclingDrafter):
             self._model.attach(target, tokenizer)
 
     def num_head_tokens(self) -> int:
-        """Return the number of tokens the draft head should predict in the next step.
+        """Return the number of tokens that the draft head should predict in the next step.
 
-        With the budget, the number depends on how many draft nodes the engine processes. It is
-        lower while a draft model runs. While drafting is slower than plain decoding, the head runs
-        only occasionally.
+        With the draft budget, the number depends on how many draft nodes the engine verifies, and
+        is lower while a draft model runs. While drafting is slower than plain decoding, the head
+        runs only occasionally.
         """
         if self._options.draft_head is False:
             return 0
@@ -179,7 +179,7 @@ class Auto(RecyclingDrafter):
         return self._recycler.draft(requests, max_nodes, self._options.min_path_probability, trees)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Cache the target's distributions and update all sources."""
+        """Cache the target's distributions, and update all sources."""
         self._retrieval.observe(outcomes)
         self._recycler.observe(outcomes)
         self._steps += 1

@@ -1,4 +1,4 @@
-"""Draft the tokens that a request's grammar allows as the only continuation."""
+"""Draft the tokens that a request's grammar forces."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SETTINGS = GrammarSourceSettings()
 
 
 class GrammarSource:
-    """Proposes forced tokens, for requests with logits processors that know them.
+    """Proposes forced tokens, for requests whose logits processors provide them.
 
-    Such a processor has a method `forced_tokens`, as `paceline.grammars.Grammar` has. The text of
-    the tokens is certain, but the target may spell it by other tokens.
+    Such a processor has a method `forced_tokens`, like `paceline.grammars.Grammar`. The text of
+    the tokens is certain, but the target may tokenise it differently.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class GrammarSource:
         self._num_seen: dict[int, int] = {}  # tokens of the answer, by request
 
     def start(self, request: Request) -> None:
-        """Copy the processors of a request that know forced tokens."""
+        """Copy the request's processors that provide forced tokens."""
         given = request.params.logits_processors
         knowing = [copy.copy(each) for each in given if hasattr(each, "forced_tokens")]
         if knowing:
@@ -42,7 +42,7 @@ class GrammarSource:
         ]
 
     def stop(self, request: Request) -> None:
-        """Drop the copies of a request."""
+        """Discard the copies for a request."""
         self._processors.pop(request.id, None)
         self._num_seen.pop(request.id, None)
 

@@ -17,12 +17,13 @@ _SETTINGS = ModelSourceSettings()
 
 
 class ModelSource(DelegatingDrafter):
-    """Propose deterministic draft trees with confidences from a draft model.
+    """Proposes deterministic draft trees with confidences from a draft model.
 
     Args:
-        draft: The draft model.
-        brief: Stop early where the draft model is unsure, because its forward passes take time.
-        other_tokenizer: Whether the draft model may have another tokenizer; default False.
+        draft: Draft model to use.
+        brief: Whether to stop early if the draft model is unsure, because its forward passes take
+            time.
+        other_tokenizer: Whether the draft model may have a different tokenizer; default False.
     """
 
     def __init__(self, draft: CachedLM, brief: bool, other_tokenizer: bool = False) -> None:
@@ -39,7 +40,7 @@ class ModelSource(DelegatingDrafter):
     def seed_trees(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Seed the next trees with the most likely nodes from the other sources.
 
-        The draft model predicts the tokens after all of these nodes in its first forward pass.
+        The draft model's first forward pass predicts the tokens after all of these nodes.
         """
         each = _SETTINGS.max_seed_nodes // max(1, len(requests))
         for request, tree in zip(requests, trees, strict=True):

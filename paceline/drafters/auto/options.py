@@ -11,7 +11,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Options for `auto`.
+    """Options of `auto`.
 
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
@@ -19,23 +19,24 @@ class AutoOptions:
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
             (Token Recycling). At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Default 48 with the
-            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger batches.
-        budget: The engine verifies only the nodes that are expected to save time; default true.
+            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger
+            batches.
+        budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
             default 0.001.
-        answer_cache_tokens: Number of tokens from recent answers that are searched in memory; 0
-            disables the cache. Default 262144, or 0 with `update_datastore`.
+        answer_cache_tokens: Number of tokens from recent answers to search in memory; 0 disables
+            the cache. Default 262144, or 0 with `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.
-        use_draft_model: Use the draft model, if there is one, as an additional source. With the
-            budget, the drafter runs the draft model only while it saves time. Default true.
+        use_draft_model: Use the draft model, if any, as an additional source. With the draft
+            budget, it runs only while it saves time. Default true.
         use_grammar: Draft the tokens that a request's grammar forces; default true.
-        draft_head: Predict the next tokens from the target's hidden state; false disables the head.
-            To use a trained head, pass the path of a file that `paceline draft-head train` wrote.
-            Default true.
+        draft_head: Predict the next tokens from the target's hidden state; false disables the
+            head. To use a trained head, pass the path of a file written by `paceline draft-head
+            train`. Default true.
         pool_file: File in which the cached distributions are saved between runs. An existing file
-            is loaded. By default they are not saved.
-        other_tokenizer: Accept a draft model with another tokenizer. It then proposes only tokens
-            that both tokenizers have. Default false.
+            is loaded. By default, nothing is saved.
+        other_tokenizer: Accept a draft model with a different tokenizer, which then proposes only
+            tokens in both vocabularies. Default false.
     """
 
     datastore: str | None = None

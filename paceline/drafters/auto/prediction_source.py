@@ -1,4 +1,4 @@
-"""Draft from a text that the caller predicts as the answer."""
+"""Draft from a text that the caller expects as the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PredictionSource:
         self._positions: dict[int, PredictedPosition] = {}  # by request
 
     def start(self, request: Request) -> None:
-        """Read the prediction of a request, if it has one."""
+        """Read the request's predicted text, if any."""
         prediction = request.params.prediction
         if prediction and not isinstance(prediction, str):
             self._positions[request.id] = PredictedPosition(prediction)
@@ -47,12 +47,12 @@ class PredictionSource:
         return trees
 
     def stop(self, request: Request) -> None:
-        """Drop the prediction of a request."""
+        """Discard the predicted text of a request."""
         self._positions.pop(request.id, None)
 
 
 class PredictedPosition:
-    """Position in a prediction that corresponds to the end of an answer.
+    """The position in a prediction that corresponds to the end of an answer.
 
     Args:
         prediction: Predicted token ids.
@@ -69,7 +69,7 @@ class PredictedPosition:
             self._ends.setdefault(self._prediction[end - size : end], []).append(end)
 
     def follow(self, answer: Sequence[int]) -> None:
-        """Move on with the tokens of the answer since the last call."""
+        """Advance by the tokens added to the answer since the previous call."""
         for end in range(self._num_seen + 1, len(answer) + 1):
             at, token = self._next, answer[end - 1]
             if at is not None and at < len(self._prediction) and self._prediction[at] == token:
@@ -79,11 +79,11 @@ class PredictedPosition:
         self._num_seen = len(answer)
 
     def next_tokens(self, count: int) -> Sequence[int]:
-        """Return the predicted tokens after the answer."""
+        """Return the predicted tokens that follow the answer."""
         return () if self._next is None else self._prediction[self._next : self._next + count]
 
     def _found(self, tail: tuple[int, ...]) -> int | None:
-        """Return the position after the newest tokens, preferably after the last one."""
+        """Return the position after the newest tokens, preferring the nearest one ahead."""
         ends = self._ends.get(tail)
         if not ends:
             return None

@@ -1,4 +1,4 @@
-"""Settings for the `auto` drafter, with the data their values were fitted on."""
+"""Define the settings of the `auto` drafter, with the data used to fit them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ MAX_NODES = 256  # maximum value of the option `max_nodes`
 
 @dataclass(frozen=True, slots=True)
 class DraftModelGateSettings:
-    """Settings for `DraftModelGate`.
+    """Settings of `DraftModelGate`.
 
     Fitted on SmolLM2-135M with its draft model (110 prompts).
 
     Attributes:
-        prior_gain: Expected gain in tokens per request before any measurement.
+        prior_gain: Expected gain before any measurement, in tokens per request.
         prior_weight: Weight of the prior, as a number of requests.
-        patience: Factor on the ratio of step time to draft time. The product is the number of
-            standard errors added to the mean gain; the gate adds at least one.
+        patience: Factor by which the ratio of step time to draft time is multiplied. The product,
+            but at least 1, is the number of standard errors added to the mean gain.
         memory: Number of requests after which older gains count half as much.
-        decay: Weight of earlier steps in the mean times, per step.
+        decay: Factor applied to the weight of earlier steps in the mean times, at every step.
         min_pause: Number of steps between the first two trials while the gate is closed.
         max_pause: Maximum number of steps between two trials.
     """
@@ -35,16 +35,16 @@ class DraftModelGateSettings:
 
 @dataclass(frozen=True, slots=True)
 class AutoSettings:
-    """Settings for `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
+    """Settings of `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
 
     Attributes:
         retrieved_nodes: Maximum number of nodes that retrieval proposes.
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.
-        many_nodes: Minimum number of processed nodes per request for predicting one more token.
-        full_head_nodes: Minimum number of processed nodes per request for predicting all tokens.
-        min_head_nodes: Minimum number of processed nodes per request for predicting one token.
+        many_nodes: Minimum number of verified nodes per request for predicting one more token.
+        full_head_nodes: Minimum number of verified nodes per request for predicting all tokens.
+        min_head_nodes: Minimum number of verified nodes per request for predicting one token.
         head_retry_steps: Number of steps between two trials of a head that is switched off.
     """
 
@@ -59,16 +59,16 @@ class AutoSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelSourceSettings:
-    """Settings for `ModelSource`, fitted on SmolLM2-135M with its draft model.
+    """Settings of `ModelSource`, fitted on SmolLM2-135M with its draft model.
 
     Attributes:
         max_nodes: Maximum number of nodes if the draft model's own rule sets no limit.
-        max_seed_nodes: Number of nodes from the other sources that seed the draft, for the whole
-            batch. With a root, they form a forward pass that costs little more than a forward pass
+        max_seed_nodes: Number of nodes from the other sources that seed the draft, over the whole
+            batch. Together with a root, they form a forward pass that costs little more than one
             over a single token.
         stop_threshold: Summed confidence of the newest nodes below which drafting stops.
-        chain_confidence: Confidence assigned to the nodes of a chain, which has no confidences of
-            its own.
+        chain_confidence: Confidence assigned to the nodes of a chain, which carries no
+            confidences.
     """
 
     max_nodes: int = 256
@@ -79,12 +79,12 @@ class ModelSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSourceSettings:
-    """Settings for `GrammarSource`.
+    """Settings of `GrammarSource`.
 
     Attributes:
         max_tokens: Maximum number of forced tokens in a step.
-        confidence: Probability that the target spells forced text by the proposed tokens, before
-            it was counted.
+        confidence: Assumed probability that the target tokenises forced text as proposed, before
+            any counts.
     """
 
     max_tokens: int = 32
@@ -93,12 +93,13 @@ class GrammarSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class PredictionSourceSettings:
-    """Settings for `PredictionSource`.
+    """Settings of `PredictionSource`.
 
     Attributes:
         max_tokens: Maximum number of predicted tokens in a step.
-        ngram_tokens: Number of equal tokens after which an answer follows the prediction again.
-        confidence: Probability that a predicted token is right, before it was counted.
+        ngram_tokens: Number of matching tokens after which an answer is considered to follow the
+            prediction again.
+        confidence: Assumed probability that a predicted token is correct, before any counts.
     """
 
     max_tokens: int = 32

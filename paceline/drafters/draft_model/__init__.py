@@ -1,1 +1,1 @@
-"""Speculative decoding with a small model."""
+"""Implement speculative decoding with a small draft model."""

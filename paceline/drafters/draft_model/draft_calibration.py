@@ -1,4 +1,4 @@
-"""Calibrate a draft model: acceptance rate of its first choice by probability."""
+"""Calibrate a draft model's first choices: acceptance rate by probability."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def first_choice_prior(prob: float) -> float:
 
 
 class DraftCalibration:
-    """Count how often the draft model's first choice was accepted, by probability.
+    """Counts how often the draft model's first choice is accepted, by probability.
 
     A first choice is accepted more often than its probability suggests, especially with a greedy
-    target. While there are few counts, the estimate is a power of the probability, which fits such
-    model pairs.
+    target. While there are few counts, the estimate is a power of the probability, which was
+    fitted to such model pairs.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class DraftCalibration:
 
         Args:
             outcome: Outcome for the tree.
-            first_choice_probs: The draft model's probability for each node; None if the node was
+            first_choice_probs: The draft model's probability for each node; None if the node is
                 not a first choice.
         """
         for node, accepted in tried(outcome):

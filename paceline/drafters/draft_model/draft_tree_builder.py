@@ -1,8 +1,8 @@
-"""Grow the tree that a draft model drafts in one step, most likely nodes first.
+"""Grow a draft model's tree in one step, most likely nodes first.
 
 Each draft forward pass processes the whole tree so far. A small model's forward pass costs about
-the same for one token as for twenty, so every open node is extended at once. One round is `newest`,
-`question`, the forward pass, and `learn_answers`:
+the same for one token as for twenty, so all open nodes are extended at once. One round is
+`newest`, `question`, the forward pass, and `learn_answers`:
 
     newest()       [-1]                        [7, 8]
     question()     root                        root -> 7, root -> 8; text looked up after these
@@ -27,7 +27,7 @@ from paceline.drafters.shared.trees import likeliest_first
 
 @dataclass(slots=True)
 class GuessNode:
-    """Hold one node of the growing tree.
+    """A node of the growing tree.
 
     Attributes:
         token: Token id.
@@ -48,12 +48,12 @@ class GuessNode:
 
 @dataclass(frozen=True, slots=True)
 class DraftForwardInput:
-    """Hold the input for one draft forward pass: tree nodes, then looked-up text.
+    """The input of a draft forward pass: tree nodes, followed by looked-up text.
 
     Attributes:
         tree: Tokens to process, as a tree.
-        nodes: For each processed position, the node in the growing tree; -1 for the root, which
-            comes first, and None for a looked-up token.
+        nodes: For each position, the node in the growing tree; -1 for the root, which comes first,
+            and None for a looked-up token.
         predicted: Positions (0 is the root) whose predictions are needed.
     """
 
@@ -63,12 +63,12 @@ class DraftForwardInput:
 
 
 class NodePrediction(NamedTuple):
-    """Hold the draft model's prediction after one node.
+    """The draft model's prediction after one node.
 
     Attributes:
         choice: Chosen token id.
         likeliest: Most likely token ids, in descending order.
-        probs: Their probabilities.
+        probs: Probabilities of these tokens.
     """
 
     choice: int
@@ -77,14 +77,15 @@ class NodePrediction(NamedTuple):
 
 
 class GuessTree:
-    """Grow a tree by one level or more per draft forward pass.
+    """Grows a tree by one level or more per draft forward pass.
 
     Args:
         calibration: Acceptance rates of first choices.
         limit: Maximum number of nodes.
         max_depth: Maximum depth.
         branch_threshold: Minimum path confidence for nodes that are not on the main path.
-        stop_threshold: Summed path confidence of the newest nodes below which the tree is finished.
+        stop_threshold: Summed path confidence of the newest nodes below which the tree is
+            finished.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class GuessTree:
         return self._guesses[node].token
 
     def newest(self) -> list[int]:
-        """Return the nodes to extend (-1 = the root); none once the tree is finished."""
+        """Return the nodes to extend (-1 is the root); empty once the tree is finished."""
         if self._limit <= 0 or self._max_depth <= 0:
             return []
         if -1 not in self._children:
@@ -128,14 +129,14 @@ class GuessTree:
         look_up: Callable[[list[int], int], list[int]],
         likely: DraftTree,
     ) -> DraftForwardInput:
-        """Return the forward input that predicts the tokens after the `newest` nodes.
+        """Return the input with which to predict the tokens after the `newest` nodes.
 
         Args:
             newest: Nodes to extend.
             look_up: Function (path, length) that returns up to `length` tokens that may follow a
                 path.
             likely: Tree from the other sources. If given, the first forward pass predicts the
-                tokens after all its nodes.
+                tokens after all of its nodes.
         """
         if -1 in newest and likely.token_ids:
             return DraftForwardInput(
@@ -161,7 +162,7 @@ class GuessTree:
         return DraftForwardInput(DraftTree(tokens, parents), nodes, predicted)
 
     def learn_answers(self, question: DraftForwardInput, answers: Sequence[NodePrediction]) -> None:
-        """Add the predictions, in the order of `question.predicted`, to the tree."""
+        """Add predictions to the tree, in the order of `question.predicted`."""
         nodes = list(question.nodes)
         for position, answer in zip(question.predicted, answers, strict=True):
             if nodes[position] is None:  # looked-up text counts only if the draft model predicts it
@@ -176,7 +177,7 @@ class GuessTree:
                 self._branch(node, answer)
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
-        """Return the tree, most likely paths first, and first-choice probabilities."""
+        """Return the tree, with likely paths first, and the first-choice probabilities."""
         selected = self._selected()
         position_of = {-1: -1} | {node: position for position, node in enumerate(selected)}
         guesses = [self._guesses[node] for node in selected]
@@ -194,7 +195,7 @@ class GuessTree:
         return tree, [guesses[node].first_choice_prob for node in before]
 
     def _branch(self, node: int, answer: NodePrediction) -> None:
-        """Add the chosen token and the other likely tokens as children of `node`."""
+        """Add the chosen token and other likely tokens as children of `node`."""
         above, on_main_path = (
             self._path_confidence(node),
             node < 0 or self._guesses[node].on_main_path,

@@ -1,8 +1,8 @@
-"""Draft chains or trees with a small model (Leviathan, Chen et al. 2023).
+"""Draft chains or trees with a small model (Leviathan et al., Chen et al. 2023).
 
 Sampled drafts are chains, as in the papers (`shared/chains.py`). Deterministic drafts, mainly for
 greedy requests, are trees (`draft_tree_builder.py`), unless the options set a length or another
-rule. The draft model's confidence determines the size of a tree. The engine then processes the
+rule. The draft model's confidence determines the size of a tree. The engine then verifies the
 nodes that are expected to save time.
 """
 
@@ -43,7 +43,7 @@ __all__ = ["DraftModel", "DraftModelOptions"]
 
 @dataclass(slots=True)
 class _Record:
-    """Hold the calibration and the newest tree for one request.
+    """The calibration and the newest tree of one request.
 
     Attributes:
         calibration: Acceptance rates of first choices in this request.
@@ -59,12 +59,12 @@ class _Record:
 
 
 class DraftModel(ChainDrafter):
-    """Draft a tree or a chain per request with a draft model.
+    """Drafts a tree or a chain per request with a draft model.
 
     Args:
         options: Options of the drafter.
-        draft: The draft model.
-        rule: Length rule that replaces the rule from the options; drafts are then chains.
+        draft: Draft model to use.
+        rule: Length rule that replaces the rule in the options; drafts are then chains.
     """
 
     name = "draft_model"
@@ -100,7 +100,7 @@ class DraftModel(ChainDrafter):
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
         """Seed the next draft with the nodes of another tree for the same request.
 
-        The draft model's first forward pass then predicts the tokens after all these nodes.
+        The draft model's first forward pass then predicts the tokens after all of these nodes.
         """
         self._records[request.id].likely = tree
 
@@ -122,7 +122,7 @@ class DraftModel(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Grow trees where allowed, then draft chains for the other requests."""
+        """Grow trees where possible, then draft chains for the other requests."""
         branching = [self._grows and not self.draws(request) for request in requests]
         sizes = [
             limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)
@@ -144,10 +144,10 @@ class DraftModel(ChainDrafter):
     def _grow_trees(
         self, requests: list[Request], max_depths: list[int], sizes: list[int]
     ) -> list[GuessTree]:
-        """Grow one tree per request, all requests together in each forward pass.
+        """Grow one tree per request, with all requests in each forward pass.
 
-        Each forward pass processes the root and the whole tree again; the draft model's KV cache
-        keeps no draft tokens.
+        Each forward pass processes the root and the whole tree again, because the draft model's KV
+        cache stores no draft tokens.
         """
         options = self._options
         trees = [
@@ -182,9 +182,9 @@ class DraftModel(ChainDrafter):
         return trees
 
     def _advance_states(self, copies: list[Request]) -> None:
-        """Advance a draft model's recurrent states to before the newest token.
+        """Advance a draft model's recurrent states up to, but excluding, the newest token.
 
-        States cannot be rewound, so the passes that grow a tree leave them there.
+        States cannot be rewound, so the passes that grow a tree leave them at this position.
         """
         behind = [copy for copy in copies if copy.pending > 1]
         newest = [copy.token_ids.pop() for copy in behind]
@@ -214,9 +214,9 @@ def greedy_answers(
     """Return the draft model's predictions from its raw logits.
 
     Args:
-        logits: [batch, 1 + width, kept], after the root and each processed node.
-        questions: Per request the nodes to predict after; None for none.
-        kept_ids: [kept] ids of a reduced vocabulary; None for the whole vocabulary.
+        logits: Logits after the root and each processed node, [batch, 1 + width, kept].
+        questions: For each request, the nodes after which to predict, or None.
+        kept_ids: Ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
     rows = predicted_rows(logits, questions)
     columns, probs = fetch(*topk_tokens(rows, CHOICES))
@@ -233,10 +233,10 @@ def adjusted_answers(
     """Return the draft model's predictions with sampling settings applied.
 
     Args:
-        logits: [batch, 1 + width, vocab], after the root and each processed node.
+        logits: Logits after the root and each processed node, [batch, 1 + width, vocab].
         copies: The draft model's copies of the requests.
-        inputs: The processed tree for each request.
-        questions: Per request the nodes to predict after; None for none.
+        inputs: Processed tree of each request.
+        questions: For each request, the nodes after which to predict, or None.
     """
     _, drawn, (columns, probs) = sampler.draw_tokens(
         logits,
@@ -253,11 +253,11 @@ def adjusted_answers(
 
 
 def predicted_rows(scores: Tensor, questions: Sequence[DraftForwardInput | None]) -> Tensor:
-    """Return the scores of the nodes to predict after, [nodes, vocab].
+    """Return the scores at the nodes after which to predict, [nodes, vocab].
 
     Args:
-        scores: [batch, 1 + width, vocab].
-        questions: Per request the nodes; None for none.
+        scores: Scores, [batch, 1 + width, vocab].
+        questions: For each request, the nodes after which to predict, or None.
     """
     width = scores.shape[1]
     rows = [
@@ -275,7 +275,7 @@ def _by_request(
     likeliest: Sequence[list[int]],
     probs: Sequence[list[float]],
 ) -> list[list[NodePrediction]]:
-    """Return predictions per request from columns over all nodes to predict after."""
+    """Group predictions by request, given columns over all nodes of all requests."""
     predictions = map(NodePrediction, choices, likeliest, probs)
     return [
         list(islice(predictions, len(question.predicted) if question else 0))

@@ -27,15 +27,15 @@ class DraftModelOptions:
     """Options of `draft_model`.
 
     Attributes:
-        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default the
-            draft grows while the draft model is confident, up to 24 tokens (3 in a batch of 8).
-            With stop_rule=heuristic, this is the limit for the first draft, by default 5.
+        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default, the
+            draft grows as long as the draft model is confident, up to 24 tokens (3 in a batch of
+            8). With stop_rule=heuristic, this is the limit for the first draft, by default 5.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
-            probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
-            the entropy of its distribution. "heuristic" depends on whether the last draft was fully
-            accepted. Default "product".
-        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to 1.
-            With 0, drafting never stops early. By default 0 with a length and the product rule;
+            probabilities, "confidence" uses the probability of the newest token, and "entropy"
+            uses the entropy of its distribution. "heuristic" depends on whether the last draft was
+            fully accepted. Default "product".
+        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to
+            1. With 0, drafting never stops early. Default: 0 with a length and the product rule;
             otherwise 0.5 for trees, 0.1 for chains with the product rule, and 0.4 with the other
             rules.
         branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
@@ -43,14 +43,14 @@ class DraftModelOptions:
             option.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Default true, or
             false with a length or another rule.
-        budget: The engine verifies only the nodes that are expected to save time. It skips drafting
-            as long as drafting is slower than plain decoding. Sampled drafts are never shortened,
-            because they affect the text. Default true, or false with a length or another rule.
+        budget: Verify only the nodes that are expected to save time, and skip drafting as long as
+            it is slower than plain decoding. Sampled drafts are never shortened, because they
+            affect the text. Default true, or false with a length or another rule.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same noise as the target. Default "reject".
-        other_tokenizer: Accept a draft model with another tokenizer. It then proposes only tokens
-            that both tokenizers have. Default false.
+        other_tokenizer: Accept a draft model with a different tokenizer, which then proposes only
+            tokens in both vocabularies. Default false.
     """
 
     max_draft_tokens: int | None = None
@@ -83,7 +83,7 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum number of draft tokens per step (heuristic: in the first draft)."""
+        """Maximum number of draft tokens per step (with heuristic, in the first draft)."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
@@ -121,22 +121,22 @@ class DraftModelOptions:
 
     @property
     def min_branch_confidence(self) -> float:
-        """Path confidence that a further choice must reach to join the tree."""
+        """Minimum path confidence at which an alternative joins the tree."""
         if self.branch_threshold is not None:
             return self.branch_threshold
         return BRANCH_THRESHOLD if self.adapts_length else 1.0
 
     @property
     def looks_up(self) -> bool:
-        """Tell whether prompt lookup speeds up the draft model, defaults applied."""
+        """Return whether prompt lookup speeds up the draft model."""
         return self.adapts_length if self.use_prompt_lookup is None else self.use_prompt_lookup
 
     @property
     def has_budget(self) -> bool:
-        """Tell whether the engine may cut the drafts, defaults applied."""
+        """Return whether the engine may cut the drafts."""
         return self.adapts_length if self.budget is None else self.budget
 
     @property
     def adapts_length(self) -> bool:
-        """Tell whether the draft length adapts and a batch shares one node limit."""
+        """Return whether draft lengths adapt, so that a batch shares one node limit."""
         return self.max_draft_tokens is None and self.stop_rule == "product"

@@ -1,4 +1,4 @@
-"""Settings for the `draft_model` drafter."""
+"""Define the settings of the `draft_model` drafter."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""Lookahead Decoding (Fu et al. 2024, algorithm 1): the target drafts.
+"""Lookahead Decoding (Fu et al. 2024, algorithm 1), in which the target drafts.
 
 Every forward pass also processes a window of guesses for the next positions (section 3.1, the
-lookahead branch: `window.py`). It verifies up to G earlier n-grams that start with the newest token
-(section 3.2, the verification branch). Algorithms 3 and 4 in the paper correspond to the
-verification that all drafters share. The target's predictions at the window's newest level complete
-W n-grams per step. These n-grams enter a pool and become the guesses in later steps.
+lookahead branch: `window.py`). It also verifies up to G earlier n-grams that start with the newest
+token (section 3.2, the verification branch). Algorithms 3 and 4 in the paper correspond to the
+verification code shared by all drafters. The target's predictions at the window's newest level
+complete W n-grams per step. These n-grams enter a pool and become the guesses in later steps.
 
-Differences from the public code, all disabled by `reference_mode=true`:
+Differences from the authors' code, all of which `reference_mode=true` disables:
 
 - The token after a fully matched n-gram is emitted, as in the paper's algorithm 3.
-- Guesses and the window share common prefixes. The nodes saved in this way extend the first guesses
-  with n-grams from the pool.
+- Guesses and the window share common prefixes. The saved nodes extend the first guesses with
+  n-grams from the pool.
 - Window nodes can be accepted. The window is full and guesses are verified from the first step.
 - The pool is searched for the two newest tokens before the newest token alone. If it has too few
-  n-grams for a key, the drafter also uses n-grams that contain the key in a later position.
+  n-grams for a key, the drafter also uses n-grams that contain the key at a later position.
 - Text that the target has confirmed becomes the newest entry. A guess whose first token was wrong
   is removed from the pool until it is generated again.
-- The window is left out while long runs are accepted, and at the end of the answer.
+- The window is omitted while long runs are accepted, and at the end of the answer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ WINDOW_LEFT_OUT = "window_left_out"  # note: steps in which max_nodes left no ro
 
 @dataclass(slots=True)
 class _State:
-    """Hold the state for one request.
+    """The state of one request.
 
     Attributes:
-        window: Lookahead window; None if only chains can be verified, because these return no
+        window: Lookahead window; None if only chains can be verified, because they provide no
             predictions.
-        pool: N-grams, keyed by the one or two tokens before them.
+        pool: N-grams, keyed by the one or two preceding tokens.
         inner_ngrams: The window's n-grams without their first tokens, for keys missing from the
             pool.
         drops_wrong_guesses: Whether wrong guesses are removed from the pool; false for a shared
@@ -54,8 +54,8 @@ class _State:
         pooled_tokens: Number of text tokens whose n-grams are in the pool.
         accepted: Number of tokens accepted in the last step.
         tree: Last proposal.
-        newest_level: Nodes in `tree` for the window's newest level; None if the window was left
-            out.
+        newest_level: Nodes in `tree` for the window's newest level; None if the window was
+            omitted.
         guesses: N-grams in `tree`.
     """
 
@@ -71,7 +71,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Draft n-grams from a window; lossless and seed-identical at any temperature."""
+    """Drafts n-grams from a window; lossless, and seed-identical at any temperature."""
 
     name = "lookahead"
     keeps_tokens = True
@@ -95,7 +95,7 @@ class Lookahead(Drafter):
         return self._options.max_nodes
 
     def start(self, request: Request, pool: NgramPool | None = None) -> None:
-        """Fill the window with tokens from the prompt.
+        """Fill a new window with tokens from the prompt.
 
         Args:
             request: The new request.
@@ -114,7 +114,7 @@ class Lookahead(Drafter):
         )
 
     def stop(self, request: Request) -> None:
-        """Drop a request's state."""
+        """Discard a request's state."""
         self._states.pop(request.id, None)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -125,14 +125,14 @@ class Lookahead(Drafter):
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Add the new n-grams to the pools and advance the windows."""
+        """Add the new n-grams to the pools, and advance the windows."""
         for outcome in outcomes:
             self._learn(outcome, self._states[outcome.request.id])
 
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
         """Return up to `count` n-grams that followed the newest tokens of `text`.
 
-        N-grams with longer keys come first, then newer entries. N-grams that contain the key in a
+        N-grams with longer keys come first, then newer ones. N-grams that contain the key at a
         later position fill the remaining slots.
         """
         state = self._states[request.id]
@@ -202,9 +202,9 @@ class Lookahead(Drafter):
     def _add_as_published(
         self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
     ) -> None:
-        """Add every token of every guess, as in the public code.
+        """Add every token of every guess, as in the authors' code.
 
-        The last token of each guess and the window are scoring-only nodes.
+        The last token of each guess and all window nodes are probes.
         """
         probes: list[tuple[int, int]] = []
         for ngram in state.guesses:
@@ -248,7 +248,7 @@ class Lookahead(Drafter):
     def _pool_window(
         self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
     ) -> None:
-        """Add the n-grams completed by the target's predictions for the window."""
+        """Add the n-grams that the target's predictions for the window complete."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
             if not self._options.reference_mode:

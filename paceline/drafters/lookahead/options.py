@@ -22,7 +22,7 @@ class LookaheadOptions:
         prompt_pool: Also store n-grams from the prompt and the answer ("prompt as reference");
             default true.
         budget: Skip drafting as long as it is slower than plain decoding; default true.
-        reference_mode: Take exactly the same steps as the public code, for comparison; default
+        reference_mode: Take exactly the same steps as the authors' code, for comparison; default
             false.
     """
 
@@ -48,5 +48,5 @@ class LookaheadOptions:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the largest tree: (N - 1) (W + G) tokens, one of which is the root."""
+        """Number of nodes in the largest tree: (N - 1) (W + G) tokens minus the root."""
         return (self.ngram - 1) * (self.window + self.guesses) - 1

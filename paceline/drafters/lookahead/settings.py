@@ -1,4 +1,4 @@
-"""Settings for the `lookahead` drafter."""
+"""Define the settings of the `lookahead` drafter."""
 
 from __future__ import annotations
 

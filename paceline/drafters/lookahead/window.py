@@ -1,10 +1,9 @@
-"""Hold the lookahead window (Fu et al. 2024, 3.1): N - 1 levels of W guesses.
+"""Define the lookahead window (Fu et al. 2024, 3.1): N - 1 levels of W guesses.
 
-Level 0 is the oldest iteration. Its column 0 is the newest token, so the level holds W - 1 tokens,
-one for each position after that. Every other level holds W tokens, each predicted by the target
-from the previous level. As a draft tree, level 0 is a chain from the root, and the node at (level
-l, column i) is a child of (l - 1, i). This gives the paper's mask and positions without a second
-mask.
+Level 0 is the oldest iteration. Its column 0 is the newest token, so the level holds only the W -
+1 tokens that follow. Every other level holds W tokens, which the target predicted from the
+previous level. As a draft tree, level 0 is a chain from the root, and the node at (level l, column
+i) is a child of (l - 1, i). This yields the paper's mask and positions without an additional mask.
 
 For W = 3 and N = 3, with newest token c (the root) and predictions x at the newest level:
 
@@ -26,7 +25,7 @@ AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 
 
 class LookaheadWindow:
-    """Hold the levels for one request.
+    """The window of one request.
 
     Args:
         levels: Token ids for each level, oldest iteration first.
@@ -43,7 +42,7 @@ class LookaheadWindow:
     ) -> LookaheadWindow:
         """Return a full window of phrases from random positions in the prompt.
 
-        The window completes n-grams from the first step.
+        Such a window completes n-grams from the first step on.
         """
         starts = [rng.randrange(max(1, len(prompt) - ngram + 2)) for _ in range(width)]
         levels = [
@@ -56,12 +55,12 @@ class LookaheadWindow:
     def from_tokens(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return one level of random prompt tokens, like the warm-up in the public code."""
+        """Return one level of random prompt tokens, like the warm-up in the authors' code."""
         return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
 
     @property
     def full(self) -> bool:
-        """Return whether all levels exist; only then are n-grams complete."""
+        """Return whether all levels exist; n-grams are complete only in a full window."""
         return len(self.levels) == self._ngram - 1
 
     def __len__(self) -> int:
@@ -89,10 +88,11 @@ class LookaheadWindow:
         """For a full window, yield the n-grams completed in this step, column by column.
 
         Args:
-            context: Newest token of the text (the root), preceded by the token before it, if any.
+            context: The newest token of the text (the root), preceded by the previous token, if
+                any.
             answers: The target's token after each node of the newest level.
         Returns:
-            Pairs of a key (the one or two tokens before) and the N - 1 tokens that followed.
+            Pairs of a key (the one or two preceding tokens) and the N - 1 tokens that followed.
         """
         text = (*context, *self.levels[0])
         for column, ngram in enumerate(zip(*self.levels[1:], answers, strict=True)):
@@ -100,7 +100,7 @@ class LookaheadWindow:
             yield text[max(0, end - 2) : end], ngram
 
     def slide(self, answers: list[int]) -> None:
-        """Advance by one position: `answers` become the newest level.
+        """Advance by one position, making `answers` the newest level.
 
         A full window drops its oldest level.
         """

@@ -1,22 +1,22 @@
 """Ouroboros (Zhao et al. 2024, algorithm 1): draft phrase by phrase.
 
-The draft model runs Lookahead Decoding through `decode_step`, so it drafts several tokens per
+The draft model runs Lookahead Decoding with `decode_step`, so that it drafts several tokens per
 forward pass (section 2.4). The target verifies the drafted chain together with K phrases from the
 pool that could follow it (sections 2.2 and 2.3). Both models use the same pool. The draft model
 fills the pool from its window. The target adds accepted text and its predictions at rejected nodes
 (section 2.5: `learning.py`). The pool may be kept for later requests (section 2.6).
 
-Differences from the paper and its public code:
+Differences from the paper and the authors' code:
 
-- The draft is not cut to gamma tokens. The token after a fully matched suffix is emitted.
-- The prompt and the answer are added to the pool. Predictions at every node are added too, not only
-  those after a rejection.
-- Phrases are also verified after the newest token. Where the draft model was unsure, its
-  alternatives are also verified, each with the phrase that follows it.
-- The engine processes the nodes that are expected to save time, most likely paths first (`budget`).
-- Any temperature and batch size works. Drafts for sampled requests use the target's keyed noise, so
-  they agree with the target more often than the arg-max would. All drafts are deterministic, so the
-  text is the same as with plain decoding.
+- The draft is not cut to gamma tokens. The token after a fully accepted suffix is emitted.
+- The prompt and the answer are added to the pool, as are predictions at every node, not only those
+  after a rejection.
+- Phrases are also verified after the newest token. If the draft model was unsure, its alternatives
+  are also verified, each with the phrase that follows it.
+- The engine verifies the nodes that are expected to save time, most likely paths first (`budget`).
+- Any temperature and batch size works. Drafts for sampled requests use the target's keyed noise,
+  so they agree with the target more often than the argmax would. All drafts are deterministic, so
+  the text equals that of plain decoding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 
 class Ouroboros(Drafter):
-    """Draft chains with a draft model accelerated by a phrase drafter."""
+    """Drafts chains with a draft model that a phrase drafter accelerates."""
 
     name = "ouroboros"
     keeps_tokens = True
@@ -107,7 +107,7 @@ class Ouroboros(Drafter):
         return self._draft.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file with ids that the target does not have."""
+        """Reject a pool file with ids outside the target's vocabulary."""
         if self._kept is not None:
             self._kept.check_ids(vocab_size)
 
@@ -154,10 +154,10 @@ class Ouroboros(Drafter):
             self._kept.save_changes(wait=True)
 
     def save_pool(self) -> None:
-        """Write the pool file now.
+        """Write the pool file immediately.
 
         Raises:
-            ConfigError: No file was given, or it cannot be written.
+            ConfigError: No file was given, or the file cannot be written.
         """
         if self._kept is None:
             raise ConfigError(
@@ -167,7 +167,7 @@ class Ouroboros(Drafter):
         self._kept.save()
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for every request, all requests together in each draft forward pass."""
+        """Draft for all requests together, in shared draft forward passes."""
         trees = [EMPTY_TREE] * len(requests)
         rows = []
         for row, (request, limit) in enumerate(zip(requests, max_nodes, strict=True)):
@@ -218,7 +218,7 @@ class Ouroboros(Drafter):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
-        """Update the copy and the pool with the target's tokens; begin a draft."""
+        """Update the copy and the pool with the target's tokens, and start a new draft."""
         shadow.sync_with_target(self._draft, request.token_ids)
         shadow.request.finish_reason = None
         shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)
@@ -251,7 +251,7 @@ class Ouroboros(Drafter):
         trees: Sequence[DraftTree],
         logits: NodeLogits,
     ) -> list[Outcome]:
-        """Verify phrases with the draft model, and record its alternatives."""
+        """Verify phrases with the draft model, and record alternatives to its choices."""
         if is_greedy(requests):
             logits = find_top_tokens(logits, CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)
@@ -265,7 +265,7 @@ class Ouroboros(Drafter):
         return outcomes
 
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
-        """Return the drafted chain with suffixes, alternatives and phrases after the root."""
+        """Return the proposal: drafted chain, suffixes, alternatives, and root phrases."""
         options = self._options
         builder = ProposalBuilder(
             request.token_ids[-2:],

@@ -15,7 +15,7 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the two tokens ending at `node` (-1 = root), or one token at the start."""
+    """Return the two tokens that end at `node` (-1 is the root), or one at the start."""
     text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1
     if node < 0:
@@ -29,14 +29,14 @@ def inspirations(
 ) -> Iterator[tuple[Ngram, Ngram]]:
     """Yield confirmed phrases at rejected nodes, with their context (inspiration).
 
-    A phrase is the target's prediction after a node, then after the child that carries this token,
-    and so on, up to N - 1 tokens.
+    A phrase starts with the target's prediction after a node and follows the child with that
+    token, and so on, up to N - 1 tokens.
 
     Args:
         outcome: Outcome of a tree.
-        chain: Nodes in the drafted chain that the engine processed.
+        chain: Nodes in the drafted chain that the engine verified.
         rule: Value of `OuroborosOptions.inspiration`.
-        ngram: N.
+        ngram: N, the number of tokens in a phrase with its key.
     """
     if rule == "off":
         return
@@ -67,7 +67,7 @@ def inspirations(
 def _predicted_after(
     outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int
 ) -> Ngram:
-    """Return up to `length` tokens that the target predicts from `node` onwards."""
+    """Return up to `length` tokens that the target predicts, starting after `node`."""
     phrase = [outcome.target_argmax[node + 1]]
     while len(phrase) < length:
         following = child.get((node, phrase[-1]))
@@ -79,9 +79,9 @@ def _predicted_after(
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """Replace every suffix in the pool with the target's predictions (refinement).
+    """Replace every suffix in the pool by the target's predictions (refinement).
 
-    The replacement is by value, so no suffix appears twice.
+    Suffixes are replaced by value, so none appears twice.
     """
     last = proposal.chain[-1] if proposal.chain else -1
     num_processed = len(outcome.tree)

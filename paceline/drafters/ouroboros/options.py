@@ -17,7 +17,7 @@ class OuroborosOptions:
 
     Attributes:
         gamma: Minimum number of tokens drafted per step; at least 1, default 5. The last phrase is
-            not truncated, so a draft can be longer.
+            not truncated, so a draft may be longer.
         window: W, number of columns in the draft model's lookahead window; at least 1, default 2.
         ngram: N, number of tokens in a phrase, including its key; at least 2, default 6.
         suffixes: K, maximum number of phrases verified after the draft; default 3. The same number
@@ -25,13 +25,13 @@ class OuroborosOptions:
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
             draft; default 4. With 0, the tree is the paper's.
         inspiration: Rejected tokens whose continuations enter the phrase pool. "every" uses every
-            node, "paper" the rule in the paper, "code" the rule in the public code, and "off" none.
-            Default "every".
-        refinement: Replace suffixes in the pool with the target's predictions; default true.
-        budget: The engine verifies only the nodes that are expected to save time; default true.
+            node, "paper" the rule in the paper, "code" the rule in the authors' code, and "off"
+            none. Default "every".
+        refinement: Replace suffixes in the pool by the target's predictions; default true.
+        budget: Verify only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
         pool_file: File in which the shared pool is saved between runs. An existing file is loaded.
-            Implies `shared_pool`. By default the pool is not saved.
+            Implies `shared_pool`. By default, the pool is not saved.
         on_invalid_file: Action if the pool file is damaged or invalid: "refuse" raises an error,
             and "reset" starts an empty pool with a warning. Default "refuse".
     """

@@ -21,7 +21,7 @@ from paceline.drafters.shared.trees import tried
 
 
 class NodeSource(IntEnum):
-    """Name a node's source.
+    """Source of a node.
 
     CHAIN is the drafted chain, and ALTERNATIVE is another choice of the draft model. SUFFIX is the
     first token of a phrase after the chain, and PHRASE the first token of any other phrase. WITHIN
@@ -43,11 +43,11 @@ _PRIORS = {
 
 
 class Evidence(NamedTuple):
-    """Describe a node's source.
+    """A node's source, and its probability.
 
     Attributes:
         kind: Source of the node.
-        prob: Probability according to the draft model; 0 if it gives none.
+        prob: Probability according to the draft model; 0 if there is none.
     """
 
     kind: NodeSource
@@ -55,17 +55,17 @@ class Evidence(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Acceptance rate given the parent, before any counts."""
+        """Assumed acceptance rate given the parent, before any counts."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)
 
 
 class PhraseAcceptance:
-    """Count trials and hits by source and probability, for all requests.
+    """Counts trials and hits by source and probability, over all requests.
 
     A node counts as a trial once the target has predicted a token after its parent, whether or not
-    the node was processed.
+    the node was verified.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class PhraseAcceptance:
         return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
-        """Count which nodes in an outcome were right.
+        """Count which nodes of a tree were correct.
 
         Args:
             evidence: Source of each node in the outcome's tree.

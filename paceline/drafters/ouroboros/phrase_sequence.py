@@ -1,4 +1,4 @@
-"""Hold a request in the draft model's cache while Ouroboros drafts for it."""
+"""Track a request in the draft model's cache while Ouroboros drafts for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.util.device_copies import fetch, upload
 
 
 class RunProbs(NamedTuple):
-    """Hold the draft model's probabilities of a run of tokens.
+    """The draft model's probabilities for a run of tokens.
 
     Attributes:
         own: Probability of each token.
@@ -31,16 +31,16 @@ class RunProbs(NamedTuple):
 
 @dataclass(slots=True)
 class PhraseSequence(DraftSequence):
-    """Hold the phrase draft for one request.
+    """The phrase draft of one request.
 
     Attributes:
-        pool: Phrases that this request uses.
+        pool: Phrase pool that this request uses.
         pooled_tokens: Number of target tokens in the pool.
         goal: Target length of the current draft, in tokens.
-        reach: With the budget, maximum draft length, which is slightly more than the engine
-            processes.
-        prob: The draft model's probability that the draft so far is right.
-        probs: Probability of each token given the tokens before.
+        reach: With the draft budget, maximum draft length, slightly above the number of nodes that
+            the engine verifies.
+        prob: The draft model's probability that the draft so far is correct.
+        probs: Probability of each token given the preceding tokens.
         alternatives: Other tokens that the draft model considered.
         proposal: Newest proposal.
     """
@@ -61,16 +61,16 @@ class PhraseSequence(DraftSequence):
 
     @property
     def open(self) -> bool:
-        """Return whether drafting continues; nothing follows an end-of-sequence token."""
+        """Return whether drafting continues; it ends at an end-of-sequence token."""
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
     def note_processed(self, count: int) -> None:
-        """Record how many nodes in the drafted chain the engine processed."""
+        """Record how many nodes of the drafted chain the engine verified."""
         uncut = count == len(self.proposal.chain)
         self.reach = max(count, self.reach) + 1 if uncut else max(MIN_REACH, count + 1)
 
     def begin(self) -> None:
-        """Begin an empty draft."""
+        """Start an empty draft."""
         self.prob, self.probs, self.alternatives = 1.0, [], []
 
     def note_probs(self, run: list[int], probs: RunProbs) -> None:
@@ -78,7 +78,7 @@ class PhraseSequence(DraftSequence):
 
         Args:
             run: Tokens about to be added to the draft.
-            probs: Probabilities at their positions.
+            probs: Probabilities at the tokens' positions.
         """
         own, top = probs
         first = len(self.request) - self.agreed

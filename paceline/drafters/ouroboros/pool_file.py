@@ -1,4 +1,4 @@
-"""Save phrase pools to files and load them."""
+"""Save phrase pools to files, and load them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KIND = FileKind(
 
 
 class PoolFile(StateFile):
-    """Tie a phrase pool to its file.
+    """The file of a phrase pool.
 
     Args:
         path: File of the pool.
@@ -30,7 +30,7 @@ class PoolFile(StateFile):
         max_length: Maximum number of tokens in a phrase; longer phrases in the file are cut.
         vocab_size: Number of rows in the draft model's LM head, which the file must match except
             for padding.
-        cold: Start with an empty pool if the file is rejected.
+        cold: Whether to start with an empty pool if the file is rejected.
     Raises:
         ConfigError: The file cannot be used, or its folder does not exist.
     """
@@ -45,7 +45,7 @@ class PoolFile(StateFile):
                 pool.insert(key, phrase[:max_length])
 
     def check_ids(self, ids: int) -> None:
-        """Reject a file with ids that the target does not have.
+        """Reject a file with ids outside the target's vocabulary.
 
         Raises:
             ConfigError: An id is `ids` or above; the message gives the highest id.
@@ -88,11 +88,12 @@ def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
 
 
 def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
-    """Return keys with their phrases in the saved order, limited to the models' ids.
+    """Return the keys and phrases in a file, in the saved order, limited to valid ids.
 
     Args:
         path: File of the pool.
-        vocab_size: Number of rows in the draft model's LM head. The file may differ by padding.
+        vocab_size: Number of rows in the draft model's LM head. The file's number may differ by
+            padding.
     Raises:
         ConfigError: The file is unreadable or damaged, or has a different kind, version or
             vocabulary.

@@ -17,7 +17,7 @@ Phrases = Callable[[list[int], int], Sequence[Ngram]]
 
 
 class Alternative(NamedTuple):
-    """Hold another token that the draft model considered.
+    """An alternative token that the draft model considered.
 
     Attributes:
         path_prob: The draft model's probability of the draft up to this position plus this token.
@@ -34,13 +34,13 @@ class Alternative(NamedTuple):
 
 @dataclass(slots=True)
 class Proposal:
-    """Hold the proposal for one request.
+    """The proposal for one request.
 
     Attributes:
-        tree: Whole tree. The engine may process only its first nodes, or only its best chain.
+        tree: Whole tree. The engine may verify only its first nodes, or only its best chain.
         chain: Nodes in the drafted chain.
-        suffixes: For each phrase after the chain, the phrase and its nodes, which are fewer if the
-            phrase was cut.
+        suffixes: For each phrase after the chain, the phrase and its nodes. There are fewer nodes
+            than tokens if the phrase was cut.
         evidence: Source of each node, if the tree has confidences.
     """
 
@@ -73,7 +73,7 @@ class Proposal:
 
 
 class ProposalBuilder:
-    """Merge the parts of a proposal into one tree.
+    """Merges the parts of a proposal into one tree.
 
     Args:
         text: The request's two newest tokens, or one token.
@@ -113,17 +113,17 @@ class ProposalBuilder:
         self._suffixes: list[tuple[Ngram, list[int]]] = []
 
     def add_suffixes(self, most: int) -> None:
-        """Add up to `count` phrases after the chain."""
+        """Add up to `most` phrases after the chain."""
         for phrase in self._phrases([*self._text[-1:], *self._chain], most):
             self._suffixes.append(
                 (phrase, self._add_suffix(phrase[: self._max_depth - len(self._chain)]))
             )
 
     def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
-        """Add the draft model's alternatives, each with the newest phrase that follows it.
+        """Add the draft model's alternatives, each with the newest phrase after it.
 
-        No alternative is deeper than the chain, so that a target that verifies only chains gets the
-        chain.
+        No alternative is deeper than the chain, so that a target that supports only chains gets
+        the chain.
         """
         chain = self._chain
         for alternative in alternatives:
@@ -139,7 +139,7 @@ class ProposalBuilder:
                 self._note(Evidence(NodeSource.PHRASE))
 
     def add_phrases(self, most: int) -> None:
-        """Add up to `count` phrases after the newest token, no deeper than the chain."""
+        """Add up to `most` phrases after the newest token, no deeper than the chain."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
             self._note(Evidence(NodeSource.PHRASE))
@@ -155,7 +155,7 @@ class ProposalBuilder:
         ).likeliest_first()
 
     def _note(self, first: Evidence) -> None:
-        """Record the source of the nodes that were added last."""
+        """Record the source of the most recently added nodes."""
         if self._calibration is None:
             return
         for _ in range(len(self._evidence), len(self._tree)):
@@ -163,7 +163,7 @@ class ProposalBuilder:
             first = Evidence(NodeSource.WITHIN)
 
     def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
-        """Add a phrase after the chain as far as it fits, and return its nodes."""
+        """Add as much of a phrase as fits after the chain, and return its nodes."""
         nodes, parent, tree = [], self._last, self._tree
         for token in phrase:
             if (parent, token) not in tree and len(tree) >= tree.max_nodes:

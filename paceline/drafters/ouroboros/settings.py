@@ -1,4 +1,4 @@
-"""Settings for the `ouroboros` drafter."""
+"""Define the settings of the `ouroboros` drafter."""
 
 from __future__ import annotations
 

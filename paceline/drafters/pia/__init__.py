@@ -1,1 +1,1 @@
-"""Implement the "Lookahead" framework from PainlessInferenceAcceleration (PIA)."""
+"""Implement "Lookahead" from PainlessInferenceAcceleration (PIA)."""

@@ -1,9 +1,9 @@
 """Draft phrases from the prompt and all outputs, using tries (PIA's "Lookahead").
 
 Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large
-Language Model with Lossless Generation Accuracy" (public code:
-alipay/PainlessInferenceAcceleration). It is not the Lookahead Decoding in `lookahead`.
-docs/methods/pia.md lists the differences between the paper, the public code and this
+Language Model with Lossless Generation Accuracy" (authors' code:
+alipay/PainlessInferenceAcceleration). This is not the Lookahead Decoding in `lookahead`.
+docs/methods/pia.md lists the differences between the paper, the authors' code and this
 implementation.
 """
 
@@ -23,7 +23,7 @@ from paceline.drafters.pia.tries import Children, Node, PhraseTries
 
 
 class Pia(Drafter):
-    """Draft from phrase tries; lossless. All of the engine's requests share outputs."""
+    """Drafts from phrase tries; lossless. All requests of an engine share outputs."""
 
     name = "pia"
     keeps_tokens = True
@@ -59,7 +59,7 @@ class Pia(Drafter):
             self._learn(outcome.request, self._tries.depth)
 
     def stop(self, seq: Request) -> None:
-        """Add the output's last phrases, remove the prompt, and shrink the tries."""
+        """Add the output's last phrases, remove the prompt's, and shrink the tries."""
         if seq.id in self._learned:
             self._learn(seq, 1)
             del self._learned[seq.id]
@@ -75,7 +75,7 @@ class Pia(Drafter):
     def _draft(self, seq: Request, limit: int) -> DraftTree:
         """Draft the tree for the first query that fills a branch, longest query first.
 
-        If no query does, the last query that matches is used.
+        If no query does, the last matching query is used.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -91,12 +91,12 @@ class Pia(Drafter):
 
 @dataclass(slots=True)
 class Selection:
-    """Select the phrases visible to one request, as a draft tree.
+    """Selects the phrases visible to one request, as a draft tree.
 
     Attributes:
-        limit: Maximum number of nodes. If more are known, the best limit / 2 by output count are
-            kept, then the best others by score. Ties beyond the limit are added in depth-first
-            order.
+        limit: Maximum number of nodes. If there are more, the best limit / 2 by output count are
+            selected, followed by the best others by score. Nodes with equal values at the limit
+            are selected in depth-first order.
     """
 
     request: int
@@ -120,7 +120,7 @@ class Selection:
         return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
-        """Yield the output count and score of all nodes visible to the request."""
+        """Yield the output count and score of every node visible to the request."""
         for node in children.values():
             if node.known_to(self.request):
                 yield node.output, self._score(node)
@@ -128,7 +128,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum output count and minimum score; a node needs only one."""
+        """Return the minimum output count and the minimum score; a node needs only one."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

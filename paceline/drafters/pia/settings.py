@@ -1,4 +1,4 @@
-"""Settings for the `pia` drafter."""
+"""Define the settings of the `pia` drafter."""
 
 from __future__ import annotations
 

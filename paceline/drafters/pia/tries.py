@@ -1,7 +1,7 @@
-"""Store the phrases of prompts and outputs in tries by first token.
+"""Store the phrases of prompts and outputs in tries, one per first token.
 
 A node counts how often its path occurred in the prompt of each running request, and in all outputs
-together. In each of these counts, a parent is at least as frequent as its children.
+together. In every count, a parent is at least as frequent as its children.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 
 class Node:
-    """Hold one token of a phrase.
+    """A token of a phrase.
 
     Attributes:
-        inputs: Occurrences of the path in the prompt, by request; no zeros.
-        output: Occurrences of the path in outputs, halved by every squeeze.
+        inputs: Number of occurrences of the path in the prompt, by request, without zeros.
+        output: Number of occurrences of the path in outputs, halved by every squeeze.
     """
 
     __slots__ = ("children", "inputs", "output")
@@ -34,7 +34,7 @@ Children = dict[int, Node]
 
 @dataclass(slots=True)
 class Tree:
-    """Hold the phrases that followed one token.
+    """The phrases that followed one token.
 
     Attributes:
         nodes: Number of nodes.
@@ -48,11 +48,11 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class TrieLimits:
-    """Define when tries shrink; the defaults are those of the public code.
+    """Limits above which tries shrink; the defaults are those of the authors' code.
 
     Attributes:
-        nodes: Nodes of a tree above which it is squeezed at the end of a request.
-        outputs: Output nodes of a tree above which it is squeezed once `touched` is reached.
+        nodes: Number of nodes above which a tree is squeezed at the end of a request.
+        outputs: Number of output nodes above which a tree is squeezed once `touched` is reached.
         touched: Number of trees with new outputs that triggers the check of `outputs`.
     """
 
@@ -62,11 +62,11 @@ class TrieLimits:
 
 
 class PhraseTries:
-    """Hold the phrase tries of all first tokens.
+    """The phrase tries of all first tokens.
 
     Args:
         depth: Number of tokens in a phrase after its first one.
-        limits: When tries shrink.
+        limits: Limits above which tries shrink.
     """
 
     def __init__(self, depth: int, limits: TrieLimits | None = None) -> None:
@@ -100,7 +100,7 @@ class PhraseTries:
                 node.output += 1
 
     def following(self, phrase: list[int], request: int) -> Children:
-        """Return the nodes that followed the phrase, as far as the request knows it."""
+        """Return the nodes that followed the phrase and are visible to the request."""
         tree = self._trees.get(phrase[0])
         children = tree.children if tree is not None else {}
         for token in phrase[1:]:
@@ -126,11 +126,11 @@ class PhraseTries:
             self._touched.clear()
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Return per first token the nodes of its tree and those that occurred in outputs."""
+        """Return, per first token, the number of nodes in its tree and of output nodes."""
         return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
 
     def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:
-        """Return tree and nodes of the phrase at `start`, creating missing nodes."""
+        """Return the tree and the nodes of the phrase at `start`, creating missing nodes."""
         tree = self._trees.setdefault(tokens[start], Tree())
         children, path = tree.children, []
         for token in tokens[start + 1 : start + 1 + self.depth]:
@@ -144,7 +144,7 @@ class PhraseTries:
 
 
 def _forget(children: Children, request: int) -> int:
-    """Remove a request's counts from a forest; return how many nodes were dropped."""
+    """Remove a request's counts from a forest, and return how many nodes were dropped."""
     gone = 0
     for token, node in list(children.items()):
         if node.inputs.pop(request, 0):
@@ -156,7 +156,7 @@ def _forget(children: Children, request: int) -> int:
 
 
 def _halve(children: Children) -> tuple[int, int]:
-    """Halve the outputs of a forest; return the nodes left and those with outputs.
+    """Halve the outputs of a forest; return the number of nodes and of output nodes.
 
     Counts of 1 or less become 0.
     """

@@ -1,7 +1,8 @@
 """Count continuations in a datastore; the most frequent prefixes form a tree.
 
-The prefixes of all continuations for one query form a trie. The trie is an array of nodes in order
-of first occurrence, so a parent precedes its children. The continuations (3 4), (3 5) and (6) give:
+The prefixes of all continuations of a query form a trie. The trie is an array of nodes in order of
+first occurrence, so parents precede children. For example, the continuations (3 4), (3 5) and (6)
+yield:
 
     node           0   1   2   3
     token          3   4   5   6
@@ -9,8 +10,8 @@ of first occurrence, so a parent precedes its children. The continuations (3 4),
     depth          1   2   2   1
     occurrences    2   1   1   1
 
-The most frequent prefixes are kept. With three nodes, these are 3, 6 and 3-4, because ties go to
-shallower, then earlier prefixes.
+The most frequent prefixes are selected. For a limit of three nodes, these are 3, 6 and 3-4: among
+equals, shallower and then earlier prefixes win.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from paceline.util.compiled import Records, compiled, record_dtype
 
 
 class TrieNode:
-    """Describe a prefix shared by some continuations."""
+    """A prefix shared by several continuations."""
 
     token: int  # its last token
     parent: int  # the node of the prefix without it; -1 means that it is a first token
@@ -38,13 +39,13 @@ TRIE_NODE = record_dtype(TrieNode)
 
 
 class Queries(NamedTuple):
-    """Hold a batch's queries.
+    """The queries of a batch.
 
     Attributes:
-        ids: [total] tokens; query b is ids[offsets[b]:offsets[b + 1]].
-        offsets: [batch + 1].
-        depths: [batch] maximum number of tokens in a continuation.
-        limits: [batch] maximum number of nodes in a tree.
+        ids: Tokens of all queries, [total]; query b is ids[offsets[b]:offsets[b + 1]].
+        offsets: Offsets of the queries in `ids`, [batch + 1].
+        depths: Maximum number of tokens in a continuation, [batch].
+        limits: Maximum number of nodes in a tree, [batch].
     """
 
     ids: NDArray[np.int64]
@@ -54,7 +55,7 @@ class Queries(NamedTuple):
 
 
 class SuffixSearch(NamedTuple):
-    """Define which suffixes are looked up, and how many matches are read.
+    """The suffixes to look up, and the number of matches to read.
 
     Attributes:
         min_ngram: Number of tokens in the shortest suffix.
@@ -68,13 +69,13 @@ class SuffixSearch(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """Hold a batch's trees as arrays that `draft` fills.
+    """The trees of a batch, as arrays that `draft` fills.
 
     Attributes:
-        tokens: [batch, nodes].
-        parents: [batch, nodes].
-        shares: [batch, nodes] frequency of a prefix divided by its parent's frequency.
-        sizes: [batch] number of nodes; 0 if nothing was found.
+        tokens: Token ids, [batch, nodes].
+        parents: Parents, [batch, nodes].
+        shares: Frequency of a prefix, divided by its parent's frequency, [batch, nodes].
+        sizes: Number of nodes, [batch]; 0 if nothing was found.
     """
 
     tokens: NDArray[np.int64]
@@ -125,10 +126,11 @@ def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, tree
 def _continuations(
     table: Records[ShardRow], ids: NDArray[np.int64], begin: int, end: int, matches: int, depth: int
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Read the continuations of the first matches for ids[begin:end] in every shard.
+    """Read continuations of the first matches of ids[begin:end] in every shard.
 
     Returns:
-        The index of a damaged shard or -1; tokens [n, depth]; and their number per row [n].
+        The index of a damaged shard or -1, the tokens [n, depth], and the number of tokens in each
+        row [n].
     """
     ranks = np.zeros((len(table), 2), dtype=np.int64)
     for shard in range(len(table)):
@@ -191,10 +193,10 @@ def _keep(
     parents: NDArray[np.int64],
     shares: NDArray[np.float64],
 ) -> int:
-    """Write the `limit` most frequent prefixes; return how many there are.
+    """Write the `limit` most frequent prefixes, and return their number.
 
-    Ties go to shallower, then earlier prefixes. A parent never follows its child in this order, so
-    the result is a tree.
+    Among equals, shallower and then earlier prefixes win. In this order, parents precede children,
+    so the result is a tree.
     """
     deepest, max_occurrences = 0, 0
     for node in range(len(trie)):

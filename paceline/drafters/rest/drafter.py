@@ -1,9 +1,9 @@
 """REST: draft the most frequent continuations of the newest tokens in a datastore.
 
-He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (public code:
+He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (authors' code:
 FasterDecoding/REST). The drafter looks up the longest suffix of the text that the datastore
-contains. It reads the first matches in the order of the suffix array and counts their
-continuations. docs/methods/rest.md lists the differences between the paper, the public code and
+contains. It reads the first matches in the order of the suffix array, and counts their
+continuations. docs/methods/rest.md lists the differences between the paper, the authors' code and
 this implementation.
 """
 
@@ -26,7 +26,7 @@ from paceline.drafters.rest.options import RestOptions
 
 
 class Rest(Drafter):
-    """Draft from a datastore; lossless and seed-identical. Requests have no state."""
+    """Drafts from a datastore; lossless, and seed-identical. Requests have no state."""
 
     name = "rest"
     keeps_tokens = True
@@ -60,7 +60,7 @@ class Rest(Drafter):
         self._store.check_tokenizer(tokenizer)
 
     def _searchable(self) -> Snapshot:
-        """Return the current datastore, limited to the target's ids."""
+        """Return the current datastore, restricted to the target's ids."""
         snapshot = self._store.snapshot
         if not self._limit:
             return snapshot
@@ -69,11 +69,10 @@ class Rest(Drafter):
         return self._limited
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft the most frequent continuations; the whole batch in one compiled call.
+        """Draft the most frequent continuations for the whole batch in one compiled call.
 
         Raises:
-            DatastoreError: A page needed from the datastore is damaged; the message names the
-                shard.
+            DatastoreError: A page of the datastore is damaged; the message names the shard.
         """
         options, snapshot = self._options, self._searchable()
         queries = [request.token_ids[-options.max_ngram :] for request in requests]

@@ -15,9 +15,9 @@ class RestOptions:
 
     Attributes:
         datastore: Folder of the datastore; required.
-        max_ngram: Maximum length of the suffix that is looked up, in tokens; default 16. The
-            drafter tries the longest suffix first.
-        min_ngram: Minimum length of the suffix that is looked up, in tokens; at least 1, default 2.
+        max_ngram: Maximum length of the suffix to look up, in tokens; default 16. The drafter
+            tries the longest suffix first.
+        min_ngram: Minimum length of the suffix to look up, in tokens; at least 1, default 2.
         max_matches: Maximum number of matches read from each shard of the datastore; default 5000.
         max_draft_tokens: Maximum number of tokens in a continuation; at least 1, default 10. A
             continuation stops at the end of its document.

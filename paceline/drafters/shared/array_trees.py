@@ -1,4 +1,4 @@
-"""Hold the draft trees of a batch in one array, for compiled code."""
+"""Store the draft trees of a batch in one array, for compiled code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.util.compiled import record_dtype
 
 
 class DraftNode:
-    """Describe a node of a draft tree.
+    """A node of a draft tree.
 
     Attributes:
-        token: The token.
+        token: Token id.
         parent: Index of the parent in the tree; -1 for the root.
         origin: Value of `Origin`.
         confidence: Probability given the parent.
@@ -35,12 +35,12 @@ DRAFT_NODE = record_dtype(DraftNode)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayTrees:
-    """Hold one draft tree per request of a batch.
+    """The draft trees of a batch, one per request.
 
     Attributes:
-        nodes: [n] nodes of all trees; their dtype has the fields of `DraftNode`.
-        begins: [batch] index of the first node of each tree.
-        ends: [batch] index after the last node of each tree.
+        nodes: Nodes of all trees, [n]; the dtype has the fields of `DraftNode`.
+        begins: Index of the first node of each tree, [batch].
+        ends: Index after the last node of each tree, [batch].
     """
 
     nodes: NDArray[np.void]
@@ -49,7 +49,7 @@ class ArrayTrees:
 
     @staticmethod
     def of(trees: Sequence[DraftTree]) -> ArrayTrees:
-        """Convert draft trees with confidences; the default origin is `Origin.DRAFT`."""
+        """Convert draft trees with confidences; the default source is `Origin.DRAFT`."""
         token_ids: list[int] = []
         parents: list[int] = []
         confidence: list[float] = []
@@ -69,7 +69,7 @@ class ArrayTrees:
         return ArrayTrees(nodes, bounds[:-1], bounds[1:])
 
     def draft_trees(self) -> list[DraftTree]:
-        """Convert the trees to draft trees."""
+        """Convert the arrays to draft trees."""
         token_ids, parents = self.nodes["token"].tolist(), self.nodes["parent"].tolist()
         confidence, origins = self.nodes["confidence"].tolist(), self.nodes["origin"].tolist()
         return [

@@ -1,7 +1,7 @@
-"""Offer the candidates after a node of the merged tree.
+"""Offer the candidates that follow a node of the merged tree.
 
-The steps are: the cached distributions, the paired source, and the weighed sources (in the order of
-`SOURCES`).
+The candidates come from the cached distributions, the paired source, and the weighed sources (in
+the order of `SOURCES`), in this order.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def offer(
     waiting: int,
     scratch: Any,
 ) -> int:
-    """Put the candidates after a node on the frontier; return the frontier's new size.
+    """Add the candidates after a node to the frontier; return the frontier's new size.
 
     Args:
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
         parent: Index of the node in the tree; -1 means the root.
-        frontier: Candidates; the first `waiting` are in use.
-        waiting: Number of candidates before.
-        scratch: [TOP] buffer for the cached probabilities.
+        frontier: Candidates, of which the first `waiting` are in use.
+        waiting: Number of candidates so far.
+        scratch: Buffer for the cached probabilities, [TOP].
     """
     first = waiting
     waiting, size = _offer_cached(inputs, node, frontier, first, scratch)
@@ -72,7 +72,7 @@ def _offer_cached(
     """Offer the tokens that followed the longest cached context.
 
     Returns:
-        Number of waiting candidates, and length of the cached context; 0 if none is cached.
+        Number of waiting candidates, and length of the cached context (0 if none is cached).
     """
     temperature = inputs.query.temperature
     index, size = look_up(inputs.table, node.tail, min(inputs.query.max_context, node.known))
@@ -97,15 +97,15 @@ def _pair(
     cached: tuple[int, int, int],
     scratch: Any,
 ) -> int:
-    """Pair the cached tokens after a node with its children in the first source.
+    """Pair the cached tokens after a node with its children in the paired source.
 
     Args:
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
         frontier: Candidates.
-        cached: First candidate from the cached distributions, end of these candidates, and length
-            of their context.
-        scratch: [TOP] cached probabilities.
+        cached: First and end of the candidates from the cached distributions, and length of their
+            context.
+        scratch: Cached probabilities, [TOP].
     Returns:
         Number of waiting candidates.
     """
@@ -141,17 +141,17 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Weigh the candidates after a node against the children in a further source.
+    """Weigh the candidates after a node against its children in another source.
 
-    If the source has no children of the node, the candidates keep their confidence.
+    If the source has no children for the node, the confidences do not change.
 
     Args:
         inputs: Sources, calibration and request.
         source: Index of the source.
-        base: The node in the tree of the source.
-        frontier: Candidates; those of the node are at `first` to `waiting`.
+        base: Node in the source's tree.
+        frontier: Candidates, of which `first` to `waiting` - 1 belong to the node.
         first: First candidate of the node.
-        waiting: Number of waiting candidates before.
+        waiting: Number of waiting candidates so far.
     Returns:
         Number of waiting candidates.
     """
@@ -185,7 +185,7 @@ def _weigh(
 def _calibrate(
     inputs: TreeInputs, source: int, frontier: Records[TreeCandidate], first: int, last: int
 ) -> None:
-    """Set candidates' confidence from the calibration cells of a weighed source."""
+    """Set the confidence of candidates from the calibration cells of a weighed source."""
     sources, sampled = inputs.sources, inputs.query.temperature > 0
     begin = sources.bounds[source, 0, inputs.row]
     for index in range(first, last):
@@ -199,7 +199,7 @@ def _calibrate(
 
 @kernel
 def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: int) -> int:
-    """Return the index of the candidate with a token, or ABSENT."""
+    """Return the index of the candidate with the given token, or ABSENT."""
     for index in range(first, last):
         if frontier[index].token == token:
             return index
@@ -210,7 +210,7 @@ def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: in
 def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
     """Rescale probabilities from temperature 1 to another temperature.
 
-    Greedy requests keep the probabilities of temperature 1.
+    For greedy requests, the probabilities stay those of temperature 1.
     """
     total = 0.0
     for index in range(count):

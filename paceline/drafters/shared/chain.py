@@ -1,4 +1,4 @@
-"""Hold the tokens of a chain while a draft model drafts it."""
+"""Define the chain of tokens that a draft model drafts for one request."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from paceline.core.request import Request
 
 
 class DrawnToken(NamedTuple):
-    """Hold the statistics of a draft token from the time at which it was drawn.
+    """The statistics of a draft token at the time it was drawn.
 
-    A rule may judge the token one forward pass later.
+    A rule may evaluate the token one forward pass later.
 
     Attributes:
-        log_prob: Log-probability in the distribution it was drawn from.
+        log_prob: Log-probability in the distribution from which it was drawn.
         entropy: Entropy of that distribution, in nats.
-        early_confidence: First estimate of the acceptance probability, from these two figures.
-        second: Likeliest other token.
+        early_confidence: First estimate of the acceptance probability, based on `log_prob` and
+            `entropy`.
+        second: Most likely other token.
         second_prob: Probability of `second`.
     """
 
@@ -32,19 +33,19 @@ class DrawnToken(NamedTuple):
 
 @dataclass(slots=True)
 class Chain:
-    """Hold the tokens that one request has drafted in this step.
+    """The tokens that have been drafted for one request in this step.
 
     Attributes:
-        request: The draft model's copy of the request; it ends with `tokens`.
+        request: The draft model's copy of the request, which ends with `tokens`.
         limit: Maximum number of tokens.
         open: Whether drafting continues.
         draws: Whether the tokens are sampled and verified with their distributions.
         end_ids: Token ids that end the draft.
         tokens: Draft tokens.
-        probs: Distribution [vocab] per token, for sampled drafts.
-        confidences: Values that a `ThresholdRule` gave to the tokens.
+        probs: Distribution of each token, [vocab], for sampled drafts.
+        confidences: Values that a `ThresholdRule` has assigned to the tokens.
         draft_confidence: Value of a `ThresholdRule` for the whole draft.
-        drawn: Statistics of each token, if the rule keeps them.
+        drawn: Statistics of each token, if the rule records them.
     """
 
     request: Request
@@ -64,12 +65,12 @@ class Chain:
         return self.limit - len(self.tokens)
 
     def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
-        """Add new tokens; close the chain at the rule's stop, an end token, or the limit.
+        """Add new tokens; close the chain at the rule's stop, an end token or the limit.
 
         Args:
-            run: New tokens, one or more.
+            run: New tokens; at least one.
             stop_after: Number of new tokens after which the rule stops; None if it continues.
-            probs: [len(run), vocab] distributions of the tokens, needed for sampled drafts only.
+            probs: Distributions of the tokens, [len(run), vocab]; needed for sampled drafts only.
         Returns:
             Tokens of `run` to append to the draft model's copy of the request; at least one.
         """

@@ -1,14 +1,16 @@
 """Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
 
 The draft model continues all requests of a batch in each of its forward passes, and the target
-verifies the chains at once. Greedy requests get deterministic drafts. With `verification="reject"`,
-sampled requests get sampled drafts with their distributions (rejection sampling). With
-`verification="traverse"`, the target verifies such drafts from the last token to the first. With
-`verification="follow"`, they get deterministic drafts that are drawn with the target's keyed noise.
-Such drafts often agree with the target, and a seed gives the same text with and without them.
+verifies the chains at once. Greedy requests get deterministic drafts. With
+`verification="reject"`, sampled requests get sampled drafts with their distributions (rejection
+sampling). With `verification="traverse"`, the target verifies such drafts from the last token to
+the first. With `verification="follow"`, they get deterministic drafts, drawn with the target's
+keyed noise. Such drafts often agree with the target, and a seed yields the same text with and
+without drafts.
 
-Two things are not in the papers. A rule decides the length of a chain (`length_rules.py`). Prompt
-lookup may predict the draft model's tokens, so that one of its forward passes adds several tokens.
+Two features are not in the papers. A rule determines the length of a chain (`length_rules.py`),
+and prompt lookup may predict the draft model's tokens, so that one forward pass adds several
+tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ LOOKUP_LENGTH = _SETTINGS.lookup_tokens
 
 @dataclass(slots=True)
 class ChainSequence(DraftSequence):
-    """Hold the draft model's copy of a request.
+    """The draft model's copy of a request.
 
     Attributes:
         index: N-gram index of the target's tokens.
@@ -54,16 +56,16 @@ class ChainSequence(DraftSequence):
 
 
 class ChainDrafter(Drafter):
-    """Draft one chain per request, with a draft model that keeps request copies.
+    """Drafts one chain per request with a draft model, which has request copies.
 
     Args:
-        draft: The draft model.
+        draft: Draft model to use.
         rule: Length rule.
         verification: "reject", "traverse" or "follow".
         looks_up: Whether to speed up the draft model with prompt lookup.
-        spare: Cache positions of the draft model reserved for draft tokens.
+        spare: Number of cache positions reserved for draft tokens.
     Attributes:
-        other_tokenizer: Whether the draft model may have another tokenizer than the target.
+        other_tokenizer: Whether the draft model may have a different tokenizer from the target's.
     """
 
     other_tokenizer = False
@@ -113,7 +115,7 @@ class ChainDrafter(Drafter):
             self._draft.close(shadow.request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for all requests together, one batch in each draft forward pass."""
+        """Draft for all requests together, in shared draft forward passes."""
         trees = [EMPTY_TREE] * len(requests)
         rows = [row for row, request in enumerate(requests) if request.id in self._shadows]
         limits = [self._limit(requests[row], max_nodes[row]) for row in rows]
@@ -136,7 +138,7 @@ class ChainDrafter(Drafter):
         return trees
 
     def draws(self, request: Request) -> bool:
-        """Return whether drafts of `request` are sampled, with their distributions."""
+        """Return whether drafts for `request` are sampled, with their distributions."""
         return self._samples and not request.params.greedy
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -163,8 +165,7 @@ class ChainDrafter(Drafter):
     def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
         """Draft until each chain reaches its limit or the length rule ends it.
 
-        Requests with finished chains stay in the batch as idle rows. With a limit of 0, a request
-        gets no chain.
+        Requests with finished chains stay in the batch as idle rows. A limit of 0 yields no chain.
         """
         shadows = [self._shadows[request.id] for request in requests]
         chains = [
@@ -219,7 +220,7 @@ class ChainDrafter(Drafter):
 
         Args:
             chains: Chains of the batch.
-            steps: The draft model's tokens per chain.
+            steps: The draft model's tokens for each chain.
             new: New tokens of the open chains.
             probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
         Returns:
@@ -246,7 +247,7 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Return up to `room` tokens that followed the copy's text and `path` earlier."""
+        """Return up to `room` tokens that followed the text and `path` earlier."""
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(
@@ -269,7 +270,7 @@ class ChainDrafter(Drafter):
             shadow.index.update(request.token_ids)
 
     def _prefill(self, shadows: list[Request]) -> None:
-        """Process long prompts in chunks, all but the last chunk."""
+        """Process long prompts in chunks, except for the last chunk."""
         while late := [
             shadow for shadow in shadows if not shadow.ends_prefill(self._draft.prefill_chunk)
         ]:

@@ -1,4 +1,4 @@
-"""Keep the draft model's copy of a request in line with the target's text."""
+"""Keep the draft model's copy of a request in sync with the target's text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.model.eagle.modules import layers_read
 
 @dataclass(slots=True)
 class DraftSequence:
-    """Hold a request in the draft's KV cache: the target's tokens, then draft tokens.
+    """A request in the draft model's KV cache: target tokens, then draft tokens.
 
     Attributes:
         request: The draft model's copy.
-        agreed: Number of leading tokens that are confirmed by the target.
+        agreed: Number of leading tokens that the target has confirmed.
     """
 
     request: Request
@@ -32,10 +32,10 @@ class DraftSequence:
             )
 
     def sync_with_target(self, draft: CachedLM, text: list[int]) -> None:
-        """Copy the target's `text`, truncating the draft's KV cache to the common prefix.
+        """Copy the target's `text`, cutting the draft's KV cache to the common prefix.
 
-        The newest token stays pending. A draft model that reads target states processes its draft
-        tokens again, now that their states are known.
+        The newest token stays pending. A draft model that reads target states then processes
+        accepted draft tokens again, because their states are now known.
         """
         tokens, common = self.request.token_ids, self.agreed
         while (

@@ -29,12 +29,12 @@ PAIRED = -1  # `calibration_table` of the source that is paired with the cached 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftSource:
-    """Describe a source of draft trees to the merged tree.
+    """A source of draft trees for the merged tree.
 
     Attributes:
         name: Name in messages and reports.
         calibration_table: Index of the source's table in the pool file, or PAIRED.
-        prior: Acceptance probability before any counts exist; None for the paired source.
+        prior: Assumed acceptance probability before any counts; None for the paired source.
     """
 
     name: str
@@ -60,13 +60,13 @@ WEIGHED = tuple(
 
 
 class SourceTrees(NamedTuple):
-    """Hold the trees of all sources for a batch.
+    """The trees of all sources for a batch.
 
     Attributes:
-        paired: [n] nodes of the paired source.
-        weighed: [n] nodes of all further sources.
-        bounds: [sources, 2, batch] first node of each tree, and the index after its last node.
-        tables: [sources] `DraftSource.calibration_table` of each source.
+        paired: Nodes of the paired source, [n].
+        weighed: Nodes of all other sources, [n].
+        bounds: First node of each tree, and the index after its last node, [sources, 2, batch].
+        tables: `DraftSource.calibration_table` of each source, [sources].
     """
 
     paired: Records[DraftNode]
@@ -80,7 +80,7 @@ _TABLES: IntArray = np.array([source.calibration_table for source in SOURCES], d
 
 
 def join_sources(trees: Mapping[DraftSource, ArrayTrees], num_requests: int) -> SourceTrees:
-    """Join the trees of all sources in the form that `merged_tree.grow_trees` takes.
+    """Join the trees of all sources in the form that `grow_trees` expects.
 
     Args:
         trees: Trees of each source, with confidences; sources without trees are omitted.

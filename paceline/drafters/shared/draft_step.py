@@ -1,4 +1,4 @@
-"""Turn the result of one draft forward pass into new tokens of chains."""
+"""Convert the result of a draft forward pass to new tokens of chains."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from paceline.verification.rules import follow
 
 
 class DraftStep(NamedTuple):
-    """Hold one chain's part of a draft forward pass.
+    """The result of a draft forward pass for one chain.
 
     Attributes:
-        looked_up: Nodes of the looked-up text that the draft model agrees with.
-        run: New tokens from the draft model, one or more.
+        looked_up: Nodes of the looked-up text with which the draft model agrees.
+        run: New tokens from the draft model; at least one.
     """
 
     looked_up: list[int]
@@ -32,7 +32,7 @@ class DraftStep(NamedTuple):
 def chain_tree(
     chain: Chain, confidence: list[float] | None = None, leaf_first: bool = False
 ) -> DraftTree:
-    """Return a chain as a draft tree, with distributions if it was sampled."""
+    """Return a chain as a draft tree, with its distributions if it was sampled."""
     origins, probs = [Origin.MODEL] * len(chain.tokens), chain.probs if chain.draws else None
     return DraftTree.chain(chain.tokens, probs, confidence, origins, leaf_first)
 
@@ -51,7 +51,7 @@ def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
 
 
 class OpenRows:
-    """Evaluate the tokens that one draft forward pass draws for the open chains.
+    """Evaluates the tokens drawn for the open chains in one draft forward pass.
 
     Args:
         chains: All chains of the batch.
@@ -65,12 +65,13 @@ class OpenRows:
         self._chains, self._rule = chains, rule
 
     def figures(self, scores: Tensor, tokens: Tensor, hidden: Tensor | None) -> list[Tensor]:
-        """Return the rule's figures, on the device.
+        """Return the statistics that the rule needs, on the device.
 
         Args:
-            scores: [batch, 1 + width, vocab or reduced], after the root and each looked-up node.
-            tokens: [batch, 1 + width] drawn columns of `scores`.
-            hidden: [batch, 1 + width, hidden], if the rule reads hidden states.
+            scores: Scores after the root and each looked-up node, [batch, 1 + width, vocab or
+                reduced].
+            tokens: Drawn columns of `scores`, [batch, 1 + width].
+            hidden: Hidden states, [batch, 1 + width, hidden], if the rule reads them.
         """
         if not self._rule.checks_tokens:
             return []
@@ -88,8 +89,8 @@ class OpenRows:
 
         Args:
             runs: New tokens of every chain in the batch.
-            figures: Host copies of the tensors that `figures` returned.
-            vocabulary: Token ids of the reduced vocabulary; None for the whole vocabulary.
+            figures: Host copies of the statistics that `figures` returned.
+            vocabulary: Token ids of the reduced vocabulary; None means the whole vocabulary.
         """
         own = [runs[row] for row in self.rows]
         if figures and figures[0].shape[1] == 1:
@@ -106,9 +107,9 @@ class OpenRows:
 
         Args:
             runs: New tokens of every chain in the batch.
-            scores: As in `figures`.
+            scores: Scores, as in `figures`.
         Returns:
-            None if no open chain is sampled.
+            The distributions; None if no open chain is sampled.
         """
         if not any(self._chains[row].draws for row in self.rows):
             return None

@@ -1,4 +1,4 @@
-"""Hold the tokens that a draft forward pass draws, on the device and on the host."""
+"""Define the tokens drawn in a draft forward pass, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from paceline.util.device_copies import Arrays
 
 @dataclass(slots=True)
 class DrawnRows:
-    """Hold the drawn tokens on the device, with the inputs of length rules.
+    """Drawn tokens on the device, with the inputs for length rules.
 
-    Each chain has a row after its newest token and one after each looked-up token. The host
-    does not know yet which of the looked-up tokens the draft model agrees with.
+    Each chain has a row after its newest token and a row after each looked-up token. Which of the
+    looked-up tokens the draft model agrees with is not yet known on the host.
 
     Attributes:
         chains: Open chains.
-        scores: [chains, 1 + width, vocab or reduced]; the softmax is the distribution of each
-            token.
-        columns: [chains, 1 + width] column of each drawn token in `scores`.
-        hidden: [chains, 1 + width, hidden] last hidden state of the token before each; None unless
+        scores: Scores, [chains, 1 + width, vocab or reduced]; their softmax is the distribution of
+            each token.
+        columns: Column of each drawn token in `scores`, [chains, 1 + width].
+        hidden: Last hidden state of each preceding token, [chains, 1 + width, hidden]; None unless
             the rule reads it.
     """
 
@@ -38,7 +38,7 @@ class DrawnRows:
     _likely: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def two_likeliest(self) -> tuple[Tensor, Tensor]:
-        """Return columns and probabilities of the two likeliest tokens, [..., 2] each."""
+        """Return the columns and probabilities of the two most likely tokens, [..., 2]."""
         if self._likely is None:
             self._likely = topk_tokens(self.scores, 2)
         return self._likely
@@ -64,13 +64,13 @@ class DrawnRows:
 
 @dataclass(slots=True)
 class NewTokens:
-    """Hold the n tokens that one draft forward pass adds to the open chains.
+    """The n tokens that a draft forward pass adds to the open chains.
 
     Attributes:
-        chains: Open chains without the new tokens.
-        runs: New tokens per chain, one or more.
-        figures: What the rule computed for the tokens (`LengthRule.figures`), [n, ...] each.
-        vocabulary: Ascending ids of a reduced vocabulary; None for the whole vocabulary.
+        chains: Open chains, without the new tokens.
+        runs: New tokens of each chain; at least one.
+        figures: Statistics of the tokens (`LengthRule.figures`), each [n, ...].
+        vocabulary: Ascending ids of a reduced vocabulary; None means the whole vocabulary.
     """
 
     chains: list[Chain]
@@ -81,11 +81,11 @@ class NewTokens:
     def seconds(
         self, likely: NDArray[Any], probs: NDArray[np.float32]
     ) -> tuple[list[int], list[float]]:
-        """Return the likeliest other token per new token, and its probability.
+        """Return the most likely other token for each new token, and its probability.
 
         Args:
-            likely: [n, 2] columns of the two likeliest tokens.
-            probs: [n, 2] their probabilities.
+            likely: Columns of the two most likely tokens, [n, 2].
+            probs: Probabilities of these tokens, [n, 2].
         """
         token_ids = likely if self.vocabulary is None else self.vocabulary[likely]
         rows = np.arange(len(likely))

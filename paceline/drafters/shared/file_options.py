@@ -1,4 +1,4 @@
-"""Options of single-file drafters, importable without torch or numba."""
+"""Define the options of single-module drafters, without importing torch or numba."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Accept no options, because `none` has none."""
+    """Options of `none`: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class PromptLookupOptions:
     """Options of `prompt_lookup`.
 
     Attributes:
-        max_ngram: Maximum length of the n-gram that is looked up, in tokens; default 4. The drafter
-            tries the longest n-gram first.
-        min_ngram: Minimum length of the n-gram that is looked up, in tokens; at least 1, default 1.
+        max_ngram: Maximum length of the n-gram to look up, in tokens; default 4. The drafter tries
+            the longest n-gram first.
+        min_ngram: Minimum length of the n-gram to look up, in tokens; at least 1, default 1.
         max_draft_tokens: Maximum number of tokens in a branch; at least 1, default 16.
         max_matches: Maximum number of different continuations, each a branch of the draft tree; at
             least 1, default 8. With 1, the draft is a chain.
         max_frequent_tokens: Maximum number of the text's most frequent tokens in the tree; 0 adds
             none. Default 16 with the budget, otherwise 0.
-        budget: The engine verifies only the nodes that are expected to save time; default true.
+        budget: Verify only the nodes that are expected to save time; default true.
     """
 
     max_ngram: int = 4
@@ -51,7 +51,7 @@ class PromptLookupOptions:
 
     @property
     def frequent_limit(self) -> int:
-        """Maximum number of frequent tokens in a tree, the default applied."""
+        """Maximum number of frequent tokens in a tree, with the default resolved."""
         if self.max_frequent_tokens is not None:
             return self.max_frequent_tokens
         return MAX_FREQUENT_TOKENS if self.budget else 0
@@ -62,8 +62,8 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, number of tokens that are solved together; at least 1. By default the entire rest
-            of the answer.
+        block: B, number of tokens that are solved together; at least 1. By default, the entire
+            rest of the answer.
     """
 
     block: int | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _TokenRank:
-    """Hold the rank of one token.
+    """The rank of one token.
 
     Attributes:
         times: Number of occurrences of the token.
@@ -21,9 +21,9 @@ class _TokenRank:
 
 
 class Frequencies:
-    """Count the tokens of one text and keep them in order of frequency.
+    """Counts the tokens of one text, and keeps them in order of frequency.
 
-    Among equally frequent tokens, the first to reach the count comes first.
+    Among equally frequent tokens, the first to reach that count comes first.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Frequencies:
         self._counted = 0  # tokens of the text
 
     def update(self, tokens: list[int]) -> None:
-        """Count the tokens that were appended since the last call."""
+        """Count the tokens appended since the previous call."""
         for position in range(self._counted, len(tokens)):
             self._count(tokens[position], position)
         self._counted = len(tokens)

@@ -1,10 +1,10 @@
-"""Length rules: decide how many tokens a draft model drafts before verification.
+"""Length rules: decide how many tokens to draft before verification.
 
-After a rejection, a longer draft discards more tokens. A shorter draft needs more target forward
+A longer draft wastes more tokens after a rejection, and a shorter draft needs more target forward
 passes (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass of the
-draft model, once for all chains of the batch. It may use anything known about the tokens drafted so
-far. The newest token is always verified. If the verification of a sampled token depended on the
-token itself, the output distribution would change.
+draft model, once for all chains in the batch. It may use all information about the tokens drafted
+so far. The newest token is always verified: if the decision to verify a sampled token depended on
+the token itself, the output distribution would change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SETTINGS = LengthRuleSettings()
 
 
 class LengthRule:
-    """Draft a constant number of tokens; base class of the other rules.
+    """Drafts a constant number of tokens; base class of the other rules.
 
     Attributes:
         length: Maximum number of tokens in the first draft of a request.
@@ -41,50 +41,51 @@ class LengthRule:
         """Return the maximum number of tokens in a request's next draft.
 
         Args:
-            length: Maximum number of tokens in its last draft.
-            drafted: Number of tokens in that draft.
-            accepted: Number of these that the target accepted.
+            length: Maximum number of tokens in the last draft.
+            drafted: Number of tokens in the last draft.
+            accepted: Number of tokens accepted by the target.
         """
         return length
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return the figures of each drawn token that `stop_after` needs, on the device.
+        """Return each drawn token's statistics for `stop_after`, on the device.
 
         Returns:
-            Tensors [chains, 1 + width, ...]; they reach `NewTokens.figures` in one copy.
+            Tensors [chains, 1 + width, ...], which are copied to `NewTokens.figures` in one
+            transfer.
         """
         return []
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
         """Return, for each chain, the number of new tokens after which drafting stops.
 
-        None means drafting continues. Sampled drafts keep at least one token.
+        None means that drafting continues. A sampled draft has at least one token.
         """
         return [None] * len(new.chains)
 
 
 class HeuristicRule(LengthRule):
-    """Draft two more tokens after a fully accepted draft, otherwise one fewer.
+    """Drafts two more tokens after a fully accepted draft, otherwise one fewer.
 
-    This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline of SpecDec++'s
-    public code.
+    This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline in the authors'
+    code for SpecDec++.
     """
 
     stops_at_end = True
 
     def next_length(self, length: int, drafted: int, accepted: int) -> int:
-        """Return the length plus 2 after full acceptance, otherwise minus 1; at least 1."""
+        """Return `length` plus 2 after full acceptance, otherwise minus 1; at least 1."""
         return length + 2 if accepted == drafted else max(1, length - 1)
 
 
 class ThresholdRule(LengthRule):
-    """Stop once the confidence in the draft falls below a threshold.
+    """Stops once the confidence in the draft falls below a threshold.
 
-    Subclasses define the confidence, by `figures`.
+    Subclasses define the confidence in `figures`.
 
     Args:
         length: Maximum number of tokens.
-        stop_below: The threshold.
+        stop_below: Threshold for the confidence.
         min_tokens: Minimum number of tokens.
     Attributes:
         multiplies: Whether the draft's confidence is the product of its tokens' values. Otherwise,
@@ -101,7 +102,7 @@ class ThresholdRule(LengthRule):
         self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return one confidence per new token; the default is the rule's only figure."""
+        """Return the confidence of each new token; by default, the rule's only statistic."""
         confidences: list[float] = new.figures[0].tolist()
         return confidences
 
@@ -132,12 +133,12 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return the confidence in the newest token, for rules that need one more pass."""
+        """Return the confidence in the newest token, for rules that need another pass."""
         return 1.0
 
 
 class ProductRule(ThresholdRule):
-    """Stop by the product of the draft model's highest probabilities.
+    """Stops based on the product of the draft model's highest probabilities.
 
     The product is the draft model's probability that every token of a greedy draft is correct.
     """
@@ -151,7 +152,7 @@ class ProductRule(ThresholdRule):
 
 
 class ConfidenceRule(ThresholdRule):
-    """Stop by the probability of the newest token.
+    """Stops based on the probability of the newest token.
 
     This is transformers' `assistant_confidence_threshold` with a fixed threshold.
     """
@@ -162,7 +163,7 @@ class ConfidenceRule(ThresholdRule):
 
 
 class EntropyRule(ThresholdRule):
-    """Stop by 1 - sqrt(0.2 entropy), a lower bound of the acceptance probability.
+    """Stops based on 1 - sqrt(0.2 entropy), a lower bound of the acceptance rate.
 
     The rule follows Agrawal et al. 2024, "AdaEDL", with a fixed threshold instead of an adaptive
     one.
@@ -173,6 +174,6 @@ class EntropyRule(ThresholdRule):
         return [rows.entropies()]
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the lower bounds, which are negative for large entropies."""
+        """Return the lower bounds, which are negative for high entropies."""
         entropies: list[float] = new.figures[0].tolist()
         return [1.0 - math.sqrt(_SETTINGS.entropy_weight * entropy) for entropy in entropies]

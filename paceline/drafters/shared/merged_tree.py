@@ -1,4 +1,4 @@
-"""Grow one draft tree best first from all sources of draft tokens.
+"""Grow one draft tree, best first, from all sources of draft tokens.
 
 The sources are cached distributions (Token Recycling) and the draft trees of `draft_sources` (in
 the order of `SOURCES`).
@@ -37,13 +37,13 @@ _FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64  # frontier size: per node, and cons
 
 
 class _MergeWorkspace(NamedTuple):
-    """Hold scratch arrays that are reused from tree to tree.
+    """Scratch arrays, reused from tree to tree.
 
     Attributes:
-        root: [1] candidate of the root.
-        frontier: [room] candidates.
-        paths: [room] path probabilities of the candidates, which are compared most often.
-        scratch: [TOP] cached probabilities.
+        root: Candidate for the root, [1].
+        frontier: Candidates, [room].
+        paths: Path probabilities of the candidates, [room], which are compared most often.
+        scratch: Cached probabilities, [TOP].
     """
 
     root: Records[TreeCandidate]
@@ -67,10 +67,10 @@ def grow_trees(
         table: Cached distributions.
         calibration: Acceptance rates by source.
         sources: Draft trees of the sources.
-        queries: The requests.
-        trees: [sum of the maximum numbers of nodes] of CANDIDATE, filled with one tree after the
-            other; path probabilities decrease within a tree.
-        ends: [batch], filled with the end of each tree.
+        queries: Requests of the batch.
+        trees: Output: all trees in sequence, records of CANDIDATE, [sum of the maximum numbers of
+            nodes]. Path probabilities decrease within a tree.
+        ends: Output: end of each tree, [batch].
     """
     room = 0
     for row in range(len(ends)):
@@ -100,12 +100,12 @@ def grow_trees(
 
 @kernel
 def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate]) -> int:
-    """Grow a tree best first and return its size.
+    """Grow a tree, best first, and return its size.
 
     Args:
         inputs: Sources, calibration and request.
         work: Scratch arrays, with the root.
-        tree: [max_nodes], filled in order of decreasing path probability.
+        tree: Output: nodes in order of decreasing path probability, [max_nodes].
     """
     max_nodes, query, frontier, paths = len(tree), inputs.query, work.frontier, work.paths
     waiting = _offer(inputs, work, work.root[0], -1, 0)
@@ -130,7 +130,7 @@ def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate
 def _offer(
     inputs: TreeInputs, work: _MergeWorkspace, node: TreeCandidate, parent: int, waiting: int
 ) -> int:
-    """Put the candidates after a node on the frontier; return the frontier's new size."""
+    """Add the candidates after a node to the frontier; return the frontier's new size."""
     first, frontier = waiting, work.frontier
     waiting = offer(inputs, node, parent, frontier, first, work.scratch)
     for index in range(first, waiting):
@@ -151,14 +151,14 @@ def _set_root(root: TreeCandidate, newest: IntArray, known: int) -> None:
 def count_tree(
     calibration: SourceCalibration, tree: Records[TreeCandidate], new_tokens: IntArray
 ) -> None:
-    """Count accepted and rejected candidates after verification of a tree.
+    """Count accepted and rejected candidates after a tree has been verified.
 
-    All children of the root and of accepted nodes count, even if they were not processed.
+    All children of the root and of accepted nodes count, even if they were not verified.
 
     Args:
         calibration: Acceptance rates by source.
-        tree: [nodes] tree that `grow_trees` filled.
-        new_tokens: Tokens of the target after the root.
+        tree: Tree that `grow_trees` has filled, [nodes].
+        new_tokens: The target's tokens after the root.
     """
     parent = -1
     for token in new_tokens:

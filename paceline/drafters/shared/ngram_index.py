@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class Continuation(NamedTuple):
-    """Hold the tokens that followed an n-gram.
+    """The tokens that followed an n-gram.
 
     Attributes:
-        tokens: Tokens that followed.
+        tokens: Tokens after the n-gram.
         matched: Length of the n-gram in tokens; 0 if none was found.
         position: Text position of the first of `tokens`.
     """
@@ -21,11 +21,11 @@ class Continuation(NamedTuple):
 
 
 class NgramIndex:
-    """Index the positions of every n-gram of one text, the latest first.
+    """Index of the positions of every n-gram in a text, with the latest first.
 
     Args:
         min_ngram: Length of the shortest n-gram, in tokens.
-        max_ngram: Length of the longest n-gram, in tokens, which is looked up first.
+        max_ngram: Length of the longest n-gram, which is looked up first, in tokens.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
@@ -36,7 +36,7 @@ class NgramIndex:
         self._indexed = 0  # n-grams ending before this position are in
 
     def update(self, tokens: list[int]) -> None:
-        """Index the tokens that were appended since the last call."""
+        """Index the tokens appended since the previous call."""
         for end in range(self._indexed, len(tokens) - 1):
             for size, before in self._before.items():
                 ngram = tuple(tokens[end + 1 - size : end + 1]) if size <= end + 1 else ()
@@ -49,7 +49,7 @@ class NgramIndex:
         """Return the tokens after the latest occurrence of the longest matching suffix.
 
         Args:
-            tokens: Indexed text, possibly with more tokens after it.
+            tokens: Indexed text, possibly followed by more tokens.
             length: Maximum number of tokens to return.
         """
         return next(self.continuations(tokens, length), Continuation([], 0, 0))

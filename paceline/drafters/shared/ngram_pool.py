@@ -1,7 +1,7 @@
-"""The n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2).
+"""Define the n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2).
 
-A key is the tuple of one or more tokens before a continuation. Each key has at most `size`
-continuations. A repeated insertion makes a continuation the newest; the oldest one is evicted.
+A key is a tuple of the one or more tokens before a continuation. Each key has at most `size`
+continuations. Inserting a continuation again makes it the newest; the oldest one is evicted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ Ngram = tuple[int, ...]
 
 
 class NgramPool:
-    """Store continuations by key.
+    """Stores continuations by key.
 
     Args:
         size: Maximum number of continuations per key.
-        keys: Maximum number of keys, for a pool that is shared by several requests. The least
-            recently used key is evicted.
+        keys: Maximum number of keys, for a pool that several requests share. The least recently
+            used key is evicted.
         longest_key: Maximum number of tokens in a key: 1 or 2.
     """
 
@@ -48,7 +48,7 @@ class NgramPool:
             self.insert(context[-size:], ngram)
 
     def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
-        """Replace `old` by `new` if the key has it; drop `old` if `new` exists already."""
+        """Replace `old` by `new` under a key; drop `old` if `new` already exists."""
         entries = self._entries.get(key, {})
         if old not in entries or old == new:
             return
@@ -76,13 +76,13 @@ class NgramPool:
             self._entries.pop(key, None)
 
     def newest_first(self, key: Ngram) -> Iterator[Ngram]:
-        """Return the continuations of `key`, newest first; marks the key as used."""
+        """Return the continuations of `key`, newest first, and mark the key as used."""
         if self._keys is not None and key in self._entries:
             self._entries[key] = self._entries.pop(key)
         return reversed(self._entries.get(key, {}))
 
     def items(self) -> Iterator[tuple[Ngram, list[Ngram]]]:
-        """Return keys in order of use, with their continuations, oldest first."""
+        """Return the keys in order of use, with their continuations, oldest first."""
         return ((key, list(entries)) for key, entries in self._entries.items())
 
     def __len__(self) -> int:

@@ -1,12 +1,13 @@
-"""Cache the target's next-token distributions by their context (Token Recycling).
+"""Cache the target's next-token distributions by context (Token Recycling).
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
 Token Recycling" (section 3). Every verification computes the target's distribution after every
-node, including rejected nodes. The paper caches the best 8 tokens after each single token. Contexts
-here have 1 to `LONGEST_KEY` tokens, and the longest known context is used.
+node, including rejected nodes. The paper caches the best 8 tokens after each single token. Here,
+contexts have 1 to `LONGEST_KEY` tokens, and the longest cached context is used.
 
 The table has a fixed size. A bucket holds `_WAYS` entries, and a new context replaces the oldest
-entry of its bucket. Contexts are 64-bit hashes; a collision costs a wrong draft token.
+entry in its bucket. Contexts are stored as 64-bit hashes; a collision leads to a wrong draft
+token.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _CACHE_LINE = 64  # bytes
 
 
 class ContextSlot:
-    """Hold the context of one index."""
+    """The context stored at one index."""
 
     key: Annotated[Any, np.uint64]  # 0 = the index is free
     written: int  # number of the writing; a newer one is higher
 
 
 class Successors:
-    """Hold the most likely tokens after one context; a probability of 0 ends the list."""
+    """The most likely tokens after one context; a probability of 0 ends the list."""
 
     tokens: Annotated[Any, np.int32, TOP]
     probs: Annotated[Any, np.float32, TOP]  # at temperature 1
@@ -44,15 +45,15 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 
 
 class SuccessorTable(NamedTuple):
-    """Hold the cached distributions.
+    """The cached distributions.
 
-    A bucket of slots and an entry each fill one cache line, because waiting for memory takes most
-    of the time.
+    A bucket of slots and an entry each fill one cache line, because most of the time is spent
+    waiting for memory.
 
     Attributes:
-        slots: [rows] contexts, in buckets of `_WAYS`.
-        entries: [rows] most likely next tokens of each context.
-        clock: [1] number of writes so far.
+        slots: Contexts, in buckets of `_WAYS`, [rows].
+        entries: Most likely next tokens of each context, [rows].
+        clock: Number of writes so far, [1].
     """
 
     slots: Records[ContextSlot]
@@ -61,7 +62,7 @@ class SuccessorTable(NamedTuple):
 
 
 def new_table(rows: int) -> SuccessorTable:
-    """Return an empty table of at least `rows` entries."""
+    """Return an empty table with at least `rows` entries."""
     rows = max(1, -(-rows // _WAYS)) * _WAYS
     return SuccessorTable(_zeros(rows, SLOT), _zeros(rows, ENTRY), np.zeros(1, dtype=np.int64))
 
@@ -104,7 +105,7 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
     Args:
         table: Cached distributions.
-        tail: [LONGEST_KEY] newest tokens.
+        tail: Newest tokens, [LONGEST_KEY].
         known: Maximum number of tokens in the context.
     Returns:
         Index of the entry, and length of its context in tokens; (ABSENT, 0) if there is none.
@@ -120,7 +121,7 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
 @kernel
 def _index_for(table: SuccessorTable, key: Any) -> int:
-    """Return the index of a key, or the oldest index of its bucket."""
+    """Return the index of a key, or the oldest index in its bucket."""
     first = _bucket(table, key)
     chosen = first
     for index in range(first, first + _WAYS):
@@ -135,7 +136,7 @@ def _index_for(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def _entry_for(table: SuccessorTable, key: Any) -> Any:
-    """Return the entry of a key, or the oldest one of its bucket, marked as newest."""
+    """Return the entry of a key or the oldest in its bucket, marked as the newest."""
     index = _index_for(table, key)
     table.clock[0] += 1
     slot = table.slots[index]
@@ -152,8 +153,8 @@ def _write(
     Args:
         table: Cached distributions.
         key: Hash of the context.
-        token_ids: [k] tokens, likeliest first.
-        probs: [k] their probabilities.
+        token_ids: Tokens, most likely first, [k].
+        probs: Probabilities of these tokens, [k].
     """
     entry = _entry_for(table, key)
     size, count = 0, min(len(token_ids), TOP)
@@ -178,11 +179,12 @@ def cache_distributions(
     Args:
         table: Cached distributions.
         max_context: Maximum number of tokens in a context.
-        newest: Up to LONGEST_KEY newest tokens, the root last.
-        nodes: [2 * nodes] tokens of the nodes, then their parents; -1 is the root.
-        scratch: [1 + nodes, LONGEST_KEY] newest tokens at each row, and [1 + nodes] their number.
-        top: [1 + nodes, k] likeliest tokens and their probabilities, as in `TopTokens`; rows of
-            zeros are skipped.
+        newest: Up to LONGEST_KEY newest tokens, ending with the root.
+        nodes: Tokens of the nodes, followed by their parents, [2 * nodes]; -1 is the root.
+        scratch: Newest tokens at each row, [1 + nodes, LONGEST_KEY], and their number, [1 +
+            nodes].
+        top: Most likely tokens and their probabilities, each [1 + nodes, k], as in `TopTokens`;
+            rows of zeros are skipped.
     """
     tails, known = scratch
     token_ids, probs = top
@@ -214,10 +216,10 @@ def restore(
 
     Args:
         table: Table to fill.
-        keys: [n] context hashes.
-        sizes: [n] number of tokens per entry.
-        tokens: [n, TOP].
-        probs: [n, TOP].
+        keys: Hashes of the contexts, [n].
+        sizes: Number of tokens per entry, [n].
+        tokens: Token ids, [n, TOP].
+        probs: Probabilities, [n, TOP].
     """
     for row in range(len(keys)):
         entry = _entry_for(table, keys[row])

@@ -39,10 +39,10 @@ _TYPES = {
 
 
 class SuccessorTableFile(StateFile):
-    """Load and save a table of distributions and its calibration.
+    """Loads and saves a table of distributions and its calibration.
 
-    An engine sets the vocabulary and the tokenizer by the `check_...` methods. Nothing is written
-    before that.
+    An engine sets the vocabulary and the tokenizer through the `check_...` methods. Nothing is
+    written before that.
 
     Args:
         path: File to load and save.
@@ -67,11 +67,11 @@ class SuccessorTableFile(StateFile):
         """Reject a file with a different vocabulary.
 
         Args:
-            vocab_size: Rows of the model's LM head.
-            tokenizer: Tokenizer of the model. If it is the file's tokenizer, the number of padding
-                rows may differ.
+            vocab_size: Number of rows in the model's LM head.
+            tokenizer: Tokenizer of the model. If the file has the same tokenizer, the number of
+                padding rows may differ.
         Raises:
-            ConfigError: The vocabularies differ. The message names both sizes.
+            ConfigError: The vocabularies differ; the message gives both sizes.
         """
         if (
             self._tokenizer
@@ -86,7 +86,7 @@ class SuccessorTableFile(StateFile):
         """Reject a file that was made with a different tokenizer, if both are known.
 
         Raises:
-            ConfigError: The tokenizers differ. The message names both fingerprints.
+            ConfigError: The tokenizers differ; the message gives both fingerprints.
         """
         given = fingerprint_of(tokenizer) or ""
         self._tokenizer = self._tokenizer or given
@@ -99,11 +99,11 @@ class SuccessorTableFile(StateFile):
         return int(filled["tokens"].max(initial=-1, where=there))
 
     def save(self) -> None:
-        """Write the file now.
+        """Write the file immediately.
 
         Raises:
-            ConfigError: It cannot be written, or no engine has used the drafter, so the vocabulary
-                is unknown.
+            ConfigError: The file cannot be written, or the vocabulary is unknown because no engine
+                has used the drafter.
         """
         if not self._vocab_size:
             raise ConfigError(
@@ -113,7 +113,7 @@ class SuccessorTableFile(StateFile):
         super().save()
 
     def content(self) -> bytes:
-        """Return the current table as file content, the oldest entry first."""
+        """Return the current table as file content, with the oldest entry first."""
         keys, filled = entries_of(self._table)
         sizes = _sizes(filled)
         beyond = np.arange(TOP) >= sizes[:, None]  # left over from what stood there before
@@ -148,7 +148,7 @@ def _sizes(entries: NDArray[np.void]) -> IntArray:
 
 
 def read_table(path: Path) -> tuple[Head, Arrays]:
-    """Return the header and the arrays of a file.
+    """Read the header and the arrays in a file.
 
     Raises:
         ConfigError: The file is unreadable, damaged, or of another kind or version.

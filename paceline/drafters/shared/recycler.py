@@ -32,7 +32,7 @@ _NO_TREE: tuple[NDArray[np.void], int, int] = (np.empty(0, dtype=CANDIDATE), 0, 
 
 
 def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
-    """Return the node rule for the option `max_nodes`."""
+    """Return the node rule for a value of the option `max_nodes`."""
     if max_nodes is not None:
         return NodeRule(max_nodes)
     return (
@@ -43,17 +43,17 @@ def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
 
 
 class Recycler:
-    """Cache the target's distributions, and draft from them.
+    """Caches the target's distributions, and drafts from them.
 
     Args:
         max_context: Maximum number of tokens in a context.
         rows: Number of cached distributions.
-        pool_path: File for the cache and the calibration. If the file exists, it is loaded at the
-            start. It is saved when no request is open, and at exit.
+        pool_path: File for the cache and the calibration. An existing file is loaded at the start.
+            The file is saved when no request is open, and at exit.
     Attributes:
         table: Cached distributions.
         calibration: Acceptance rates by source.
-        pool_file: The file at `pool_path`; None if no path was given.
+        pool_file: File at `pool_path`; None without a path.
     Raises:
         ConfigError: The file exists but cannot be used.
     """
@@ -79,7 +79,7 @@ class Recycler:
         min_path_probability: float,
         trees: Mapping[DraftSource, ArrayTrees] = _NO_TREES,
     ) -> list[DraftTree]:
-        """Return a tree for each request, with the likeliest nodes first.
+        """Return a tree for each request, with the most likely nodes first.
 
         Args:
             requests: Requests to draft for.
@@ -154,14 +154,14 @@ class Recycler:
         )
 
     def stop(self, request: Request) -> None:
-        """Free the state of a request; save the file if no other request is open."""
+        """Free the state of a request, and save the file if no other request is open."""
         self._trees.pop(request.id, None)
         if self.pool_file is not None and not self._trees:
             self.pool_file.save_changes(wait=True)
 
 
 class RecyclingDrafter(Drafter):
-    """Provide the cache and its pool file to drafters, and keep both up to date."""
+    """Base class of drafters that draft from the cache and save it to a pool file."""
 
     top_k = TOP
     _recycler: Recycler

@@ -1,4 +1,4 @@
-"""Hold the settings that Token Recycling and `auto` share."""
+"""Define the settings that Token Recycling and `auto` share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MAX_FREQUENT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class SourcePrior:
-    """Describe the prior acceptance probability of a source.
+    """The prior acceptance probability of a source.
 
-    The source is weighed against the sources before it. The odds of a token are
-    a * before ** b * own ** c. `before` are the odds from the earlier sources, and `own` the odds
-    from this source.
+    The source is weighed against the sources before it. The odds of a token are a * before ** b *
+    own ** c. Here, `before` are the odds from earlier sources, and `own` are the odds from this
+    source.
 
     Attributes:
         both: (a, b, c) if an earlier source and this source have the token.
@@ -41,14 +41,14 @@ PREDICTION_PRIOR = SourcePrior((1.0, 0.5, 0.5), (1.0, 1.0), (1.0, 1.0), trials=4
 
 @dataclass(frozen=True, slots=True)
 class SourceCalibrationSettings:
-    """Tune `SourceCalibration`; counted on 110 prompts with SmolLM2-135M.
+    """Settings of `SourceCalibration`, counted on 110 prompts with SmolLM2-135M.
 
     Attributes:
         edges: Edges between the buckets of a probability.
         pair_trials: Weight of a cell's prior, in trials, if the cached distributions and retrieval
             are paired.
-        trust: Factor for a cached probability, by the length of its context in tokens.
-        memory: Number of trials of a cell after which older trials are halved in weight.
+        trust: Factor applied to a cached probability, by the length of its context in tokens.
+        memory: Number of trials in a cell after which older trials count half as much.
     """
 
     edges: tuple[float, ...] = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
@@ -59,7 +59,7 @@ class SourceCalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecyclingSettings:
-    """Limit the trees of Token Recycling and `auto` without the draft budget.
+    """Limits on the trees of Token Recycling and `auto` without the draft budget.
 
     Chosen on SmolLM2-135M, on CPUs with two cores.
 
@@ -74,10 +74,10 @@ class RecyclingSettings:
 
 @dataclass(frozen=True, slots=True)
 class LengthRuleSettings:
-    """Set the constants of length rules.
+    """Constants of length rules.
 
     Attributes:
-        max_tokens: Maximum number of tokens in one draft of a rule that sets no limit.
+        max_tokens: Maximum number of tokens in a draft if the rule sets no limit.
         entropy_weight: Weight of the entropy in AdaEDL's bound, per nat; from the paper.
     """
 
@@ -87,14 +87,14 @@ class LengthRuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChainSettings:
-    """Limit the text that is looked up for a draft model.
+    """Limits on the text that is looked up for a draft model.
 
     Chosen with the draft model of SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
         lookup_tokens: Maximum number of tokens looked up at once.
-        min_lookup_ngram: Shortest n-gram looked up, in tokens.
-        max_lookup_ngram: Longest n-gram looked up, in tokens.
+        min_lookup_ngram: Length of the shortest n-gram to look up, in tokens.
+        max_lookup_ngram: Length of the longest n-gram to look up, in tokens.
     """
 
     lookup_tokens: int = 8
@@ -104,11 +104,11 @@ class ChainSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateFileSettings:
-    """Set how often the state of a drafter is saved.
+    """Settings for how often the state of a drafter is saved.
 
     Attributes:
-        min_pause_s: Minimum seconds between two saves.
-        pauses_per_save: Minimum pause, in multiples of the seconds that a save takes.
+        min_pause_s: Minimum number of seconds between two saves.
+        pauses_per_save: Minimum pause between two saves, in multiples of the duration of a save.
     """
 
     min_pause_s: float = 10.0

@@ -1,17 +1,18 @@
-"""Calibrate the acceptance probability of a draft token by its sources.
+"""Calibrate the acceptance probability of a draft token, given its sources.
 
 One table counts trials and hits for all requests of an engine. Two sources may offer a token: the
-cached distributions (a context length and a probability) and another drafter's tree (a confidence).
-Each pair of their values is a cell that starts from a prior. A token counts as tried when the
-target has predicted a token after its parent, even if the draft token was not processed.
+cached distributions (with a context length and a probability) and another drafter's tree (with a
+confidence). Each pair of their values has a cell, which starts from a prior. A token counts as
+tried once the target has predicted a token after its parent, even if the draft token was not
+verified.
 
                        | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
 
-Every further source (in the order of `SOURCES`) is weighed against that probability. It has its own
-cells, indexed by the probability from the sources before it and by its own confidence.
+Every further source (in the order of `SOURCES`) is weighed against that probability. It has
+separate cells, indexed by the probability from the earlier sources and by its confidence.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ CELLS = _PAIRS + len(WEIGHED) * 2 * _SIDE * _SIDE
 
 
 class SourceCalibration(NamedTuple):
-    """Count trials and hits per cell.
+    """The number of trials and hits in each cell.
 
     Attributes:
-        hits: [CELLS] accepted tokens.
-        trials: [CELLS] tried tokens.
+        hits: Number of accepted tokens, [CELLS].
+        trials: Number of tried tokens, [CELLS].
     """
 
     hits: NDArray[np.float64]
@@ -50,8 +51,8 @@ class SourceCalibration(NamedTuple):
 def new_source_calibration() -> SourceCalibration:
     """Return a table with the prior counts.
 
-    The prior of a pair is the larger of both values. The priors of weighed sources are fits to
-    counts.
+    The prior of a pair is the larger of the two values. The priors of weighed sources were fitted
+    to counts.
     """
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
@@ -75,7 +76,7 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 
     Args:
         middle: Middle of each bucket; 0 means absent.
-        prior: Fit of the source.
+        prior: Prior of the source.
     """
     odds = middle[1:] / (1 - middle[1:])
     result = np.zeros((len(middle), len(middle)))
@@ -92,9 +93,9 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 
     Args:
         sampled: Whether the request samples.
-        size: Tokens of the context; 0 if the token is not cached.
+        size: Number of tokens in the context; 0 if the token is not cached.
         cached: Cached probability.
-        drafted: Confidence of the paired source; below 0 if it does not have the token.
+        drafted: Confidence of the paired source; negative if it does not have the token.
     """
     column = 0 if size == 0 else 1 + bucket_of(_EDGES, cached)
     row = 0 if drafted < 0 else 1 + bucket_of(_EDGES, drafted)
@@ -108,8 +109,8 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
     Args:
         table: Index of the source's calibration table.
         sampled: Whether the request samples.
-        before: Probability by the sources before it; 0 if none of them has the token.
-        confidence: Confidence of the source; below 0 if it does not have the token.
+        before: Probability from the earlier sources; 0 if none of them has the token.
+        confidence: Confidence of the source; negative if it does not have the token.
     """
     column = 0 if before <= 0 else 1 + bucket_of(_EDGES, before)
     row = 0 if confidence < 0 else 1 + bucket_of(_EDGES, confidence)
@@ -125,5 +126,5 @@ def acceptance(calibration: SourceCalibration, cell: int) -> float:
 
 @kernel
 def count_cell(calibration: SourceCalibration, cell: int, accepted: bool) -> None:
-    """Count one trial of a cell."""
+    """Count one trial in a cell."""
     count_trial(calibration.hits, calibration.trials, cell, accepted, _MEMORY)

@@ -26,15 +26,15 @@ _Read = TypeVar("_Read")
 
 
 class StateFile:
-    """Load and save a drafter's state; subclasses provide `content`.
+    """Loads and saves a drafter's state; subclasses provide `content`.
 
     Several processes may share a file. Each save writes the saving process's whole state, so the
     last save wins.
 
     Args:
         path: File to load and save.
-        cold: Start empty, with a warning, if the file is rejected. The rejected file is renamed to
-            PATH.refused before the first save.
+        cold: Whether to start empty, with a warning, if the file is rejected. The rejected file is
+            renamed to PATH.refused before the first save.
     Attributes:
         changed: Whether there may be something to save.
     Raises:
@@ -90,10 +90,10 @@ class StateFile:
         self._due = now + max(_SETTINGS.min_pause_s, _SETTINGS.pauses_per_save * (now - start))
 
     def save_changes(self, wait: bool = False) -> None:
-        """Write the file if the state may have changed; failures only warn.
+        """Write the file if the state may have changed; on failure, only warn.
 
         Args:
-            wait: Whether to skip the save if the last one was only a moment ago.
+            wait: Whether to skip the save if the last save was very recent.
         """
         if not self.changed or (wait and time.monotonic() < self._due):
             return
@@ -106,10 +106,10 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Describe the format of a file.
+    """The format of a file.
 
     Attributes:
-        name: Name of the kind, as in the head.
+        name: Name of the kind, as in the header.
         version: Version of the layout.
         arrays: Names of the arrays.
         help: Advice for errors.
@@ -121,13 +121,13 @@ class FileKind:
     help: str
 
     def to_bytes(self, arrays: Arrays, **head: str) -> bytes:
-        """Return arrays as file content, with `head` added to the file's head."""
+        """Return arrays as file content, with `head` added to the file's header."""
         full = {"kind": self.name, "version": self.version, **head}
         content: bytes = save(arrays, {**full, "sha256": _digest(full, arrays)})
         return content
 
     def read(self, path: Path) -> tuple[Head, Arrays]:
-        """Return the head and the arrays of a file.
+        """Read the header and the arrays in a file.
 
         Raises:
             ConfigError: The file is unreadable, damaged, or of another kind or version.
@@ -145,7 +145,7 @@ class FileKind:
         """Reject a file whose vocabulary differs from the model's.
 
         Raises:
-            ConfigError: The vocabularies differ. The message names both sizes.
+            ConfigError: The vocabularies differ; the message gives both sizes.
         """
         if got != str(vocab_size):
             self.refuse(path, f"a vocabulary of {got} tokens", f"{vocab_size}, as the models have")

@@ -1,6 +1,6 @@
 """Update caches from verified trees: distributions and acceptance counts.
 
-Each tree is described by one record of integers, so that one array describes the whole step:
+Each tree is described by a record of integers, so that one array describes the whole step:
 
     5 counts and bounds | newest tokens | tokens of the nodes | their parents | new tokens
 """
@@ -29,11 +29,11 @@ def record_of(
     """Return the record of one verified tree.
 
     Args:
-        newest: Up to LONGEST_KEY newest tokens, the root last.
-        tree: The tree that the target verified.
-        new_tokens: Tokens of the target after the root.
-        begin: First candidate of the tree that `grow_trees` grew for the request.
-        end: End of its candidates; equal to `begin` if there is no such tree.
+        newest: Up to LONGEST_KEY newest tokens, ending with the root.
+        tree: Verified tree.
+        new_tokens: The target's tokens after the root.
+        begin: First candidate in the tree that `grow_trees` has grown for the request.
+        end: End of the candidates; equal to `begin` if there is no such tree.
     """
     head = (len(newest), len(tree.token_ids), len(new_tokens), begin, end)
     return [*head, *newest, *tree.token_ids, *tree.parents, *new_tokens]
@@ -55,10 +55,10 @@ def learn_step(
         table: Cached distributions.
         calibration: Acceptance rates by source.
         max_context: Maximum number of tokens in a context.
-        records: Records of all verified trees, one after the other.
-        candidates: [n] of CANDIDATE, trees that `grow_trees` filled.
-        token_ids: [trees + nodes, k] likeliest tokens, as in `TopTokens`.
-        probs: [trees + nodes, k] their probabilities; rows of zeros are skipped.
+        records: Records of all verified trees, in sequence.
+        candidates: Trees that `grow_trees` has filled, [n] records of CANDIDATE.
+        token_ids: Most likely tokens, as in `TopTokens`, [trees + nodes, k].
+        probs: Probabilities of these tokens, [trees + nodes, k]; rows of zeros are skipped.
     """
     rows = len(token_ids)
     tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)

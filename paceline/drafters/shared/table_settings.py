@@ -1,6 +1,6 @@
-"""Hold the sizes of the table of cached next-token distributions.
+"""Define the sizes of the table of cached next-token distributions.
 
-Importing the sizes does not import the compiler.
+Importing this module does not import the compiler.
 """
 
 from __future__ import annotations

@@ -19,17 +19,17 @@ Int32 = Annotated[int, np.int32]
 
 
 class TreeCandidate:
-    """Describe a token on the frontier or in the tree.
+    """A token on the frontier or in the tree.
 
     Attributes:
-        token: The token.
+        token: Token id.
         parent: Parent in the tree; -1 is the root.
         depth: Depth; 1 for a child of the root.
         nodes: Node in the tree of each source, or ABSENT.
         cells: Calibration cell of each source, or ABSENT.
         known: Number of valid tokens in `tail`.
-        origin: Origin of the most confident source.
-        tail: Newest tokens, ending with this one.
+        origin: `Origin` of the most confident source.
+        tail: Newest tokens, ending with this token.
         confidence: Acceptance probability given the parent.
         path_confidence: Acceptance probability of the whole path.
     """
@@ -50,13 +50,13 @@ CANDIDATE = record_dtype(TreeCandidate)
 
 
 class TreeQueries(NamedTuple):
-    """Describe the requests that trees are grown for.
+    """The requests for which trees are grown.
 
     Attributes:
-        newest: [batch, LONGEST_KEY] newest tokens of each request, the root last; a short text
-            fills the end.
-        limits: [batch, 3] number of newest tokens, maximum number of nodes, and maximum depth.
-        temperatures: [batch] temperature of each request; 0 means greedy.
+        newest: Newest tokens of each request, ending with the root, [batch, LONGEST_KEY]; shorter
+            texts are aligned at the end.
+        limits: Number of newest tokens, maximum number of nodes, and maximum depth, [batch, 3].
+        temperatures: Temperature of each request, [batch]; 0 means greedy.
         max_context: Maximum number of tokens in a context of the cached distributions.
         min_path_probability: Minimum path probability of a candidate.
     """
@@ -69,7 +69,7 @@ class TreeQueries(NamedTuple):
 
 
 class TreeQuery(NamedTuple):
-    """Describe the request that a tree is grown for.
+    """The request for which a tree is grown.
 
     Attributes:
         max_context: Maximum number of tokens in a context of the cached distributions.
@@ -85,14 +85,14 @@ class TreeQuery(NamedTuple):
 
 
 class TreeInputs(NamedTuple):
-    """Hold all inputs from which a tree is grown.
+    """All inputs for growing a tree.
 
     Attributes:
         table: Cached distributions.
         calibration: Acceptance rates by source.
         sources: Draft trees of the sources, for the batch.
         row: Row of the request in `sources`.
-        query: The request.
+        query: Request for which the tree is grown.
     """
 
     table: SuccessorTable

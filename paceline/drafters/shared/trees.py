@@ -1,4 +1,4 @@
-"""Order draft trees by probability, and compute outcomes of trees that were cut."""
+"""Sort draft trees by probability, and compute the outcomes of cut trees."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline.verification.rules import follow
 
 
 def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
-    """Return a tree sorted by path probability, and the old index of each node.
+    """Return a tree sorted by path probability, and the original index of each node.
 
     Args:
-        tree: Deterministic draft with confidences of at most 1, so that no node is likelier than
-            its parent.
+        tree: Deterministic draft with confidences of at most 1, so that no node is more likely
+            than its parent.
     """
     assert tree.confidence is not None
     assert tree.probs is None
@@ -37,8 +37,8 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
 def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
     """Return the outcome for a tree other than the one that the target verified.
 
-    The new tokens decide which nodes of `tree` count as accepted. The target's predictions stay
-    those of the verified tree.
+    The new tokens determine which nodes of `tree` count as accepted. The target's predictions
+    remain those of the verified tree.
     """
     if tree is outcome.tree:
         return outcome
@@ -50,7 +50,7 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 
 
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
-    """Yield each node whose parent has a target prediction, and whether it was right."""
+    """Yield each node whose parent has a prediction, and whether it was correct."""
     reached = {-1, *outcome.accepted}
     # The target's token after the last one is not known.
     predicted_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}

@@ -11,7 +11,7 @@ def require_verification(owner: str, verification: str) -> None:
     """Reject an unknown value of the option `verification`.
 
     Raises:
-        ConfigError: The value is unknown. The message suggests a close match.
+        ConfigError: The value is unknown; the message suggests a close match.
     """
     if verification not in _VERIFICATIONS:
         hint = did_you_mean(verification, _VERIFICATIONS)

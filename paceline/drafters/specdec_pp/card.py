@@ -26,7 +26,7 @@ _NAME = 8  # number of digits in a prompt's name
 
 
 class RuleCost(Protocol):
-    """Define a length rule's costs per new token (Huang et al. 2024, section 2)."""
+    """The costs of a length rule per new token (Huang et al. 2024, section 2)."""
 
     @property
     def verification_rate(self) -> float:
@@ -50,7 +50,7 @@ def latency(draft: float, target: float, rates: RuleCost) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """Hold the measured costs of one stopping threshold."""
+    """The measured costs of one stopping threshold."""
 
     threshold: float
     verification_rate: float
@@ -59,29 +59,28 @@ class ThresholdPoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """Hold everything about an acceptance head except its weights.
+    """Metadata of an acceptance head.
 
     Attributes:
-        target: Human-readable name of the target that the head was trained on.
+        target: Human-readable name of the target on which the head was trained.
         draft: Human-readable name of the draft model.
-        draft_fingerprint: Fingerprint of the draft model (`model_identity`); recordings must match
-            this fingerprint.
-        draft_sketch: Sketch of the draft model (`Sketch.encode`), which identifies copies of the
-            draft model.
+        draft_fingerprint: Fingerprint of the draft model (`model_identity`), which recordings must
+            match.
+        draft_sketch: Sketch of the draft model (`Sketch.encode`), for recognising copies of it.
         hidden_size: Hidden size of the draft model.
         vocab_size: Vocabulary size of the draft model.
         depth: D, number of residual blocks.
-        inputs: Inputs of the last layer, one of `INPUTS`. The paper's heads use the hidden state
-            alone.
+        inputs: Inputs of the last layer, one of `INPUTS`. The paper's heads use only the hidden
+            state.
         scale: Calibration; the acceptance probability is sigmoid(scale * logit + shift).
         shift: Calibration; see `scale`.
-        prior: Weights for `SCALARS` and a constant in the logit of a token whose hidden state is
+        prior: Weights of `SCALARS` and a constant, for the logit of a token whose hidden state is
             not yet known. If empty, the draft model's probability is used.
         recipe: How the head was recorded and trained.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of thresholds. If empty, `threshold=auto` is not available.
-        train_prompts: Names of the training prompts, eight digits each, joined.
-        dev_prompts: Names of the calibration prompts, eight digits each, joined.
+        train_prompts: Concatenated names of the training prompts, eight digits each.
+        dev_prompts: Concatenated names of the calibration prompts, eight digits each.
         weights_sha256: Checksum of the weights file; "" before saving.
     """
 
@@ -105,7 +104,7 @@ class HeadCard:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All numbers of the card that enter computations, which must be finite."""
+        """All of the card's numbers that are used in computations and must be finite."""
         points = (number for point in self.curve for number in dataclasses.astuple(point))
         return (self.scale, self.shift, *self.prior, *points)
 
@@ -171,10 +170,10 @@ class HeadCard:
             ) from error
 
     def check_draft(self, draft: PreTrainedModel, where: str) -> None:
-        """Reject a draft model that the head was not trained for.
+        """Reject a draft model for which the head was not trained.
 
         Quantised, fine-tuned and padded copies of the head's draft model are accepted, because
-        errors in a head only cost time.
+        errors in a head cost only time.
 
         Raises:
             ConfigError: Hidden size, vocabulary or weights differ; the message gives both values.
@@ -209,9 +208,9 @@ def new_card(
     """Return the card of a new head for a draft model.
 
     Args:
-        target: Name of the target, for people.
+        target: Human-readable name of the target.
         draft: Human-readable name of the draft model.
-        model: The draft model.
+        model: Draft model of the head.
         depth: D, number of residual blocks.
         inputs: Inputs of the last layer, one of `INPUTS`.
     """

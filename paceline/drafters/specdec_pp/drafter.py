@@ -1,9 +1,9 @@
-"""SpecDec++ (Huang et al. 2024): draft until a head expects a rejection.
+"""SpecDec++ (Huang et al. 2024), which drafts until a head expects a rejection.
 
-Drafting stops when the head's probability of a rejection among the draft tokens exceeds a threshold
-(algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest latency, based
-on measured times and the head's card (equation 2.3). Second choices alongside the draft tokens are
-not in the paper.
+Drafting stops when the predicted probability of a rejection among the draft tokens exceeds a
+threshold (algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest
+latency, based on measured times and the head's card (equation 2.3). Second choices next to the
+draft tokens are not in the paper.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["SpecDecPP", "SpecDecPPOptions"]
 
 
 class CostClock:
-    """Measure the seconds per forward pass as running medians over recent steps."""
+    """Measures the duration of forward passes, as running medians over recent steps."""
 
     def __init__(self) -> None:
         self._draft: deque[float] = deque(maxlen=MEASURED_STEPS)  # seconds per forward
@@ -55,8 +55,9 @@ class CostClock:
         """Record the end of verification; at intervals, return the median times.
 
         Returns:
-            Median seconds per forward pass of the target and of the draft model: first after
-            FIRST_MEASURED_STEPS steps, then every MEASURED_STEPS steps. Otherwise None.
+            Median seconds per forward pass of the target and of the draft model, first after
+            FIRST_MEASURED_STEPS steps, and then every MEASURED_STEPS steps. None in all other
+            steps.
         """
         if self._proposed is None:
             return None
@@ -72,16 +73,16 @@ class CostClock:
 
 
 class SpecDecPP(ChainDrafter):
-    """Draft chains while an acceptance head expects them to be accepted.
+    """Drafts chains as long as an acceptance head expects them to be accepted.
 
-    With `threshold="auto"`, the draft lengths depend on measured times. The distribution of the
-    text does not, and neither does greedy text or text with verification "follow". Sampled text
-    with "reject" then differs between runs. A fixed threshold makes it reproducible.
+    With `threshold="auto"`, draft lengths depend on measured times. This affects neither the
+    distribution of the text, nor greedy text, nor text with verification "follow". Sampled text
+    with "reject" differs between runs unless the threshold is fixed.
 
     Attributes:
         threshold: Current stopping threshold.
     Raises:
-        ConfigError: "auto" was chosen, but the head's card has no curve.
+        ConfigError: The threshold is "auto", but the head's card has no curve.
     """
 
     name = "specdec_pp"
@@ -133,7 +134,7 @@ class SpecDecPP(ChainDrafter):
         return cls(options, draft, head)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the step's time, and update an automatic threshold."""
+        """Record the duration of the step, and update an automatic threshold."""
         super().observe(outcomes)
         if self._clock is not None and (times := self._clock.verified()):
             self.threshold = self._head.threshold(*times)
@@ -142,7 +143,7 @@ class SpecDecPP(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft chains, and record how long they take."""
+        """Draft chains, and record the time."""
         # the budget may be switched off
         self._head_rule.keep_second_choices = self._second_choices and self.budget
         counters = self._shadows[requests[0].id].request.counters
@@ -155,7 +156,7 @@ class SpecDecPP(ChainDrafter):
     def _as_tree(self, chain: Chain) -> DraftTree:
         """Return the chain with the head's confidences and second choices.
 
-        The head has not judged the last token yet, so this token gets its early confidence.
+        The head has not evaluated the last token yet, so that token gets its early confidence.
         """
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
@@ -179,6 +180,6 @@ class SpecDecPP(ChainDrafter):
 
 
 def _second_probability(drawn: DrawnToken, confidence: float) -> float:
-    """Return the probability that the second choice replaces the token."""
+    """Return the probability that the second choice is correct instead of the token."""
     others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
     return (1.0 - confidence) * drawn.second_prob / others

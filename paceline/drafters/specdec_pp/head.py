@@ -1,10 +1,10 @@
-"""The acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2).
+"""Define the acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2).
 
-The head estimates the probability that the target accepts a draft token. It has D residual blocks x
-+ SiLU(Linear(x)) on the draft model's last hidden state, then a linear layer to two classes,
-rejected and accepted. Here, every block has separate weights; the published heads repeat one block.
-The last layer may also read scalars from the token's distribution (`scalars_of`), depending on the
-card's `inputs`.
+The head estimates the probability that the target accepts a draft token. It applies D residual
+blocks x + SiLU(Linear(x)) to the draft model's last hidden state, followed by a linear layer with
+two classes, rejected and accepted. Here, every block has separate weights; the published heads
+repeat one block. The last layer may also read scalars from the token's distribution
+(`scalars_of`), depending on the card's `inputs`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ WEIGHTS, CARD = "head.safetensors", "card.json"
 
 
 class AcceptanceHead:
-    """Estimate acceptance probabilities with a trained head.
+    """Estimates acceptance probabilities with a trained head.
 
     Args:
         card: Description of the head.
-        tensors: float32 weights: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
+        tensors: Weights in float32: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
             "last.weight" [2, hidden + scalars], "last.bias" [2].
-        width: Hidden size of the draft model in use. It may exceed the card's hidden size for an
-            enlarged draft model, whose added dimensions are zero.
+        width: Hidden size of the draft model in use. It exceeds the card's hidden size if the
+            draft model was enlarged by zero dimensions.
         device: Device of the draft model's hidden states.
     Raises:
         ConfigError: The tensors do not fit the card.
@@ -84,8 +84,8 @@ class AcceptanceHead:
     def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
         """Load a head from its folder, for its draft model or an enlarged copy.
 
-        A folder in the public code's format (config.json and model.safetensors) is also accepted.
-        It does not name its draft model, so only the hidden size is checked.
+        A folder in the format of the authors' code (config.json and model.safetensors) is also
+        accepted. It does not name its draft model, so only the hidden size is checked.
 
         Raises:
             ConfigError: There is no head, the head is damaged, or it belongs to a different draft
@@ -114,7 +114,7 @@ class AcceptanceHead:
 
     @staticmethod
     def shipped(draft: PreTrainedModel) -> AcceptanceHead:
-        """Return the head that comes with the package for this draft model.
+        """Return the head for this draft model that is part of the package.
 
         Raises:
             ConfigError: The package has no head for this draft model.
@@ -139,7 +139,7 @@ class AcceptanceHead:
     def save(self, directory: str | Path) -> None:
         """Write the weights and the card to a folder.
 
-        The card holds the weights' checksum, so an interrupted save is detected.
+        The card contains the weights' checksum, so that an interrupted save is detected.
 
         Raises:
             ConfigError: The files cannot be written.
@@ -154,15 +154,16 @@ class AcceptanceHead:
         write_atomically(Path(directory) / CARD, self.card.encode())
 
     def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
-        """Return acceptance probabilities given the tokens before (equation 3.1).
+        """Return acceptance probabilities given the preceding tokens (equation 3.1).
 
         Args:
-            hidden: [n, hidden], the draft model's last hidden state computed FROM each token.
-            log_probs: [n], log-probability of the token in its distribution; for a greedy draft, in
-                the softmax at temperature 1.
-            entropies: [n], entropy of that distribution, in nats.
+            hidden: The draft model's last hidden state, computed from each token itself, [n,
+                hidden].
+            log_probs: Log-probability of the token in its distribution (for a greedy draft, in the
+                softmax at temperature 1), [n].
+            entropies: Entropy of that distribution in nats, [n].
         Returns:
-            float32 [n].
+            Acceptance probabilities, float32 [n].
         """
         with torch.inference_mode():
             logits = accept_logits(self._blocks, self._last, self._bias, hidden.float())
@@ -179,10 +180,10 @@ class AcceptanceHead:
         The estimate uses only the token's distribution. It is not in the paper.
 
         Args:
-            log_probs: [n], log-probability of the token in its distribution.
-            entropies: [n], entropy of that distribution, in nats.
+            log_probs: Log-probability of the token in its distribution, [n].
+            entropies: Entropy of that distribution in nats, [n].
         Returns:
-            float32 [n].
+            Acceptance probabilities, float32 [n].
         """
         with torch.inference_mode():
             if not self.card.prior:

@@ -18,15 +18,15 @@ REJECTED, ACCEPTED = 0, 1  # classes of the last layer, in the public code's ord
 def accept_logits(
     blocks: Sequence[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor
 ) -> Tensor:
-    """Return the logit of "accepted" over "rejected" from the hidden state.
+    """Return the logit of "accepted" relative to "rejected", from the hidden state.
 
     The caller adds the contribution of the scalars.
 
     Args:
-        blocks: Weight [hidden, hidden] and bias [hidden] per block.
-        last: [hidden] weights of the last layer.
-        bias: [] bias of the last layer.
-        hidden: [n, hidden].
+        blocks: Weight [hidden, hidden] and bias [hidden] of each block.
+        last: Weights of the last layer, [hidden].
+        bias: Bias of the last layer, [].
+        hidden: Hidden states, [n, hidden].
     Returns:
         [n].
     """
@@ -36,7 +36,7 @@ def accept_logits(
 
 
 def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scalar inputs to the last layer, [n] each.
+    """Return the scalar inputs to the last layer, each [n].
 
     They are the log-probability, the log of 1 - probability, and the entropy. The two logarithms
     form log-odds, which separate 0.99 from 0.9999 better than the log-probability.

@@ -1,4 +1,4 @@
-"""The SpecDec++ length rule (Huang, Guo, Wang 2024, section 3.2, algorithm 2)."""
+"""Define the SpecDec++ length rule (Huang, Guo, Wang 2024, 3.2, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the dr
 
 
 class HeadRule(ThresholdRule):
-    """Stop once the head expects a rejection in the draft (section 3.2, algorithm 2).
+    """Stops once the head expects a rejection in the draft (section 3.2, algorithm 2).
 
-    A token is judged one forward pass after it was sampled, when its hidden state is known.
-    `confidences` therefore refers to the token before each new token. The newest token has only its
+    A token is evaluated one forward pass after it was sampled, when its hidden state is known.
+    `confidences` therefore refers to the token before each new token. The newest token has only an
     early confidence.
 
     Args:
-        head: The acceptance head.
+        head: Acceptance head.
         threshold: The paper's h, maximum probability of a rejection.
         min_tokens: Minimum number of tokens.
         max_tokens: Maximum number of tokens.
-        counts_newest: Whether the newest token counts, if the head was trained to judge it.
+        counts_newest: Whether the newest token counts, provided that the head was trained to
+            evaluate it.
     Attributes:
         keep_second_choices: Whether second choices are recorded.
     """
@@ -48,10 +49,10 @@ class HeadRule(ThresholdRule):
         self.keep_second_choices = False
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return the figures of the drawn tokens, and confidences in the tokens before.
+        """Return statistics of the drawn tokens, and confidences in the preceding tokens.
 
-        The figures are log-probability, entropy and early confidence. The two likeliest tokens and
-        their probabilities come last, if second choices are recorded.
+        The statistics are log-probability, entropy and early confidence. If second choices are
+        recorded, the two most likely tokens and their probabilities follow.
         """
         assert rows.hidden is not None
         log_probs, entropies = rows.token_probs().log(), rows.entropies()
@@ -72,7 +73,7 @@ class HeadRule(ThresholdRule):
     def confidences(self, new: NewTokens) -> list[float]:
         """Return the confidence in the token before each new token.
 
-        The token before a draft's first token is not drafted, so its confidence is 1.
+        The token before a draft's first token was not drafted, so its confidence is 1.
         """
         *figures, before = (figure.tolist() for figure in new.figures[:4])
         seconds = new.seconds(*new.figures[4:]) if self.keep_second_choices else ()
@@ -87,5 +88,5 @@ class HeadRule(ThresholdRule):
         return confidences
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return the confidence in the newest token; 1 if the token does not count."""
+        """Return the confidence in the newest token, or 1 if it does not count."""
         return chain.drawn[index].early_confidence if self._counts_newest else 1.0

@@ -1,8 +1,9 @@
-"""Read heads in the format of the public SpecDec++ code.
+"""Read heads in the format of the authors' SpecDec++ code.
 
-The format is config.json with `hidden_size` and `num_layers`, and model.safetensors. There, all D
-blocks are one module (a list multiplied by D). A checkpoint stores its tensors under D keys, or
-once if duplicates are left out. In both cases, every block gets its copy here.
+The format consists of config.json, with `hidden_size` and `num_layers`, and model.safetensors. In
+that code, all D blocks are one module (a list multiplied by D). A checkpoint stores its tensors
+under D keys, or only once if duplicates are omitted. In both cases, every block gets a separate
+copy here.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.j
 
 
 def is_published(folder: Path, card: str) -> bool:
-    """Return whether `folder` holds a published head and no file named `card`."""
+    """Return whether `folder` holds a published head, and no file named `card`."""
     return not (folder / card).exists() and (folder / _CONFIG).exists()
 
 
 def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict[str, Tensor]]:
-    """Read the card and the tensors for `AcceptanceHead`.
+    """Read the card and the tensors of a published head.
 
     Raises:
         ConfigError: The file is pickled or damaged, or has a different format or hidden size.
@@ -68,7 +69,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 
 def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
-    """Return one copy of the tensors per block, under the names in `AcceptanceHead`."""
+    """Return separate tensors for each block, under the names in `AcceptanceHead`."""
     blocks = sorted(
         {
             int(match[1])

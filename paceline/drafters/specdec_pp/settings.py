@@ -1,4 +1,4 @@
-"""Settings for the `specdec_pp` drafter and its acceptance head."""
+"""Define the settings of the `specdec_pp` drafter and its acceptance head."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Cache recent answers of an engine in memory, searchable like a datastore.
 
-One shard holds finished answers. Another holds unfinished answers, and those that finished since
-the first shard was sorted. Each shard is sorted again once it has grown by a quarter. A token is
-therefore sorted about ten times, which takes about a microsecond in all. At most the newest fifth
-of the smaller shard cannot be found yet.
+One shard holds finished answers. Another shard holds unfinished answers, and those that finished
+after the first shard was sorted. Each shard is sorted again once it has grown by a quarter. A
+token is therefore sorted about ten times, which takes about a microsecond in total. At most the
+newest fifth of the smaller shard cannot be found yet.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class AnswerMemory:
     """Caches answers in memory, with the methods of `Datastore` for updates.
 
     Args:
-        max_tokens: Maximum number of tokens of finished answers, and of unfinished answers.
+        max_tokens: Maximum number of tokens in finished answers, and separately in unfinished
+            answers.
     Attributes:
-        shards: Searchable shards; a new tuple whenever they change.
+        shards: Searchable shards, as a tuple that is replaced whenever they change.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -45,10 +46,10 @@ class AnswerMemory:
         _shard([np.zeros(2, dtype=np.uint32)])
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
-        """Add tokens of unfinished answers, and sort the shards if that is due.
+        """Add tokens of unfinished answers, and sort the shards if necessary.
 
         Args:
-            outputs: New tokens since the last call, by request id.
+            outputs: New tokens since the previous call, by request id.
         """
         for output, token_ids in outputs.items():
             self._unfinished.extend(output, token_ids)
@@ -65,15 +66,15 @@ class AnswerMemory:
         self.shards = self._old_shard + _shard(texts)
 
     def unfollow(self, output: int) -> None:
-        """Drop an unfinished answer; once finished, it is appended."""
+        """Drop an unfinished answer; when it finishes, `append` adds it."""
         self._unfinished.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add a finished answer; one of the next calls of `follow` sorts it."""
+        """Add a finished answer, which one of the next calls of `follow` sorts."""
         self._finished.append(np.array(token_ids, dtype=np.uint32))
 
     def _age(self) -> None:
-        """Move finished answers to the first shard, and evict the oldest."""
+        """Move finished answers to the first shard, and evict the oldest ones."""
         self._old.extend(self._finished)
         self._finished.clear()
         spare = _size(self._old) - self._max_tokens
@@ -87,5 +88,5 @@ def _size(texts: Iterable[_Text]) -> int:
 
 
 def _shard(texts: Collection[_Text]) -> tuple[Shard, ...]:
-    """Sort texts into a shard; none for no texts."""
+    """Sort texts into a shard; return an empty tuple if there are no texts."""
     return (Shard.in_memory(texts, _ANY_TOKEN, _WIDTH),) if texts else ()

@@ -1,4 +1,4 @@
-"""Draft for a batch with several threads; each takes the next open request."""
+"""Draft for a batch with several threads, which take one request at a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.util.compiled import Records, compiled, record_dtype, take_number
 
 
 class DraftJob:
-    """Describe one request of a batch.
+    """A request of a batch.
 
     Attributes:
-        address: Address of its `RequestState`, which has room for the new tokens.
-        begin: First new token in new_tokens.
-        end: End of its new tokens.
+        address: Address of the request's `RequestState`, which must have room for the new tokens.
+        begin: Index of the first new token in `new_tokens`.
+        end: End of the request's new tokens.
         nodes: Maximum number of nodes in the tree.
         levels: Maximum number of levels in the tree.
-        size: Number of nodes that were drafted, filled.
+        size: Output: number of drafted nodes.
     """
 
     address: int
@@ -51,14 +51,14 @@ def draft_batch(
     taken: NDArray[np.int64],
     top_tokens: NDArray[np.int64],
 ) -> int:
-    """Append the new tokens to each request of a batch, and draft a tree for it.
+    """Append the new tokens to each request of a batch, and draft its tree.
 
-    An argument of None removes the code that needs it at compile time.
+    If an argument is None, the code that needs it is removed at compile time.
 
     Args:
-        weights: [WEIGHTS] of the calibration; None with `fusion=paper`.
-        merging: True with `fusion=paper`, else None.
-        jobs: [batch] requests.
+        weights: Weights of the calibration, [WEIGHTS]; None with `fusion=paper`.
+        merging: True with `fusion=paper`, otherwise None.
+        jobs: Requests, [batch].
         new_tokens: New tokens of all requests.
         table: [shards] of a snapshot; empty without a datastore.
         drafted: [batch, max_nodes] of DRAFT_NODE, filled.

@@ -1,7 +1,7 @@
-"""Count the pointers of a node by the token that follows and by source.
+"""Count the pointers of a node by following token and by source.
 
 Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens);
-weak matches (`weak_matches`) are counted apart. A node with the pointers
+weak matches (`weak_matches`) are counted separately. A node with the pointers
 
     position == shard     match   token                           source
            3    REQUEST       2       7    position < prompt      prompt
@@ -52,20 +52,20 @@ BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BA
 
 
 class PointerCounts:
-    """Count the pointers of a node to one token.
+    """Counts of a node's pointers to one token.
 
     Attributes:
-        token: The token.
-        by_band: Pointers that match, by source and band.
+        token: Token id.
+        by_band: Number of matching pointers, by source and band.
         longest: Length of the longest match by source; 0 if the source does not offer the token.
-        cached: Length of the longest match in a shard without a file, which holds recent answers.
-        pointers: Pointers of all kinds.
-        skips: Pointers that skip the newest token.
-        votes: Votes of positions in the same relation.
+        cached: Length of the longest match in an in-memory shard, which holds recent answers.
+        pointers: Number of pointers of all kinds.
+        skips: Number of pointers that skip the newest token.
+        votes: Number of votes for the token from related positions (`weak_matches`).
         hinted: Source of the latest weak match.
         nearest: Latest position in the request after a match, or -1.
-        off: Tokens between the copied text and the closest position in the request; at most
-            MAX_DISTANCE.
+        off: Number of tokens between the copied text and the closest position in the request; at
+            most MAX_DISTANCE.
     """
 
     token: int
@@ -81,14 +81,14 @@ class PointerCounts:
 
 
 class NodeCounts:
-    """Count all pointers of a node.
+    """Counts of all pointers of a node.
 
     Attributes:
-        by_band: Pointers that match, by source and band.
+        by_band: Number of matching pointers, by source and band.
         longest: Length of the longest match by source.
         tokens: Number of different tokens by source.
-        skips: Pointers that skip the newest token.
-        matches: Pointers that match.
+        skips: Number of pointers that skip the newest token.
+        matches: Number of matching pointers.
     """
 
     by_band: BySourceAndBand
@@ -102,12 +102,12 @@ POINTER_COUNTS, NODE_COUNTS = record_dtype(PointerCounts), record_dtype(NodeCoun
 
 
 class SuccessorCounts(NamedTuple):
-    """Hold the counts of the tokens that may follow a node.
+    """Counts of the tokens that may follow a node.
 
     Attributes:
-        tokens: [MAX_TOKENS] in the order of their first pointers.
-        node: [1] all of them together.
-        slots: [_SLOTS] hash table of indices of `tokens`; -1 is empty.
+        tokens: Counts of each token, in the order of first pointers, [MAX_TOKENS].
+        node: Counts of all tokens together, [1].
+        slots: Hash table of indices into `tokens`, [_SLOTS]; -1 means empty.
     """
 
     tokens: Records[PointerCounts]
@@ -131,14 +131,14 @@ def count_tokens(
     copy_position: int,
     counts: SuccessorCounts,
 ) -> int:
-    """Count the pointers of a node by the token that follows.
+    """Count the pointers of a node by following token.
 
     Args:
         table: Shards of the datastore.
         pool: Pointers of the tree.
         pointers: Pointers of the node.
         prompt_length: Length of the prompt.
-        copy_position: Request position where the text that is being copied continues.
+        copy_position: Request position at which the copied text continues.
         counts: Counts to fill.
     Returns:
         The number of different tokens.
@@ -220,8 +220,8 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
     """Return whether a token can be skipped without scoring.
 
-    It is one of many tokens, was seen once, and its match is shorter than the longest by two
-    tokens or more.
+    This is the case if there are many tokens, this one was seen once, and its match is shorter
+    than the longest by two tokens or more.
     """
     token, node = counts.tokens[which], counts.node[0]
     if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:
@@ -234,9 +234,9 @@ def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
 
 @kernel
 def origin_of(counts: SuccessorCounts, which: int) -> Any:
-    """Return the origin of a token: the source with the longest match.
+    """Return a token's origin, which is the source with the longest match.
 
-    Among several sources with this length, the source with the most matches wins.
+    Among sources with matches of that length, the one with the most matches wins.
     """
     token = counts.tokens[which]
     best, longest, max_matches = token.hinted, 0, 0
@@ -253,7 +253,7 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 
 @kernel
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the token with the longest, latest match in the request as index, or -1."""
+    """Return the index of the token with the longest match in the request, or -1."""
     best, longest = -1, 0
     for which in range(num_tokens):
         token = counts.tokens[which]
@@ -267,9 +267,9 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 
 @kernel
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the token with the longest match in the datastore as index, or -1.
+    """Return the index of the token with the longest match in the datastore, or -1.
 
-    Ties go to the most frequent token.
+    Among equals, the most frequent token wins.
     """
     best, longest, max_matches = -1, 0, 0
     for which in range(num_tokens):

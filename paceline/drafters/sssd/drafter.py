@@ -1,8 +1,8 @@
-"""SSSD: draft from the request and a datastore, as one tree by probability.
+"""SSSD, which drafts a tree from the request and a datastore, by probability.
 
-Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` uses its sources
-and fixed weights. `fusion=calibrated` predicts the probability of each token from the match
-statistics of both sources (`features`), and searches recent answers of the engine too.
+Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` uses the paper's
+sources and fixed weights. `fusion=calibrated` predicts the probability of each token from the
+match statistics of both sources (`features`), and also searches the engine's recent answers.
 
 - `request_index`: earlier positions of the newest tokens in the request.
 - `request_matches`, `store_matches`, `weak_matches`: match pointers of a node, in a `pool`.
@@ -48,9 +48,9 @@ from paceline.util.threads import Threads
 
 
 class Sssd(Drafter):
-    """Draft from the request, recent answers and a datastore; lossless.
+    """Drafts from the request, recent answers and a datastore; lossless.
 
-    All cores search a batch in one compiled call.
+    One compiled call searches a batch on all cores.
     """
 
     name = "sssd"
@@ -94,7 +94,7 @@ class Sssd(Drafter):
         return cls(options)
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Restrict proposals to ids of the target."""
+        """Restrict proposals to the target's ids."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._snapshot = Snapshot(self._snapshot.path, ())
@@ -114,7 +114,7 @@ class Sssd(Drafter):
         """Draft one tree per request.
 
         Raises:
-            DatastoreError: A shard of the datastore is damaged; the shard is named.
+            DatastoreError: A shard of the datastore is damaged; the message names it.
         """
         return self.retrieve(requests, max_nodes).draft_trees() if requests else []
 
@@ -157,7 +157,7 @@ class Sssd(Drafter):
             )
 
     def _storable(self, token_ids: list[int]) -> list[int]:
-        """Return tokens up to the first id that the datastore does not have."""
+        """Return the tokens before the first id that the datastore does not support."""
         if (
             self._store is None
             or self._learning is not self._store
@@ -168,7 +168,7 @@ class Sssd(Drafter):
         return token_ids[:end]
 
     def _searchable(self) -> Snapshot:
-        """Return the datastore and the cached answers as they are now."""
+        """Return a snapshot of the datastore and the cached answers."""
         stored = () if self._store is None else self._store.snapshot.shards
         shards = stored + (() if self._memory is None else self._memory.shards)
         if shards != self._snapshot.shards:
@@ -176,19 +176,19 @@ class Sssd(Drafter):
         return self._snapshot
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:
-        """Search a batch with this thread and further ones, by the size of the batch."""
+        """Search a batch with this thread and, depending on the batch size, others."""
         helpers = min(self._workers, count // REQUESTS_PER_THREAD) - 1
         others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]
 
 
 class _SearchBatch:
-    """Gather the arrays of one compiled call.
+    """Collects the arrays for one compiled call.
 
     Args:
         max_tree: Maximum number of nodes in a tree.
     Attributes:
-        outputs: New output tokens by request id; the first ones follow the prompt's end.
+        outputs: New output tokens by request id, starting with the end of the prompt.
     """
 
     def __init__(self, max_tree: int) -> None:

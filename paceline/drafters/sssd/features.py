@@ -1,16 +1,16 @@
 """Describe each candidate token by the 36 inputs of a small network.
 
-The fields up to `skips` belong to the token; the others belong to its node and are shared by all
-its tokens. Counts and lengths enter as log(1 + n), shares as log odds. In the example of
-`counting`, 7 was found once in the prompt. 8 was found once in the output and once, after 5 tokens,
-in the datastore.
+The fields up to `skips` belong to the token; the others belong to its node and are the same for
+all tokens of the node. Counts and lengths are encoded as log(1 + n), and shares as log odds. In
+the example in `counting`, 7 was found once in the prompt. 8 was found once in the output and once,
+after 5 matching tokens, in the datastore.
 
     token 8          == prompt   output   store        node     == prompt   output   store
     longest_of_token == 0        log 3    log 6        longest  == log 3    log 3    log 6
     top_share        == 0        4.6      4.6          tokens   == log 2    log 2    log 2
     count            == 0        log 2    log 2        pointers == log 2    log 2    log 2
 
-4.6 is the log odds of a share of 1, computed from 1.01 and 0.01.
+4.6 is the log odds of a share of 1, computed as log(1.01 / 0.01).
 """
 
 from __future__ import annotations
@@ -33,30 +33,34 @@ OfSources = Annotated[NDArray[np.float32], np.float32, len(COUNTED_TEXTS)]
 
 
 class Inputs:
-    """List the inputs of the network in the order of its weights.
+    """The inputs of the network, in the order of its weights.
 
-    The names are part of calibration.json. Vectors have one value per source.
+    Their names are part of calibration.json. Vectors have one value per source.
 
     Attributes:
-        blend: Share of the token, blended over match lengths as in PPM; log odds, 0 if the source
-            does not offer it.
-        top_share: Share of the token among the longest matches of the node; log odds, 0 if the
-            source does not offer it.
-        longest_of_token: Longest match that the token follows; log(1 + tokens).
-        count: Matching pointers to the token; log(1 + n).
-        latest_of_longest: 1 for the guess of the request, which follows its longest match.
-        age: Tokens since the latest position after a match in the request; log(1 + n), or NEVER.
-        seen: Tokens since its latest position anywhere in the request; log(1 + n), or NEVER.
-        off_line: Tokens between the copied text and the token's position; log(1 + n).
-        vote_share: Votes of positions in the same relation over the matching pointers of the node.
+        blend: Share of the token, blended over match lengths as in PPM; log odds, or 0 if the
+            source does not offer the token.
+        top_share: Share of the token among the longest matches of the node; log odds, or 0 if the
+            source does not offer the token.
+        longest_of_token: Length of the longest match that the token follows; log(1 + tokens).
+        count: Number of matching pointers to the token; log(1 + n).
+        latest_of_longest: 1 for the request's best candidate, which follows its longest match;
+            otherwise 0.
+        age: Number of tokens since the latest position after a match in the request; log(1 + n),
+            or NEVER.
+        seen: Number of tokens since the token's latest occurrence in the request; log(1 + n), or
+            NEVER.
+        off_line: Number of tokens between the copied text and the token's position; log(1 + n).
+        vote_share: Number of votes from related positions, divided by the node's number of
+            matching pointers.
         skip_share: Share of the pointers that skip the newest token; log odds.
-        skips: Pointers to the token that skip the newest token; log(1 + n).
-        top_pointers: Pointers of the node in the band of its longest matches; log(1 + n).
-        pointers: Matching pointers of the node; log(1 + n).
-        longest: Longest match of the node; log(1 + tokens).
-        tokens: Different tokens that follow the node; log(1 + n).
+        skips: Number of pointers to the token that skip the newest token; log(1 + n).
+        top_pointers: Number of the node's pointers in the band of its longest matches; log(1 + n).
+        pointers: Number of matching pointers of the node; log(1 + n).
+        longest: Length of the node's longest match; log(1 + tokens).
+        tokens: Number of different tokens that follow the node; log(1 + n).
         depth: Depth of the node; log(1 + n).
-        recently_accepted: Running mean of the accepted draft tokens per step; log(1 + n).
+        recently_accepted: Running mean of accepted draft tokens per step; log(1 + n).
         request_hits: Running mean of the acceptance rate of the request's best token.
         store_hits: Running mean of the acceptance rate of the datastore's best token.
         chance_of_parent: Log of the confidence of the node.
@@ -89,7 +93,7 @@ TOKEN_INPUTS: int = INPUTS.fields["top_pointers"][1] // 4  # inputs from here on
 
 
 def _names() -> Iterator[str]:
-    """Yield the names of the inputs as in calibration files."""
+    """Yield the names of the inputs, as in calibration files."""
     for name, (kind, _) in INPUTS.fields.items():
         words = name.replace("_", " ")
         yield from (f"{source} {words}" for source in COUNTED_TEXTS) if kind.shape else (words,)
@@ -111,7 +115,7 @@ def describe_node(
     parent_confidence: float,
     request: RequestState,
 ) -> None:
-    """Fill the inputs that all tokens of a node share."""
+    """Fill in the inputs that all tokens of a node share."""
     node = counts.node[0]
     for source in range(len(COUNTED_TEXTS)):
         total, top = 0, 0
@@ -136,7 +140,7 @@ def describe_node(
 def describe_token(
     inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int
 ) -> None:
-    """Fill the inputs that belong to a token.
+    """Fill in the inputs that belong to a token.
 
     Args:
         inputs: Inputs to fill.
@@ -173,12 +177,13 @@ def describe_token(
 
 @kernel
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
-    """Estimate the probability of a token from one source by blending (as in PPM).
+    """Estimate a token's probability from one source by blending, as in PPM.
 
-    Shares of nested match lengths are each blended with the share below.
+    The share at each match length is blended with that at the next shorter length.
 
     Returns:
-        The blend, the share among the longest matches, and the number of pointers to the token.
+        The blended share, the share among the longest matches, and the number of pointers to the
+        token.
     """
     all_above, token_above = 0, 0
     for band in range(BANDS):

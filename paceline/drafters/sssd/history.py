@@ -1,4 +1,4 @@
-"""Track acceptance and source accuracy of one request."""
+"""Track acceptance and source accuracy for one request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_COPY = -(1 << 30)  # as copy_position: below 0 whatever the length of the ou
 
 @kernel
 def note_step(request: RequestState, new_tokens: NDArray[np.int64]) -> None:
-    """Record the result of the last step: accepted tokens, and which source was right."""
+    """Record the number of accepted tokens, and the sources that were correct."""
     if not request.started:
         request.accepted = INITIAL_ACCEPTED
         request.request_hits = request.store_hits = INITIAL_HITS

@@ -3,7 +3,7 @@
     inputs of the token [19] and of the node [17] -> first layer -> 16 ReLU units -> second layer
     -> logistic unit
 
-The node's part of the first layer is computed once for all its tokens.
+The node's contribution to the first layer is computed once for all its tokens.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class Network(NamedTuple):
-    """Hold the values in the network for one token.
+    """The values in the network for one token.
 
     Attributes:
-        inputs: [1] inputs by name.
-        columns: [len(FEATURES)] the same memory as numbers.
-        node_units: [HIDDEN] first layer with the inputs of the node only.
-        units: [HIDDEN] first layer with all inputs.
-        alike: [LONGEST + 1] confidence of tokens that the datastore has once, by match length (0
-            after a skipped token); -1 is not computed yet.
+        inputs: Inputs by name, [1].
+        columns: The same memory as numbers, [len(FEATURES)].
+        node_units: First layer with only the node's inputs, [HIDDEN].
+        units: First layer with all inputs, [HIDDEN].
+        alike: Confidence of tokens that occur once in the datastore, by match length (0 after a
+            skipped token), [LONGEST + 1]; -1 if not computed yet.
     """
 
     inputs: Records[Inputs]
@@ -61,13 +61,13 @@ def new_network() -> Network:
 
 @kernel
 def begin_node(network: Network, weights: NDArray[np.float32]) -> None:
-    """Compute the part of the first layer that the tokens of a node share.
+    """Compute the contribution to the first layer that a node's tokens share.
 
-    `describe_node` must have been called before.
+    Call `describe_node` first.
 
     Args:
         network: Values of the network.
-        weights: [WEIGHTS], the first layer input by input.
+        weights: Weights, [WEIGHTS], with the first layer stored input by input.
     """
     columns, node_units = network.columns, network.node_units
     network.alike[:] = -1.0
@@ -89,10 +89,10 @@ def confidence_of(
     seen: int,
     weights: NDArray[np.float32],
 ) -> float:
-    """Return the confidence of one token; `begin_node` must have been called before.
+    """Return the confidence of one token; call `begin_node` first.
 
-    Tokens that are not in the request and that the datastore has once have the same inputs if their
-    match length is the same, so their confidence is computed once.
+    Tokens that are not in the request and occur once in the datastore have the same inputs if
+    their match lengths are equal, so their confidence is computed only once.
     """
     token = counts.tokens[which]
     match = token.longest[STORE]
@@ -108,7 +108,7 @@ def confidence_of(
 
 @kernel
 def _run(network: Network, weights: NDArray[np.float32]) -> float:
-    """Run the network: one layer of ReLU units, then a logistic unit."""
+    """Run the network: a layer of ReLU units, followed by a logistic unit."""
     columns, units = network.columns, network.units
     for unit in range(HIDDEN):
         units[unit] = network.node_units[unit]

@@ -18,12 +18,12 @@ class SssdOptions:
 
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
-            default the drafter searches only the request and earlier answers.
+            default, the drafter searches only the request and earlier answers.
         fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, "paper" uses
             the paper's fixed weights. Default "calibrated".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Default 48 with the
             draft budget. Without the budget, it is 7, or 24 for the whole batch in larger batches.
-        budget: The engine verifies only the nodes that are expected to save time; default true.
+        budget: Verify only the nodes that are expected to save time; default true.
         answer_cache_tokens: Number of tokens from recent and unfinished answers to search in
             memory. From 0 (disabled) to 1048576. Default 262144; 0 with `fusion=paper` or
             `update_datastore`.

@@ -1,14 +1,15 @@
 """Merge sources with fixed weights (Marzollo et al. 2024, algorithm 1).
 
-The weights are those of the public code. One tree of counts comes from the datastore: suffixes of
-up to 4 tokens, at most 100 entries each, no shorter suffix once 50 continuations are known. One
-tree per match length m of 1 to 4 comes from the request. A child of the request has 0.6 times its
-share at first, and 0.6 + 0.1 m times share and parent below. A child of the datastore has its share
-times its parent. One heap merges them; a token of two sources keeps the larger value. As in the
-public code, output is searched once a whole window of 8 tokens is known.
+The weights are those of the authors' code. The datastore yields one tree of counts: suffixes of up
+to 4 tokens, at most 100 entries each, without shorter suffixes once 50 continuations are known.
+The request yields one tree for each match length m from 1 to 4. A token from the request scores
+0.6 times its share on the first level, and 0.6 + 0.1 m times its share and its parent's score
+below. A token from the datastore scores its share times its parent's score. A heap merges the
+trees; a token from two sources gets the larger score. As in the authors' code, output is searched
+once a whole window of 8 tokens is known.
 
-After 1 2, with "1 2 3" twice and "1 2 4" once in the request, and "1 2 4" in 9 of 10 matches in the
-datastore:
+After 1 2, with "1 2 3" twice and "1 2 4" once in the request, and "1 2 4" in 9 of 10 matches in
+the datastore:
 
     waiting == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
     taken   == 4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share), then 3 again: known
@@ -56,13 +57,13 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 
 class Candidate:
-    """Describe a token of one source that waits to enter the tree.
+    """A token from one source that waits to enter the tree.
 
     Attributes:
-        token: The token.
+        token: Token id.
         parent: Node of the tree; 0 for the root.
         depth: Depth of the token.
-        begin: First pointer after which it was counted.
+        begin: First of the pointers after which the token was counted.
         end: End of these pointers.
         source: 0 for the datastore, m for matches of m tokens in the request.
         path_confidence: Probability of the whole path.
@@ -81,12 +82,12 @@ CANDIDATE = record_dtype(Candidate)
 
 
 class Merge(NamedTuple):
-    """Hold the scratch arrays for one tree after the other.
+    """Scratch arrays, used for one tree after another.
 
     Attributes:
         pool: Pointers of the tree.
-        waiting: [room] the heap, as a list.
-        tree: [1 + max_nodes].
+        waiting: The heap, [room].
+        tree: Nodes of the tree, [1 + max_nodes].
     """
 
     pool: Pool
@@ -104,7 +105,7 @@ def new_merge(max_nodes: int, shards: int) -> Merge:
 
 @kernel
 def branch_length(nodes: int) -> int:
-    """Return the maximum branch length from the datastore, by the size of the tree."""
+    """Return the maximum length of a branch from the datastore, given the tree size."""
     if nodes <= SHORT_TREE:
         return max(1, nodes - 1)
     for max_nodes, length in BRANCH_LENGTHS:
@@ -123,7 +124,7 @@ def merge_sources(sources: Sources, merge: Merge, nodes: int, levels: int) -> in
         nodes: Maximum number of nodes.
         levels: Maximum number of levels.
     Returns:
-        The size of the tree, or -1 - the index of a damaged shard.
+        The size of the tree, or `-1 - i` if shard i is damaged.
     """
     pool, tree, waiting = merge.pool, merge.tree, merge.waiting
     used, count = _first_candidates(sources, merge)
@@ -164,7 +165,7 @@ def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
     """Add the tokens that follow the newest tokens in each source.
 
     Returns:
-        The number of pointers and of candidates; or (-1 - damaged shard, 0).
+        The number of pointers and of candidates, or (-1 - i, 0) if shard i is damaged.
     """
     pool = merge.pool
     context = copy_newest(sources.text, pool)
@@ -186,7 +187,7 @@ def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
 
 @kernel
 def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
-    """Add pointers of all suffixes; return their number or -1 - damaged shard."""
+    """Add pointers of all suffixes; return their number, or -1 - damaged shard."""
     table, begin, ranges = sources.table, used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
         query = query_of(pool, size, 0)
@@ -252,7 +253,7 @@ def _push(
 
 @kernel
 def _origin(text: RequestText, pool: Pool, source: int, pointers: PointerRange, token: int) -> Any:
-    """Return the origin of a candidate: the source of most of its positions."""
+    """Return the origin of a candidate, which is the source of most of its positions."""
     if source == 0:
         return ORIGINS[STORE]
     balance = 0
@@ -264,7 +265,7 @@ def _origin(text: RequestText, pool: Pool, source: int, pointers: PointerRange, 
 
 @kernel
 def _insert(tree: Records[TreeNode], size: int, taken: Candidate, path: float) -> tuple[int, int]:
-    """Return the tree node of a candidate, created if missing, and the size."""
+    """Return a candidate's node, creating it if needed, and the size of the tree."""
     for node in range(1, size + 1):
         if tree[node].parent == taken.parent and tree[node].token == taken.token:
             return node, size

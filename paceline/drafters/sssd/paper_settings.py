@@ -1,6 +1,6 @@
-"""Settings of `fusion=paper`.
+"""Define the settings of `fusion=paper`.
 
-The values are those of the public code of the paper (Marzollo et al. 2024).
+The values are those of the authors' code (Marzollo et al. 2024).
 """
 
 from __future__ import annotations

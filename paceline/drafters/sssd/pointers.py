@@ -1,17 +1,19 @@
 """Define match pointers: earlier occurrences of the newest tokens.
 
-The request is 5 1 2 7 4 1 2, so its newest tokens are "1 2". Shard 0 of the datastore has the text
-... 9 1 2 8 ... from position 37 on.
+For example, let the request be 5 1 2 7 4 1 2, so that its newest tokens are "1 2". Shard 0 of the
+datastore contains the text ... 9 1 2 8 ..., starting at position 37.
 
     request == position:  0  1  2  3  4  5  6      shard 0 == position:  ...  37  38  39  40  ...
                token:     5  1  2  7  4  1  2                 token:     ...   9   1   2   8  ...
-                                   ^ follows "1 2"                                         ^ follows
+                                   ^ follows "1 2"                                         ^
+                                   follows
 
     pointers of the root == position   shard     match   token
                                    3   REQUEST       2       7
                                   40   0             2       8
 
-A node 7 below the root has the first pointer, one token further (`request_matches.advance`):
+A node 7 below the root has the first of these pointers, advanced by one token
+(`request_matches.advance`):
 
     pointers of the node 7 == position   shard     match   token
                                      4   REQUEST       3       4
@@ -28,13 +30,13 @@ UNREADABLE = -2  # as token: the page is damaged
 
 
 class Pointer:
-    """Describe one earlier occurrence and the token that follows there.
+    """An earlier occurrence of the newest tokens, and the token that follows it.
 
     Attributes:
         position: Position of the token that follows, in the request or in the text of the shard.
         shard: Index of the shard in the datastore, or REQUEST.
-        match: Number of tokens before the position that agree with those up to the node. Below 0
-            for a weak match (`weak_matches`).
+        match: Number of tokens before the position that match those up to the node. Negative for a
+            weak match (`weak_matches`).
         token: The token that follows, or ENDS.
     """
 
@@ -45,7 +47,7 @@ class Pointer:
 
 
 class RankRange:
-    """Hold the ranks [low, high) of matching suffixes in a shard's suffix array."""
+    """The ranks [low, high) of matching suffixes in a shard's suffix array."""
 
     low: int
     high: int

@@ -1,8 +1,8 @@
-"""Hold the match pointers of all nodes of a tree, and the text to match.
+"""Store the match pointers of all nodes of a tree, and the text to match.
 
-The pool has the pointers of one node after the other. Its tail holds the text to match: the newest
-tokens of the request, then the path to the node. With LONGEST = 32 and the request 5 1 2 7 4 1 2,
-at a node 7 4:
+The pool stores the pointers node by node. Its tail holds the text to match: the newest tokens of
+the request, followed by the path to the node. For example, with LONGEST = 32, the request 5 1 2 7
+4 1 2, and a node 7 4:
 
     index == 0 ... 24   25  26  27  28  29  30  31   32  33
     tail  == unused      5   1   2   7   4   1   2    7   4
@@ -10,8 +10,8 @@ at a node 7 4:
 
 The query of this node is tail[25:34], so its begin is 25 and its end is 34. The root looks up
 suffixes of its query, from long to short, in the request (`request_matches`) and in the datastore
-(`store_matches`). Any other node takes over the pointers of its parent that offer its token. If
-none are left, it looks up shorter suffixes of its query.
+(`store_matches`). Any other node inherits those pointers of its parent that offer its token. If
+there are none, it looks up shorter suffixes of its query.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class Sources(NamedTuple):
-    """Hold the texts that are searched.
+    """The texts to search.
 
     Attributes:
-        text: The request.
-        table: [shards] shards of the datastore and of the recent answers.
+        text: Text of the request.
+        table: Shards of the datastore and of the recent answers, [shards].
     """
 
     text: RequestText
@@ -41,22 +41,24 @@ class Sources(NamedTuple):
 
 
 class PointerRange(NamedTuple):
-    """Select the pointers [begin, end) of a pool."""
+    """The pointers [begin, end) of a pool."""
 
     begin: int
     end: int
 
 
 class Pool(NamedTuple):
-    """Hold the pointers of all nodes of one tree, with scratch arrays for the search.
+    """The pointers of all nodes of one tree, with scratch arrays for the search.
 
     Attributes:
-        pointers: [room].
-        scratch: [max_matches] pointers of one look-up.
-        ranges: [len(STORE_SIZES), shards] of RANK_RANGE, for the suffixes of one node.
-        totals: [len(STORE_SIZES)] matches per suffix in all shards.
-        tail: [LONGEST + depth] last LONGEST tokens of the request, then the path to a node.
-        votes: [LONGEST] scratch.
+        pointers: Pointers, [room].
+        scratch: Pointers of one look-up, [max_matches].
+        ranges: Ranks of the suffixes of one node, [len(STORE_SIZES), shards] records of
+            RANK_RANGE.
+        totals: Number of matches per suffix over all shards, [len(STORE_SIZES)].
+        tail: Last LONGEST tokens of the request, followed by the path to a node, [LONGEST +
+            depth].
+        votes: Scratch array for votes, [LONGEST].
     """
 
     pointers: Records[Pointer]
@@ -82,7 +84,7 @@ def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
 
 @kernel
 def put(pool: Pool, count: int, position: int, shard: int, match: int, token: int) -> int:
-    """Append a pointer, for which there must be room; return the new count."""
+    """Append a pointer, for which there must be room, and return the new count."""
     pointer = pool.pointers[count]
     pointer.position, pointer.shard, pointer.match, pointer.token = position, shard, match, token
     return count + 1
@@ -90,7 +92,7 @@ def put(pool: Pool, count: int, position: int, shard: int, match: int, token: in
 
 @kernel
 def copy_newest(text: RequestText, pool: Pool) -> int:
-    """Copy the newest tokens of the request into the tail; return their number."""
+    """Copy the newest tokens of the request to the tail, and return their number."""
     context = min(text.length, LONGEST)
     for index in range(context):
         pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]
@@ -99,5 +101,5 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 
 @kernel
 def query_of(pool: Pool, context: int, depth: int) -> Query:
-    """Return the query of a node, with `depth` tokens of its path."""
+    """Return the query of a node, including `depth` tokens of its path."""
     return Query(pool.tail, LONGEST - context, LONGEST + depth)

@@ -1,15 +1,16 @@
-"""Index the n-grams of one request in compiled hash chains over prompt and output.
+"""Index the n-grams of a request's prompt and output in compiled hash chains.
 
-For each n of `NGRAM_SIZES`, a position is linked to the previous one whose n-gram falls into the
-same bucket, as in a chained hash table. For n = 2 and the request 5 1 2 7 1 2 8 1 2:
+For each n in `NGRAM_SIZES`, a position is linked to the previous position whose n-gram is in the
+same bucket, as in a chained hash table. For example, for n = 2 and the request 5 1 2 7 1 2 8 1 2:
 
     position == 0  1  2  3  4  5  6  7  8
     token    == 5  1  2  7  1  2  8  1  2
     previous == -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] is 8, the newest position
 
-From the head, the links lead to all positions of "1 2": 8, 5, 2. A token costs constant time and
-can be found at once. Memory is linear: 56 bytes per token of room. Chains may contain other n-grams
-of the bucket, so the match length (up to `LONGEST` tokens) is read from the text.
+From the head, the links lead to all positions of "1 2": 8, 5, 2. Adding a token takes constant
+time, and the token can be found immediately. Memory is linear: 56 bytes per token of capacity.
+Chains may contain other n-grams in the same bucket, so the match length (up to `LONGEST` tokens)
+is computed from the text.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 
 class RequestState:
-    """Hold the array addresses of one request and its drafting history.
+    """The array addresses of one request, and its drafting history.
 
     Attributes:
         ids: Address of the tokens [room].
         previous: Address of the links [len(NGRAM_SIZES), room].
-        heads: Address of the newest position per bucket [len(NGRAM_SIZES), buckets].
-        room: Number of tokens that fit.
+        heads: Address of the newest position in each bucket [len(NGRAM_SIZES), buckets].
+        room: Capacity, in tokens.
         length: Number of tokens.
         prompt_length: Number of tokens in the prompt.
-        started: 1 once a first tree was drafted.
-        accepted: Running mean of the accepted draft tokens per step.
+        started: 1 once the first tree has been drafted.
+        accepted: Running mean of accepted draft tokens per step.
         request_hits: Running mean of the acceptance rate of the request's best token.
         store_hits: Running mean of the acceptance rate of the datastore's best token.
         request_guess: The request's best token for the next position, or -1.
         store_guess: The datastore's best token for the next position, or -1.
-        copy_position: Request position where the copied text continues; below 0 for no copy.
+        copy_position: Request position at which the copied text continues; negative if no text is
+            being copied.
     """
 
     ids: int
@@ -67,12 +69,12 @@ REQUEST_ROW = record_dtype(RequestState)
 
 
 class RequestText(NamedTuple):
-    """Hold one request as compiled code sees it.
+    """A request in the form that compiled code reads.
 
     Attributes:
-        ids: [room] tokens, of which `length` are used; the first `prompt_length` are the prompt.
-        previous: [4, room] previous position in the same bucket; -1 for none.
-        heads: [4, buckets] newest position per bucket.
+        ids: Tokens, [room], of which `length` are used; the first `prompt_length` are the prompt.
+        previous: Previous position in the same bucket, [4, room]; -1 if there is none.
+        heads: Newest position in each bucket, [4, buckets].
     """
 
     ids: NDArray[np.int64]
@@ -83,7 +85,7 @@ class RequestText(NamedTuple):
 
 
 def _pointer_of(typing_context: Any, address: Any) -> Any:
-    """Return type and code of a function that turns an address (int64) into a pointer."""
+    """Return the type and code of a function that converts an address to a pointer."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -96,7 +98,7 @@ _pointer = numba.extending.intrinsic(_pointer_of)
 
 @compiled
 def request_at(address: int) -> RequestState:
-    """Return the request at an address, to read and write in place."""
+    """Return the request at an address, for reading and writing in place."""
     requests: Any = numba.carray(_pointer(address), (1,), REQUEST_ROW)
     request: RequestState = requests[0]
     return request
@@ -136,7 +138,7 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 @kernel
 def last_position(text: RequestText, token: int) -> int:
-    """Return the latest position of a token; -1 if it is missing or replaced."""
+    """Return the latest position of a token; -1 if it does not occur or is unknown."""
     mixed = _mixed(np.uint64(NGRAM_SIZES[0]), token)
     position = int(text.heads[0, _bucket_of(mixed, text.heads.shape[1])])
     return position if position >= 0 and text.ids[position] == token else -1
@@ -175,7 +177,7 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 @kernel
 def match_length(text: RequestText, position: int, query: Query) -> int:
-    """Return the number of tokens up to `position` that match the end of the query."""
+    """Return how many tokens ending at `position` match the end of the query."""
     longest = min(query.end - query.begin, position + 1, LONGEST)
     length = 0
     while length < longest and text.ids[position - length] == query.ids[query.end - 1 - length]:
@@ -196,11 +198,11 @@ def occurrences(
     """Find earlier positions of the last tokens of a query, the latest first.
 
     Args:
-        text: The request.
+        text: Text of the request.
         size_index: Index of the n-gram size in NGRAM_SIZES.
         query: Text to match.
-        below: Positions with at least this match length are left out.
-        out: [room] filled from `count` on with the position after the match and its length.
+        below: Match length at and above which positions are skipped.
+        out: Output, [room]: position after each match and its length, starting at index `count`.
         count: Number of filled entries so far.
         max_links: Maximum number of links to follow.
     Returns:
@@ -224,12 +226,13 @@ def occurrences(
 
 
 class RequestIndex:
-    """Owns the arrays of one request, which compiled code reads via `RequestState`.
+    """The arrays of one request, which compiled code reads via `RequestState`.
 
     Args:
         prompt_length: Number of tokens in the prompt.
     Attributes:
-        request: [1] of REQUEST_ROW; valid while this object lives and until `reserve` runs again.
+        request: Record of REQUEST_ROW, [1]; valid as long as this object exists, or until
+            `reserve` is called.
         address: Address of `request`.
     """
 
@@ -244,7 +247,7 @@ class RequestIndex:
         return int(self._length[0])
 
     def reserve(self, length: int) -> None:
-        """Grow the arrays until `length` tokens fit."""
+        """Grow the arrays so that `length` tokens fit."""
         if length <= self._ids.size:
             return
         old, count = self._ids, len(self)
@@ -258,7 +261,7 @@ class RequestIndex:
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, max_links: int = 64) -> list[tuple[int, int]]:
-        """Return (position after the match, its length) of earlier occurrences, each once.
+        """Return (position after the match, match length) of each earlier occurrence.
 
         Args:
             max_links: Maximum number of links to follow per n-gram size.
@@ -283,7 +286,7 @@ class RequestIndex:
 
 @compiled
 def _find_at(address: int, out: Records[Pointer], max_links: int) -> int:
-    """Fill `out` with earlier occurrences of the newest tokens; return their number."""
+    """Write earlier occurrences of the newest tokens to `out`; return their number."""
     text = text_of(request_at(address))
     tail = text.ids[max(0, text.length - LONGEST) : text.length]
     count, below = 0, LONGEST + 1

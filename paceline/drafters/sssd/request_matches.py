@@ -1,4 +1,4 @@
-"""Point into the request, and take over pointers from the parent of a node."""
+"""Find matches in the request, and inherit pointers from a node's parent."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from paceline.util.compiled import kernel
 def point_into_request(
     text: RequestText, pool: Pool, count: int, query: Query, below: int
 ) -> tuple[int, int]:
-    """Add pointers into the request, longest matches first.
+    """Add pointers into the request, with the longest matches first.
 
     Args:
-        text: The request.
+        text: Text of the request.
         pool: Pointers of the tree.
         count: Number of pointers so far.
         query: Text to match.
-        below: Match length from which on pointers are left out.
+        below: Match length at and above which pointers are skipped.
     Returns:
-        The number of pointers, and the match length down to which the search was complete.
+        The number of pointers, and the shortest match length for which the search was complete.
     """
     first, lowest = count, below
     max_links = ROOT_LINKS if query.end == LONGEST else NODE_LINKS
@@ -60,16 +60,16 @@ def advance(
     """Add the pointers of a parent that offer `token`, one token further.
 
     Args:
-        sources: Texts that the pointers lead into.
+        sources: Texts into which the pointers lead.
         pool: Pointers of the tree.
         parent: Pointers of the parent.
         token: Token of the child.
         count: Number of pointers so far.
-        limit: Maximum number of pointers that are added.
+        limit: Maximum number of pointers to add.
         depth: Depth of the child.
     Returns:
-        The number of pointers, and how many of the added ones lead into the request; or (DAMAGED,
-        shard).
+        The number of pointers, and how many of the added pointers lead into the request; or
+        (DAMAGED, shard).
     """
     text = sources.text
     room, num_request = min(len(pool.pointers), count + limit), 0

@@ -1,4 +1,4 @@
-"""Grow the tree of `fusion=calibrated` best first, by path probability.
+"""Grow the tree of `fusion=calibrated`, best first, by path probability.
 
 1. tree == [root]                                 frontier == []
 2. Gather the pointers of the root, and offer     frontier == [7: 0.6, 8: 0.3, 5: 0.02]
@@ -58,14 +58,14 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class SearchWorkspace(NamedTuple):
-    """Hold the scratch arrays for one tree after the other.
+    """Scratch arrays, used for one tree after another.
 
     Attributes:
         pool: Pointers of the tree.
         counts: Counts of one node.
         network: Values of the network.
-        tree: [1 + max_nodes].
-        frontier: [room].
+        tree: Nodes of the tree, [1 + max_nodes].
+        frontier: Tokens on the frontier, [room].
     """
 
     pool: Pool
@@ -98,7 +98,7 @@ def grow(
     """Grow one draft tree from the request and the datastore.
 
     Args:
-        sources: Request and datastore.
+        sources: Request and datastore to search.
         workspace: Scratch arrays.
         nodes: Maximum number of nodes.
         levels: Maximum number of levels.
@@ -157,11 +157,11 @@ def _gather(
 ) -> tuple[int, int]:
     """Find the pointers of a node.
 
-    `context` tokens of the request are in the tail, `used` pointers are in use, and the nodes below
-    the root made `look_ups` searches of the datastore so far.
+    `context` tokens of the request are in the tail, `used` pointers are in use, and nodes below
+    the root have made `look_ups` searches of the datastore so far.
 
     Returns:
-        Pointers in use and searches; or (-1 - index of a damaged shard, 0).
+        The number of pointers and of searches, or (-1 - i, 0) if shard i is damaged.
     """
     pool, tree = workspace.pool, workspace.tree
     this = tree[node]
@@ -192,7 +192,7 @@ def _gather(
 def _point_from_root(
     sources: Sources, pool: Pool, root: TreeNode, query: Query, used: int
 ) -> tuple[int, int]:
-    """Point from the root into request and datastore.
+    """Find the root's pointers in request and datastore.
 
     Returns:
         The number of pointers and -1; or (DAMAGED, shard).
@@ -214,7 +214,7 @@ def _point_from_parent(
     used: int,
     look_ups: int,
 ) -> tuple[int, int, int]:
-    """Take over the parent's pointers, and look for shorter matches if there are none.
+    """Inherit the parent's pointers, or look for shorter matches if there are none.
 
     Returns:
         The number of pointers, -1, and the number of searches; or (DAMAGED, shard, 0).
@@ -248,7 +248,7 @@ def _offer(
     weights: NDArray[np.float32],
     request: RequestState,
 ) -> int:
-    """Add the children of a node to the frontier; return its size."""
+    """Add the children of a node to the frontier, and return the frontier's size."""
     counts, network, frontier = workspace.counts, workspace.network, workspace.frontier
     text, this = sources.text, workspace.tree[node]
     depth = this.depth

@@ -1,7 +1,7 @@
-"""Settings of the `sssd` drafter.
+"""Define the settings of the `sssd` drafter.
 
-docs/development/design-notes.md shows tokens per step with these values on recorded answers of
-three models (chat, maths and class completion) and of SmolLM2-135M-Instruct.
+docs/development/design-notes.md lists tokens per step with these values, for recorded answers from
+three models (chat, maths and class completion) and from SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations

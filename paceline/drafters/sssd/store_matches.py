@@ -1,4 +1,4 @@
-"""Point into the datastore: look up suffixes, and sample their matches."""
+"""Look up suffixes in the datastore, and sample their matches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _UNKNOWN = -1  # number of matches of a suffix that was not looked up
 
 
 class SuffixMatches(NamedTuple):
-    """Describe the matches of one suffix.
+    """The matches of one suffix.
 
     Attributes:
-        size: Tokens of the suffix.
-        ranges: [shards] ranks of the matches.
+        size: Number of tokens in the suffix.
+        ranges: Ranks of the matches, [shards].
         total: Number of matches in all shards.
     """
 
@@ -32,10 +32,10 @@ class SuffixMatches(NamedTuple):
 
 
 class StoreLimits(NamedTuple):
-    """Limit a search of the datastore.
+    """Limits on a search of the datastore.
 
     Attributes:
-        below: Match length from which on pointers are left out.
+        below: Match length at and above which pointers are skipped.
         enough: Number of added pointers after which no shorter suffix is looked up.
         samples: Maximum number of pointers sampled per suffix.
     """
@@ -49,7 +49,7 @@ class StoreLimits(NamedTuple):
 def point_into_store(
     table: Records[ShardRow], pool: Pool, count: int, query: Query, limits: StoreLimits
 ) -> tuple[int, int]:
-    """Add pointers into the datastore, longest matches first.
+    """Add pointers into the datastore, with the longest matches first.
 
     Args:
         table: Shards of the datastore.
@@ -58,7 +58,7 @@ def point_into_store(
         query: Text to match.
         limits: Limits of the search.
     Returns:
-        The number of pointers, and the match length down to which was searched; or DAMAGED and the
+        The number of pointers, and the shortest match length that was searched; or DAMAGED and the
         index of the shard.
     """
     first, upper = count, limits.below
@@ -96,7 +96,7 @@ def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) 
     """Bisect for the longest suffix of the request that occurs.
 
     Returns:
-        The index of its size, or -1; and the index of a damaged shard, or -1.
+        The index of the suffix size, or -1; and the index of a damaged shard, or -1.
     """
     low, high, probe = -1, size_index + 1, min(FIRST_SIZE, size_index)
     while low + 1 < high:
@@ -122,7 +122,7 @@ def look_up(
     end: int,
     ranges: Records[RankRange],
 ) -> tuple[int, int]:
-    """Count occurrences of tail[begin:end]: (count, -1) or (DAMAGED, shard)."""
+    """Count the occurrences of tail[begin:end]: (count, -1), or (DAMAGED, shard)."""
     total = 0
     for shard in range(len(table)):
         low, high = range_of(table, shard, tail, begin, end)
@@ -143,7 +143,7 @@ def sample(
     upper: int,
     samples: int,
 ) -> tuple[int, int]:
-    """Add pointers to matches of a suffix, at regular intervals of their ranks.
+    """Add pointers to matches of a suffix, sampled at regular intervals of rank.
 
     Args:
         table: Shards of the datastore.
@@ -151,8 +151,8 @@ def sample(
         count: Number of pointers so far.
         query: Text to match, which ends with the suffix.
         matches: Matches of the suffix.
-        upper: Match length from which on pointers are left out.
-        samples: Maximum number of matches that are read.
+        upper: Match length at and above which pointers are skipped.
+        samples: Maximum number of matches to read.
     Returns:
         The number of pointers and -1; or (DAMAGED, shard).
     """
@@ -181,9 +181,9 @@ def sample(
 def _read_matches(
     table: Records[ShardRow], matches: SuffixMatches, wanted: int, out: Records[Pointer]
 ) -> int:
-    """Read `wanted` of the matches of a suffix.
+    """Read `wanted` matches of a suffix.
 
-    No iteration depends on the previous one, so that reads of distant memory overlap.
+    No iteration depends on the previous one, so that slow memory reads overlap.
 
     Returns:
         -1, or the index of a damaged shard.

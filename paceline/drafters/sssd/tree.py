@@ -1,6 +1,6 @@
 """Store a growing draft tree as an array of nodes, parents before children.
 
-After the newest tokens "1 2", with 7 and 8 as candidates and 4 after 7:
+For example, after the newest tokens "1 2", with 7 and 8 as candidates, and 4 after 7:
 
     node            == 0 (root)    1     2     3
     token           == -           7     4     8
@@ -21,21 +21,21 @@ from paceline.util.compiled import Records, kernel, record_dtype
 
 
 class TreeNode:
-    """Describe a tree node.
+    """A tree node.
 
-    The fields from `begin` on belong to `fusion=calibrated`.
+    The fields from `begin` onwards are used only by `fusion=calibrated`.
 
     Attributes:
-        token: The token.
+        token: Token id.
         parent: Index of the parent; 0 for the root.
         depth: Depth of the node; 0 for the root.
         confidence: Probability given the parent.
         path_confidence: Probability of the whole path.
         origin: Value of `Origin`.
         begin: First pointer in the pool.
-        end: End of its pointers.
-        request_size: Length down to which matches in the request were looked for.
-        store_size: Length down to which matches in the datastore were looked for.
+        end: End of the node's pointers.
+        request_size: Shortest match length that was searched in the request.
+        store_size: Shortest match length that was searched in the datastore.
     """
 
     token: int
@@ -76,7 +76,7 @@ CHILD = record_dtype(Child)
 
 @kernel
 def highest(waiting: Any, count: int) -> int:
-    """Return the index of the highest `path_confidence` of `count` records."""
+    """Return the index of the highest `path_confidence` among `count` records."""
     best = 0
     for index in range(1, count):
         if waiting[index].path_confidence > waiting[best].path_confidence:

@@ -1,16 +1,17 @@
-"""Add weak matches: copied text, a skipped token, tokens in relation.
+"""Add weak matches: copied text, a skipped token, and related tokens.
 
-A skipped token: the request is 1 2 3 4 ... 1 2 9. Nothing followed "9" before, but after "1 2" came
-some token and then 4. So 4 may follow now, whatever the newest token is. Its pointer has match
-SKIPPED.
+A skipped token: suppose the request is 1 2 3 4 ... 1 2 9. Nothing followed "9" before, but "1 2"
+was once followed by some token and then 4. So 4 may come next, whatever the newest token is. Its
+pointer has the match value SKIPPED.
 
-The same relation: the request is 20 7 21 7 ... 20 9 21, and the newest token 21 was followed by 7.
+Related tokens: suppose the request is 20 7 21 7 ... 20 9 21. The newest token, 21, was followed by
+7 before.
 
     before == 20  7 21  7     the offered token 7 also occurred 2 positions earlier, after 20
     now    == 20  9 21  ?     2 positions before the node, after 20, is 9: a vote for 9
 
-Its pointer has match -1 for one vote, -2 for two, and so on. If a draft node takes a token that
-only weak matches offer, their pointers continue as matches of one token.
+Its pointer has the match value -1 for one vote, -2 for two, and so on. If a draft node takes a
+token that only weak matches offer, their pointers continue as matches of one token.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _ANYWHERE = 1 << 30  # a distance without limit
 
 @kernel
 def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
-    """Return the request position where the copied text continues; below 0 for none.
+    """Return the request position at which copied text continues; negative if none.
 
     Args:
         pool: Pointers of the tree.
         begin: First pointer of the root.
         end: End of the pointers of the root.
-        expected: Position if nothing was inserted or left out.
+        expected: Position if nothing was inserted or omitted.
     """
     longest = 0
     for index in range(begin, end):
@@ -127,10 +128,10 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Add tokens in the same relation to the node as offered tokens.
+    """Add tokens that are related to the node in the same way as the offered tokens.
 
-    An example: "9" is offered after "=9>>", as "7" followed "=7>>". Each of the offered pointers
-    votes for the distance at which its own token occurred before.
+    For example, "9" is offered after "=9>>" because "7" followed "=7>>". Each offered pointer
+    votes for the distance at which its token had occurred before.
 
     Returns:
         The number of pointers.
@@ -159,7 +160,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return the distance of the same relation for a pointer's token, or 0."""
+    """Return the distance at which a pointer's token had occurred before, or 0."""
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end

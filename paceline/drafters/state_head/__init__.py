@@ -1,1 +1,1 @@
-"""Drafting with a published head that reads the target's hidden states."""
+"""Draft with a published head that reads the target's hidden states."""

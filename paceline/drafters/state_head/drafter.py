@@ -1,8 +1,8 @@
 """Draft trees with a published head that reads the target's hidden states.
 
-The head reads every token that the target has chosen, with the target states from which the token
-was chosen. The tree then grows level by level, as for a draft model. Drafts are deterministic, so a
-seed gives the same text with and without them.
+The head reads every token chosen by the target, together with the target states from which the
+token was chosen. The tree then grows level by level, as for a draft model. Drafts are
+deterministic, so a seed yields the same text with and without drafts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["StateHeadDrafter", "StateHeadOptions"]
 
 @dataclass(slots=True)
 class _Record:
-    """Hold a request's text in the head's cache, its calibration, and its newest tree.
+    """A request's text in the head's cache, its calibration, and its newest tree.
 
     Attributes:
         text: The request's text.
@@ -55,11 +55,11 @@ class _Record:
 
 
 class StateHeadDrafter(Drafter):
-    """Draft a tree per request with a head that reads the target's hidden states.
+    """Drafts a tree per request with a head that reads the target's hidden states.
 
     Args:
         options: Options of the drafter.
-        head: The head, which is loaded when the drafter is attached to a target.
+        head: Head, which is loaded when the drafter is attached to a target.
     """
 
     name = "state_head"
@@ -79,7 +79,7 @@ class StateHeadDrafter(Drafter):
         """Build the drafter from its options.
 
         Raises:
-            ConfigError: No head was named, or the folder holds none.
+            ConfigError: No head was named, or the folder does not contain one.
         """
         if options.head is None:
             raise ConfigError(
@@ -104,7 +104,7 @@ class StateHeadDrafter(Drafter):
         self._is_attached = True
 
     def start(self, request: Request) -> None:
-        """Open the request in the head's cache, and have the target's states recorded."""
+        """Open the request in the head's cache, and start recording the target's states."""
         if self._is_attached:
             request.states = HiddenStateLog(self._head.layers)
             self._records[request.id] = _Record(self._head.open(request.max_length + MAX_NODES))
@@ -150,7 +150,7 @@ class StateHeadDrafter(Drafter):
         return trees
 
     def _read(self, requests: Sequence[Request]) -> None:
-        """Let the head read the tokens whose target states are known since the last step."""
+        """Process the tokens whose target states have become known since the last step."""
         texts: list[HeadText] = []
         token_ids: list[list[int]] = []
         states: list[Tensor] = []
@@ -169,7 +169,7 @@ class StateHeadDrafter(Drafter):
             self._head.read(texts, token_ids, states)
 
     def _grow(self, requests: Sequence[Request], limits: list[int]) -> list[GuessTree]:
-        """Grow one tree per request, all requests together on each level."""
+        """Grow one tree per request, level by level, for all requests together."""
         options = self._options
         max_depth = min(options.max_depth, self._head.max_depth or options.max_depth)
         records = [self._records[request.id] for request in requests]

@@ -17,9 +17,9 @@ class StateHeadOptions:
         max_depth: Maximum depth of the draft tree, in tokens; at least 1, default 8.
         branch_threshold: Minimum path probability of the head's alternatives; from 0 to 1. With 1,
             drafts are chains. Default 0.06.
-        stop_threshold: Stop drafting once the newest nodes' summed path probability is lower; from
-            0 to 1, default 0.5. With 0, only `max_depth` limits the tree.
-        budget: The engine verifies only the nodes that are expected to save time; default true.
+        stop_threshold: Summed path probability of the newest nodes below which drafting stops;
+            from 0 to 1, default 0.5. With 0, only `max_depth` limits the tree.
+        budget: Verify only the nodes that are expected to save time; default true.
     """
 
     head: str | None = None

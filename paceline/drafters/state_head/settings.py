@@ -1,4 +1,4 @@
-"""Settings for the `state_head` drafter."""
+"""Define the settings of the `state_head` drafter."""
 
 from __future__ import annotations
 

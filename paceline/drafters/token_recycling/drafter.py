@@ -1,8 +1,8 @@
 """Token Recycling (Luo et al. 2024): draft from cached next-token distributions.
 
 `tree=paper,max_context_ngram=1` is the paper's method: the best 8 tokens after each single token,
-and a fixed tree of 80 nodes. The default uses longer contexts and grows the tree best first, by
-calibrated acceptance probabilities.
+and a fixed tree of 80 nodes. The default uses longer contexts, and grows the tree best first, by
+calibrated acceptance probability.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.drafters.token_recycling.settings import MAX_NODES
 
 
 class TokenRecycling(RecyclingDrafter):
-    """Draft from a cache shared by all requests; lossless at any temperature."""
+    """Drafts from a cache shared by all requests; lossless at any temperature."""
 
     name = "token_recycling"
     keeps_tokens = True
@@ -71,7 +71,7 @@ class TokenRecycling(RecyclingDrafter):
         return ArrayTrees(tree[:size], [0], [size]).draft_trees()[0]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Cache the target's distributions from the step."""
+        """Cache the distributions that the target computed in the step."""
         self._recycler.observe(outcomes)
 
     def stop(self, request: Request) -> None:

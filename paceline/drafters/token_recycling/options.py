@@ -22,16 +22,16 @@ class TokenRecyclingOptions:
         tree: Shape of the draft tree: "best" uses the most likely nodes, "paper" uses the paper's
             fixed tree. Default "best".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Default 48 with the
-            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger batches.
-            With tree=paper, it is 80.
-        budget: The engine verifies only the nodes that are expected to save time. The paper's tree
-            is always verified as a whole. Default true.
+            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger
+            batches. With tree=paper, it is 80.
+        budget: Verify only the nodes that are expected to save time. The paper's tree is always
+            verified as a whole. Default true.
         min_path_probability: Path probability below which a node is not proposed, for tree=best.
             From 0 to 1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             distribution takes about 110 bytes.
         pool_file: File in which the cached distributions are saved between runs. An existing file
-            is loaded. By default they are not saved.
+            is loaded. By default, nothing is saved.
     """
 
     max_context_ngram: int = 3

@@ -1,8 +1,8 @@
-"""The fixed Token Recycling tree (section 3.2, figure 3): 80 nodes, 6 levels.
+"""Define the fixed tree of Token Recycling (3.2, figure 3): 80 nodes, 6 levels.
 
-`paper_tree.json` holds the shape from the authors' release. A node is named by its ranks: "0 2" is
-the third most likely token after the most likely token. For each node with children, the file gives
-the number of children, which have the ranks 0, 1, ...
+`paper_tree.json` contains the shape from the authors' release. A node is identified by ranks: "0
+2" is the third most likely token after the most likely token. For each node with children, the
+file lists the number of children, which have the ranks 0, 1, ...
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHILDREN: dict[Ranks, int] = {
 
 
 def shape() -> tuple[IntArray, IntArray]:
-    """Return every node's parent (-1 = the root) and rank, level by level."""
+    """Return every node's parent (-1 is the root) and rank, level by level."""
     named: list[Ranks] = [()]
     parents: list[int] = []
     for node, ranks in enumerate(named):  # grows as it goes
@@ -55,16 +55,16 @@ def fill(
     levels: int,
     tree: Records[TreeCandidate],
 ) -> int:
-    """Fill the fixed tree; nodes without a cached distribution are left out.
+    """Fill the fixed tree, omitting nodes without a cached distribution.
 
     Args:
         table: Cached distributions.
-        newest: Up to LONGEST_KEY newest tokens, the root last.
+        newest: Up to LONGEST_KEY newest tokens, ending with the root.
         keys: Maximum number of tokens in a context.
         parents: Parent of each node in the shape.
         ranks: Rank of each node in the shape.
         levels: Maximum depth.
-        tree: [max_nodes] array to fill.
+        tree: Output: nodes, [max_nodes].
     Returns:
         The size of the tree.
     """

@@ -1,4 +1,4 @@
-"""Settings for the `token_recycling` drafter."""
+"""Define the settings of the `token_recycling` drafter."""
 
 from __future__ import annotations
 

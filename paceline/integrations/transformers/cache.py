@@ -12,10 +12,10 @@ from paceline.model.cached_lm import CachedLM
 
 
 def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int) -> None:
-    """Copy the first `past` columns of a cache into the slots, without padding.
+    """Copy the first `past` columns of a cache to the slots, without padding.
 
-    A sliding-window layer holds only its last columns. Older columns lie outside every later
-    window, so zeros replace them.
+    A sliding-window layer holds only the last columns. Older columns are outside all later
+    windows, so zeros replace them.
     """
     for row in rows:
         for index, layer in enumerate(cache.layers):
@@ -56,7 +56,7 @@ def fill_cache(
 
 
 def _columns(rows: Sequence[RowRequest], states: Sequence[Tensor], past: int, total: int) -> Tensor:
-    """Pad states [heads, n, dim] to columns [batch, heads, total - past, dim]."""
+    """Arrange states [heads, n, dim] as columns [batch, heads, total - past, dim]."""
     heads, _, dim = states[0].shape
     result = states[0].new_zeros(len(rows), heads, total - past, dim)
     for index, (row, row_states) in enumerate(zip(rows, states, strict=True)):

@@ -1,4 +1,4 @@
-"""Decode one `generate` call and return the result in transformers' format."""
+"""Decode one `generate` call, and return the result in transformers' format."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def verify_rows(
 
     Args:
         rows: Instances of `RowRequest`.
-        trees: Draft tree per row.
-        logits: Logits at all nodes.
+        trees: Draft tree of each row.
+        logits: Logits after the root and every node.
     """
     best, top = best_tokens(logits)
     outcomes = []
@@ -89,7 +89,7 @@ class Decoding:
     Args:
         engine: Engine that runs the model.
         request: Checked arguments of the call.
-        streamer: Transformers streamer, or None.
+        streamer: transformers streamer, or None.
     """
 
     def __init__(self, engine: Engine, request: GenerateCall, streamer: Any) -> None:
@@ -103,7 +103,7 @@ class Decoding:
         self._rows = [RowRequest(request, index, self._noise) for index in range(request.batch)]
 
     def run(self) -> Any:
-        """Decode all rows; free the slots and the drafter state even after an error."""
+        """Decode all rows, freeing the slots and the drafter state even after an error."""
         request = self._request
         if request.media is not None:
             attach_media(self._model, request, self._rows)
@@ -151,9 +151,9 @@ class Decoding:
         return pad
 
     def _extend_short_rows(self, total: int) -> None:
-        """Process padding after rows that ended early.
+        """Process padding for rows that ended early.
 
-        Transformers also does this and returns the scores and states of the padding.
+        transformers does the same, and returns the scores and states of the padding.
         """
         short = [row for row in self._rows if row.width < total]
         if not short:
@@ -198,7 +198,7 @@ class Decoding:
     def _restarts(self, num_columns: int) -> bool:
         """Return whether the model drops its cache because rotary frequencies change.
 
-        Some models switch their frequencies at a certain length, then recompute the whole text.
+        Some models switch their frequencies at a certain length and then recompute the whole text.
         """
         switch = self._model.architecture.restart_length
         return switch is not None and self._request.past <= switch < num_columns

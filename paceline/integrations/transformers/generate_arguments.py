@@ -1,4 +1,4 @@
-"""Read the arguments of `model.generate` and turn stop strings into a criterion."""
+"""Read the arguments of `model.generate`, and convert stop strings to a criterion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 def arguments_of_generate(strategy: object) -> dict[str, Any]:
     """Return the arguments of the `model.generate` call that runs a strategy.
 
-    Transformers does not pass a streamer, assistant or tokenizer to a callable, so this function
+    transformers does not pass a streamer, assistant or tokenizer to a callable, so this function
     reads them from the calling frames. `generate` has already removed the tokenizer from its
     arguments, but the wrappers around it (`torch.no_grad`, PEFT) still hold the tokenizer.
     """
@@ -60,7 +60,7 @@ def stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
 def with_stop_strings(
     model: PreTrainedModel, stop: Any, tokenizer: Any, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return options with the stop strings turned into a stopping criterion.
+    """Replace the stop strings in the options by a stopping criterion.
 
     The caller's objects are not modified.
     """

@@ -20,8 +20,8 @@ from paceline.model.media_prefill import placeholder_ids
 def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowRequest]) -> None:
     """Run the model's own prefill, and give each row its keys, values and states.
 
-    Each row keeps all tokens but its last one, whose logits paceline computes. A row of one token
-    is a prompt of text.
+    The prefill covers all tokens of a row except the last, whose logits paceline computes. A row
+    with a single token contains only text.
 
     Args:
         model: Model of the call.
@@ -56,10 +56,11 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
 
 
 def _offsets_of(positions: Any, rows: Sequence[RowRequest]) -> list[int]:
-    """Return the position offset of each row; none without positions.
+    """Return the position offset of each row; empty without positions.
 
     Args:
-        positions: Positions that generate prepared, [rows, columns], or with a leading dimension.
+        positions: Positions prepared by `generate`, [rows, columns], possibly with a leading
+            dimension.
         rows: Rows in batch order.
     """
     if not isinstance(positions, Tensor):

@@ -31,7 +31,7 @@ _USED_INPUTS = {
 
 
 def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
-    """Raise if data-parallel peers must run the same number of forward passes.
+    """Reject calls in which data-parallel peers must run equally many forward passes.
 
     With drafting, the number of forward passes differs between peers.
 
@@ -56,10 +56,10 @@ def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None
 
 
 def refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
-    """Raise for generation modes and outputs that drafting does not support.
+    """Reject generation modes and outputs that drafting does not support.
 
     Raises:
-        ConfigError: Such an option was passed; the message names it.
+        ConfigError: An unsupported option was passed; the message names it.
     """
     mode = config.get_generation_mode()
     beams = config.num_beams or 1
@@ -97,10 +97,10 @@ def refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
 
 
 def refuse_virtual_tokens(model: PreTrainedModel) -> None:
-    """Raise for adapters that add virtual tokens, such as prompt tuning.
+    """Reject adapters that add virtual tokens, such as prompt tuning.
 
     Raises:
-        ConfigError: Such an option was passed; the message names it.
+        ConfigError: The model has such an adapter; the message names it.
     """
     # During generation, PEFT replaces this method; prompt and prefix tuning then add embeddings or
     # a cache.
@@ -114,16 +114,16 @@ def refuse_virtual_tokens(model: PreTrainedModel) -> None:
 
 
 def refuse_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: dict[str, Any]) -> bool:
-    """Raise for empty prompts, embeddings, and inputs that the model does not take.
+    """Reject empty prompts, embeddings, and inputs that the model does not accept.
 
     Args:
         model: Model that the call runs.
         input_ids: Token ids.
-        inputs: Arguments meant for the model's forward.
+        inputs: Arguments for the model's `forward`.
     Returns:
         Whether there are inputs besides text, such as images.
     Raises:
-        ConfigError: Such an option was passed; the message names it.
+        ConfigError: An unsupported input was passed; the message names it.
     """
     if inputs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         raise ConfigError(
@@ -144,10 +144,10 @@ def refuse_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: dict[str, A
 
 
 def refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) -> None:
-    """Raise for token ids outside the vocabulary.
+    """Reject token ids outside the vocabulary.
 
     Raises:
-        ConfigError: Such an option was passed; the message names it.
+        ConfigError: A token id is out of range; the message names it.
     """
     vocab_size = model.get_input_embeddings().num_embeddings
     for row, (ids, first) in enumerate(zip(input_ids, padding, strict=True)):
@@ -160,10 +160,10 @@ def refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) ->
 
 
 def refuse_positions(input_ids: Tensor, padding: list[int], position_ids: Tensor | None) -> None:
-    """Raise for positions that do not number a row's tokens from 0.
+    """Reject positions that do not number a row's tokens from 0.
 
     Raises:
-        ConfigError: Such an option was passed; the message names it.
+        ConfigError: Such positions were passed.
     """
     if position_ids is None:
         return
@@ -188,10 +188,10 @@ def refuse_batch(
     others: list[Any],
     pad: Tensor | None,
 ) -> None:
-    """Raise for options that cannot be used with several rows.
+    """Reject options that cannot be used with several rows.
 
     Raises:
-        ConfigError: Such an option was passed; the message names it.
+        ConfigError: An unsupported option was passed; the message names it.
     """
     if any(type(entry) is UnbatchedClassifierFreeGuidanceLogitsProcessor for entry in processors):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Check the arguments of a transformers `generate` call before decoding starts."""
+"""Validate the arguments of a transformers `generate` call before decoding."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLay
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """Hold the checked arguments of a call.
+    """The validated arguments of a call.
 
     Attributes:
         input_ids: Token ids with padding; [batch, width].
-        padding: Number of leading padding tokens per row.
+        padding: Number of leading padding tokens in each row.
         processors: Logits processors.
         eos_token_ids: Ids of the tokens that end a row.
         criteria: Stopping criteria other than lengths and end-of-sequence tokens.
@@ -79,7 +79,7 @@ class GenerateCall:
 
     @property
     def plain(self) -> bool:
-        """Return whether rows take the arg-max of the raw logits and return no logits."""
+        """Return whether rows take the argmax of the raw logits and return no logits."""
         return not (self.sampled or self.keep_scores or self.keep_logits or self.processors)
 
     @staticmethod
@@ -92,7 +92,7 @@ class GenerateCall:
         inputs: dict[str, Any],
         context_length: int,
     ) -> GenerateCall:
-        """Check the arguments that `generate` has prepared.
+        """Validate the arguments that `generate` has prepared.
 
         Args:
             model: Model that the call runs.
@@ -100,11 +100,11 @@ class GenerateCall:
             processors: Logits processors.
             criteria: Stopping criteria.
             config: Generation configuration.
-            inputs: Arguments meant for the model's forward.
+            inputs: Arguments for the model's `forward`.
             context_length: Maximum number of tokens that the model supports.
         Raises:
             ConfigError: An option is not supported.
-            CapacityError: The call needs more tokens than fit in the model's context.
+            CapacityError: The call needs more tokens than the model's context allows.
         """
         refuse_modes(model, config)
         refuse_virtual_tokens(model)
@@ -205,7 +205,7 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
 def _columns_held(
     cache: Any, input_ids: Tensor, mask: Tensor | None, config: GenerationConfig
 ) -> int:
-    """Return the number of columns that the cache holds; reject unsupported caches."""
+    """Return the number of columns in the cache; reject unsupported caches."""
     if cache is None:
         return 0
     type_name = type(cache).__name__

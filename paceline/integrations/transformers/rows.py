@@ -28,11 +28,11 @@ from paceline.integrations.transformers.request import GenerateCall
 
 
 class SharedNoise:
-    """Reproduces the draws of `torch.multinomial` for rows at different steps.
+    """Reproduces the samples of `torch.multinomial` for rows at different steps.
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)` with exponential noise for the
-    whole batch. The noise for step t is drawn once, in order of t, when the first row reaches that
-    step. Each row takes its own share when it gets there.
+    whole batch. The noise for step t is drawn once, in the order of steps, when the first row
+    reaches step t. Each row takes its share when it reaches that step.
 
     Args:
         batch: Number of rows.
@@ -48,11 +48,11 @@ class SharedNoise:
 
     @property
     def num_shares(self) -> int:
-        """Return the number of shares that have been drawn but not taken."""
+        """Return the number of shares that have been drawn but not yet taken."""
         return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:
-        """Return the noise [vocab] for one row and step; take each share only once."""
+        """Return the noise [vocab] for one row and step; each share can be taken once."""
         while self._drawn <= step:
             noise = torch.empty(self._batch, vocab, device=self._device).exponential_(1)
             for other in self._live:
@@ -61,14 +61,14 @@ class SharedNoise:
         return self._shares.pop((row, step))
 
     def leave(self, row: int) -> None:
-        """Drop the shares of a finished row."""
+        """Discard the shares of a finished row."""
         self._live.discard(row)
         for key in [key for key in self._shares if key[0] == row]:
             del self._shares[key]
 
 
 class RowRequest(Request):
-    """Represent one row of the batch: its unpadded prompt and token selection.
+    """A row of the batch: its unpadded prompt, and how its tokens are chosen.
 
     Attributes:
         place: Index in the batch.
@@ -111,18 +111,18 @@ class RowRequest(Request):
         return self.padding + len(self)
 
     def choose(self, logits: Tensor, most_likely: int) -> int:
-        """Return transformers' choice of token, or NO_TOKEN if NaN prevents a choice.
+        """Return the token that transformers would choose; NO_TOKEN if the logits are NaN.
 
         Args:
             logits: Logits after all tokens in `ids`; [vocab].
-            most_likely: Arg-max of the logits.
+            most_likely: Argmax of the logits.
         """
         token = most_likely if self._request.plain else self._draw(self.process(logits))
         self._processed.extend([max(token, 0)])
         return token
 
     def process(self, logits: Tensor) -> Tensor:
-        """Return the next token's scores [1, vocab]; collect the requested tensors."""
+        """Return the next token's scores [1, vocab], and collect the requested tensors."""
         raw = logits[None].to(device=self.ids.device, dtype=torch.float32, copy=True)
         scores = self._processed(raw)
         if self._request.keep_scores:
@@ -132,7 +132,7 @@ class RowRequest(Request):
         return scores
 
     def fill(self, token: int) -> None:
-        """Append a padding token to `ids`; the answer does not change."""
+        """Append a padding token to `ids`, without changing the answer."""
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:

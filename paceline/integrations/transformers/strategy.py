@@ -1,13 +1,13 @@
-"""Run `model.generate` with drafting: the same tokens in fewer forward passes.
+"""Run `model.generate` with drafting, for the same tokens in fewer forward passes.
 
 model.generate(**inputs, custom_generate=Strategy("prompt_lookup"))
 generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
 tokenizer=tokenizer)
 
-All options for greedy search and sampling work as they do without drafting. Transformers prepares
-the processors and criteria. Each is called once per token, in order, with the true prefix. Custom
-processors and criteria are called with one row at a time. Rows may end at different steps; the
-result has the same rectangular shape.
+All options for greedy search and sampling work as without drafting. transformers prepares the
+processors and criteria. Each of them is called once per token, in order, with the true prefix.
+Custom processors and criteria are called with one row at a time. Rows may end at different steps,
+but the result is rectangular, as without drafting.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ class Strategy:
 
     A strategy can be reused for any number of models. It keeps enough KV cache memory for each
     model's largest call until the model or the strategy is deleted. A `streamer`, and
-    `stop_strings` with a `tokenizer`, work as they do without drafting. If a generation
-    configuration contains stop strings, call this module's `generate` instead: transformers does
-    not pass a tokenizer to a callable.
+    `stop_strings` with a `tokenizer`, work as without drafting. If a generation configuration
+    contains stop strings, call this module's `generate` instead, because transformers does not
+    pass a tokenizer to a callable.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".
-        draft_model: Draft model: directory, hub id, GGUF file or loaded model. The draft model
-            proposes its most likely tokens.
+        draft_model: Draft model: directory, hub id, GGUF file or loaded model. It proposes its
+            most likely tokens.
         batch_invariant: True, False or "auto", as in `LLM`. With batch invariance, the tokens are
-            the same with every drafter, batch and dtype. Transformers itself may produce different
-            tokens in half precision, because its kernels sum in a different order.
+            the same with every drafter, batch and dtype. In half precision, transformers itself
+            may produce different tokens, because its kernels sum in a different order.
     Attributes:
         stats: Statistics of the latest call, one entry per row of its result.
     Raises:
         ConfigError: The drafter or an option is unknown, or a draft model is missing or
-            superfluous. A call raises this error if batch invariance was requested but is not
-            possible.
+            superfluous. A call also raises this error if batch invariance was requested but is
+            impossible.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Strategy:
         stop_strings: str | list[str] | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode the rows; transformers calls this method after preparing the arguments.
+        """Decode the rows; called by transformers after it has prepared the arguments.
 
         Args:
             model: Model of the call.
@@ -112,19 +112,18 @@ class Strategy:
             logits_processor: Logits processors.
             stopping_criteria: Stopping criteria.
             generation_config: Generation configuration.
-            stop_strings: Strings that end a row. Transformers passes them because this parameter
+            stop_strings: Strings that end a row. transformers passes them because this parameter
                 exists.
-            model_kwargs: Arguments meant for the model's forward. They may include `streamer`
-                (default: the streamer passed to `model.generate`) and `synced_gpus`, which is
-                rejected.
+            model_kwargs: Arguments for the model's `forward`. They may include `streamer`
+                (default: the one passed to `model.generate`) and `synced_gpus`, which is rejected.
         Returns:
-            Token ids [batch, total], or a `GenerateDecoderOnlyOutput` with
-            `return_dict_in_generate`.
+            Token ids [batch, total]; with `return_dict_in_generate`, a
+            `GenerateDecoderOnlyOutput`.
         Raises:
             ConfigError: An option is not supported, an `assistant_model` was passed, or stop
-                strings lack a tokenizer.
+                strings were passed without a tokenizer.
             UnsupportedModelError: Lossless verification is not possible with this model.
-            CapacityError: The call needs more tokens than the model's context.
+            CapacityError: The call needs more tokens than the model's context allows.
         """
         given = arguments_of_generate(self)
         streamer = model_kwargs.pop("streamer", None) or given.get("streamer")
@@ -181,7 +180,7 @@ class Strategy:
                 self._busy = False
 
     def _engine(self, model: PreTrainedModel) -> Engine:
-        """Return a model's engine, which is reused until the model changes."""
+        """Return the engine for a model; it is reused until the model changes."""
         facts = Architecture.from_model(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
@@ -215,12 +214,12 @@ def generate(
 
     Args:
         model: Transformers model.
-        inputs: Token ids.
-        drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to reuse. Default:
-            "auto".
+        inputs: Token ids of the prompts.
+        drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to reuse.
+            Default: "auto".
         draft_model: Draft model, as in `Strategy`.
-        streamer: Receives the prompt, then the tokens as they are accepted. Its `end` method is
-            called even after an error.
+        streamer: Streamer that receives the prompt, followed by the tokens as they are accepted.
+            Its `end` method is called even after an error.
         stop_strings: Strings that end a row, in addition to those in a `generation_config`; they
             require `tokenizer`.
         tokenizer: Tokenizer for the stop strings.
@@ -228,8 +227,8 @@ def generate(
     Returns:
         The result of `model.generate`.
     Raises:
-        ConfigError: As in `Strategy`, or if you pass `assistant_model`, `custom_generate` or
-            `synced_gpus`.
+        ConfigError: As for `Strategy`, or `assistant_model`, `custom_generate` or `synced_gpus`
+            was passed.
     """
     _require_model(model)
     try:
@@ -269,7 +268,7 @@ def _strategy_of(
 
 
 def _refuse_replaced(options: Mapping[str, Any]) -> None:
-    """Raise if an option has another name in paceline's `generate`."""
+    """Reject options that have a different name in paceline's `generate`."""
     for name, replacement in (("custom_generate", "drafter"), ("assistant_model", "draft_model")):
         if options.get(name) is not None:
             raise ConfigError(

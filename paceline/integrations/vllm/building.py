@@ -1,4 +1,4 @@
-"""Create a proposer's drafter, and retry if its datastore cannot be read."""
+"""Create the drafter of a proposer, and retry if its datastore cannot be read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SETTINGS = ProposerSettings()
 
 
 class Builder:
-    """Creates the drafter that a spec describes.
+    """Creates a drafter from its spec.
 
     Args:
         spec: Drafter spec.
-        facts: Facts about the engine that the drafter must match.
+        facts: Properties of the engine that the drafter must match.
     """
 
     def __init__(self, spec: str, facts: EngineFacts) -> None:
@@ -69,7 +69,7 @@ class Builder:
     def _begin_store(self, tokenizer: Any) -> None:
         """Create the datastore for online updates if it does not exist.
 
-        The new datastore holds one token, because a datastore may not be empty.
+        The new datastore contains one token, because a datastore must not be empty.
         """
         path = self._options.get("datastore", demo.NAME)
         if (
@@ -83,7 +83,7 @@ class Builder:
 
 
 def _tokenizer(facts: EngineFacts) -> Any:
-    """Load the engine's tokenizer; return None if there is none that loads here."""
+    """Load the engine's tokenizer; return None if it is missing or cannot be loaded."""
     if facts.tokenizer is None:
         return None
     from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""Run vLLM's drafting steps: match requests, learn from outcomes and draft."""
+"""Run vLLM's drafting steps: match requests, learn from outcomes, and draft."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RowDrafting:
     """Drafts for the rows of one engine, using one drafter.
 
     Args:
-        drafter: Drafter wrapped to isolate its errors.
-        facts: Facts about the engine.
-        meter: Metrics.
+        drafter: Drafter, wrapped to isolate its errors.
+        facts: Properties of the engine.
+        meter: Metrics to update.
         full: Whether to use the longest drafts, regardless of their cost.
     """
 
@@ -54,7 +54,7 @@ class RowDrafting:
         return len(self._requests)
 
     def warm_up(self) -> None:
-        """Draft once so that all kernels are compiled before the first request."""
+        """Draft once, so that all kernels are compiled before the first request."""
         request = TrackedRequest(BatchRow(0, np.array([1, 2, 1, 2, 1, 0], dtype=np.int32), 1))
         self._drafter.start(request.request)
         chain = self._drafter.propose([request.request], [4])[0].best_chain()
@@ -64,7 +64,7 @@ class RowDrafting:
         path_probabilities(self._reliability, chains)
 
     def step(self, rows: Sequence[BatchRow], others: int, begin: float) -> list[list[int]]:
-        """Process the new tokens of `rows` and return a draft for each.
+        """Process the new tokens of `rows`, and return a draft for each row.
 
         Args:
             rows: Rows with new tokens.
@@ -94,12 +94,12 @@ class RowDrafting:
         return [[*drafts.get(row.index, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """Record when drafting ended; vLLM uses the time from then until its next call."""
+        """Record when drafting ended; the time until vLLM's next call belongs to vLLM."""
         if self._before is not None:
             self._before = *self._before[:2], now
 
     def forget(self, requests: Iterable[TrackedRequest] | None = None) -> None:
-        """Treat the given requests as finished; by default, all of them."""
+        """Treat the given requests, by default all, as finished."""
         for request in [*self._requests] if requests is None else requests:
             self._requests.drop(request)
             self._drafter.stop(request.request)
@@ -112,7 +112,7 @@ class RowDrafting:
     def _extend(
         self, request: TrackedRequest, row: BatchRow, drafted: list[tuple[DraftTree, list[int]]]
     ) -> bool:
-        """Append new tokens, notify the drafter and return whether the request continues.
+        """Append new tokens, notify the drafter, and return whether the request continues.
 
         Args:
             request: Request to extend.
@@ -149,7 +149,7 @@ class RowDrafting:
         return end_index is None
 
     def _count(self, drafted: list[tuple[DraftTree, list[int]]]) -> None:
-        """Update the acceptance calibration from chains and the tokens that followed."""
+        """Update the acceptance calibration with chains and the tokens that followed."""
         if drafted:
             new_tokens = np.array([token for _, run in drafted for token in run], dtype=np.int64)
             offsets = np.cumsum([0, *(len(run) for _, run in drafted)], dtype=np.int64)
@@ -157,7 +157,7 @@ class RowDrafting:
             count(self._reliability, chains, new_tokens, offsets)
 
     def _draft(self, requests: list[TrackedRequest]) -> None:
-        """Draft a chain per request, and choose how many of its tokens vLLM verifies."""
+        """Draft a chain for each request, and choose how many of its tokens vLLM verifies."""
         self._before = None
         if requests and (self._full or self._gate.opens()):
             for request in requests:  # limits the depth to vLLM's draft length
@@ -194,7 +194,7 @@ class RowDrafting:
     def _note_costs(
         self, claimed: Sequence[TrackedRequest | None], others: int, begin: float
     ) -> None:
-        """Record the time of the last step if it only decoded."""
+        """Record the duration of the last step if it included only decoding."""
         if self._before is None or others:
             return
         present, drafted, end = self._before
@@ -209,7 +209,6 @@ class RowDrafting:
 def _target_tokens(run: list[int], sent: int) -> list[int]:
     """Return the target's token after the last one and after each drafted token.
 
-    After a rejected token, the target's choice is unknown; the last known token fills the remaining
-    entries.
+    After a rejected token, the target's choice is unknown, and the last known token is repeated.
     """
     return [*run, *[run[-1]] * (sent + 1 - len(run))][: sent + 1]

@@ -1,4 +1,4 @@
-"""Isolate drafter errors: an exception in a drafter would stop vLLM's engine."""
+"""Isolate errors in drafters, which would otherwise stop vLLM's engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Faults:
 
 
 class GuardedDrafter:
-    """Wraps a drafter; an error disables it for the request that caused it.
+    """Wraps a drafter, which an error disables for the request that caused it.
 
     Args:
         drafter: Drafter to wrap.
@@ -64,7 +64,7 @@ class GuardedDrafter:
             self._mute(seq, error)
 
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a draft tree per request; trees of failed requests are empty.
+        """Return a draft tree for each request; trees of failed requests are empty.
 
         If drafting fails for the batch, the requests are drafted one at a time.
         """

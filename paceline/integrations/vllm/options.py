@@ -1,4 +1,4 @@
-"""Read the proposer's options and the facts about vLLM's engine."""
+"""Read the proposer's options and the properties of vLLM's engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ProposerOptions:
     """Options for the proposer, from `additional_config["paceline"]`.
 
     Attributes:
-        drafter: Spec of a drafter that needs only text, such as
+        drafter: Spec of a drafter that needs only the text, such as
             "sssd:datastore=/srv/history,update_datastore=true".
-        length: "auto" (default) weighs draft length against its cost; "full" always uses the
-            longest draft.
+        length: "auto" (default) weighs draft length against cost; "full" always uses the longest
+            draft.
         idle: Number of seconds without a step after which all requests count as finished. It must
             exceed the duration of the longest step.
     """
@@ -40,7 +40,7 @@ class ProposerOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Facts read from a `VllmConfig`.
+    """Properties of the engine, read from a `VllmConfig`.
 
     Attributes:
         most: Maximum number of draft tokens per request (`num_speculative_tokens`).
@@ -50,8 +50,8 @@ class EngineFacts:
         model: Served model name.
         tokenizer: Name of the tokenizer; None if vLLM runs without one.
         revision: Revision of the tokenizer.
-        leads: Whether this rank's drafts are used. vLLM calls every rank in a tensor-parallel group
-            and uses the first rank's drafts.
+        leads: Whether this rank's drafts are used. vLLM calls every rank in a tensor-parallel
+            group, but uses only the first rank's drafts.
     """
 
     most: int
@@ -65,10 +65,11 @@ class EngineFacts:
 
 
 def refuse_recurrent(config: Any) -> None:
-    """Raise for models with recurrent layers.
+    """Reject models with recurrent layers.
 
-    After accepting draft tokens, vLLM stores the state in a different slot from the one that a step
-    without drafts reads, so answers would be wrong. No vLLM release is known to move this state.
+    After accepting draft tokens, vLLM stores the state in a different slot from the one that a
+    step without drafts reads, so answers would be wrong. No vLLM release is known to move this
+    state.
 
     Raises:
         ConfigError: The model in the `VllmConfig` is hybrid or has no attention layers.
@@ -98,7 +99,7 @@ def read_options(config: Any) -> ProposerOptions:
 
 
 def read_facts(config: Any) -> EngineFacts:
-    """Read the facts about the engine from a `VllmConfig`."""
+    """Read the properties of the engine from a `VllmConfig`."""
     model, parallel = config.model_config, config.parallel_config
     generation = model.try_get_generation_config() or {}
     served_names = getattr(model, "served_model_name", None) or model.model

@@ -20,7 +20,7 @@ _SETTINGS = ProposerSettings()
 
 
 class Proposer:
-    """Draft tokens for vLLM: the `model` for the method "custom_class".
+    """Drafts tokens for vLLM, as the `model` of the method "custom_class".
 
     Args:
         vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` holds `ProposerOptions`.
@@ -59,11 +59,11 @@ class Proposer:
         *_: Any,
         **__: Any,
     ) -> list[list[int]]:
-        """Draft for every row of a batch; on errors, return empty drafts, never raise.
+        """Draft for every row of a batch; on errors, return empty drafts.
 
         Args:
-            sampled_token_ids: New tokens per row; empty while a prompt is being computed.
-            num_tokens_no_spec: Number of tokens per row, including the new tokens; [rows or more].
+            sampled_token_ids: New tokens of each row; empty while a prompt is being computed.
+            num_tokens_no_spec: Number of tokens in each row, including new tokens; [rows or more].
             token_ids_cpu: Token ids of the rows; [rows or more, max_model_len].
         Returns:
             At most `num_speculative_tokens` token ids per row.
@@ -99,7 +99,7 @@ class Proposer:
         """Create the drafter, unless it exists or an attempt failed recently.
 
         Raises:
-            ConfigError, DatastoreError: As in `Builder.build`.
+            ConfigError, DatastoreError: As for `Builder.build`.
         """
         drafter = None if self._drafting is not None else self._builder.build()
         if drafter is not None:
@@ -116,7 +116,7 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _watch(self) -> None:
-        """Drop idle requests and measure the datastore; this method runs in a thread."""
+        """Drop idle requests and measure the datastore; runs in a thread."""
         store_at = 0.0
         while True:
             time.sleep(self._options.idle / 2)

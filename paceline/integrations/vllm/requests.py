@@ -1,14 +1,14 @@
 """Match the rows of vLLM's batch to requests.
 
-vLLM does not pass request ids to drafters, so a request is identified by its text so far. Each call
-shows the rows of the batch with their text and the number of new tokens. For example, the text `1 2
-3` of the last call continues in the row `1 2 3 | 4`. A row `5 6 | 9` whose text is unknown is a new
-request with the prompt `5 6`. A known text without a row belongs to a preempted or finished
-request.
+vLLM does not pass request ids to drafters, so a request is identified by its text so far. Each
+call provides the rows of the batch, with their text and the number of new tokens. For example, the
+text `1 2 3` from the previous call continues in the row `1 2 3 | 4`. A row `5 6 | 9` with unknown
+text is a new request with the prompt `5 6`. A known text without a row belongs to a preempted or
+finished request.
 
-A request keeps its text if vLLM moves it to another row or preempts and recomputes it. Two requests
-with the same text may be swapped. This is harmless, because the drafter's state depends only on the
-text.
+A request keeps its text when vLLM moves it to another row, or preempts and recomputes it. Two
+requests with the same text may be swapped. This is harmless, because the drafter's state depends
+only on the text.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ IdArray = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """Describe a row of vLLM's batch that has new tokens.
+    """A row of vLLM's batch that has new tokens.
 
     Attributes:
         index: Index in the batch.
-        text: Prompt and answer, including the new tokens; a view of vLLM's array.
+        text: Prompt and answer, including the new tokens, as a view of vLLM's array.
         new: Number of new tokens.
     """
 
@@ -51,13 +51,13 @@ class BatchRow:
 
 
 class TrackedRequest:
-    """Tracks a vLLM request for the drafter.
+    """A vLLM request, as tracked for the drafter.
 
     Attributes:
-        request: The request as passed to the drafter.
+        request: Request that is passed to the drafter.
         index: Row in the batch.
         unseen: Number of calls since the request was last in the batch.
-        chain: Last draft, in full.
+        chain: The whole last draft.
         sent: Number of tokens from that draft that vLLM received.
     """
 
@@ -95,7 +95,7 @@ class TrackedRequest:
 
 
 class Requests:
-    """Holds all requests that may continue."""
+    """The requests that may continue."""
 
     def __init__(self) -> None:
         self._known: dict[int, TrackedRequest] = {}  # by request id
@@ -108,13 +108,14 @@ class Requests:
         return iter([*self._known.values()])
 
     def claim(self, rows: Sequence[BatchRow], gap: int = 0) -> list[TrackedRequest | None]:
-        """Return the known request of each row, or None for a new one.
+        """Return the known request of each row, or None for a new request.
 
         The request that previously occupied the row has priority, followed by the longest match.
 
         Args:
             rows: Rows of the batch.
-            gap: Maximum number of tokens that a request may have received in skipped calls.
+            gap: Maximum number of tokens that a request may have received in calls that were
+                skipped.
         """
         matches = [self._at.get(row.index) for row in rows]
         matches = [
@@ -136,7 +137,7 @@ class Requests:
         return matches
 
     def record_rows(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
-        """Record the row of each request; return the requests that count as finished."""
+        """Record the row of each request, and return the requests considered finished."""
         self._at = present
         self._known.update((request.request.id, request) for request in present.values())
         for request in self._known.values():

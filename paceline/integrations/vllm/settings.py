@@ -10,12 +10,11 @@ class ProposerSettings:
     """Settings for the proposer.
 
     Attributes:
-        max_nodes: Maximum number of nodes in the draft tree from which a chain is taken.
-        max_missed_calls: Number of calls without a request after which the request counts as
-            finished.
-        retry_seconds: Seconds before an unreadable datastore is opened again.
-        log_seconds: Minimum seconds between two log lines about faults.
-        store_seconds: Seconds between two measurements of the datastore's size.
+        max_nodes: Maximum number of nodes in the draft tree from which the chain is taken.
+        max_missed_calls: Number of calls without a request after which it is considered finished.
+        retry_seconds: Number of seconds before an unreadable datastore is opened again.
+        log_seconds: Minimum number of seconds between two log lines about errors.
+        store_seconds: Number of seconds between two measurements of the datastore's size.
     """
 
     max_nodes: int = 48

@@ -1,9 +1,10 @@
-"""Record the chains of a draft that reads target states along an answer.
+"""Record chains along an answer, for draft models that read target states.
 
-The paper mixes draft tokens into the answer, so that the draft's states are those of a partly
-drafted text. If a draft reads target states, its own states differ after its guesses and after the
-target's tokens. Each token of an answer is therefore drafted at every position of a chain, after
-accepted tokens. The acceptance head makes its predictions in this situation.
+In the paper, draft tokens are mixed into the answer, so that the draft model's states are those of
+a partly drafted text. If a draft model reads target states, its states differ between drafted
+tokens and tokens from the target. Each token of an answer is therefore drafted at every position
+of a chain, after accepted tokens. This is the situation in which the acceptance head makes its
+predictions.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def chains_along(
     length: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft each token of the answers at each position of a chain, and label it.
+    """Draft each token of the answers at each chain position, and label it.
 
     Args:
         target: Target model.
         draft: Draft model that reads target states.
         answered: Prompts with their answers.
         length: Number of positions in a chain.
-        generator: Random generator of draft tokens, on the CPU.
+        generator: Random generator for draft tokens, on the CPU.
     Returns:
         Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
     """
@@ -77,7 +78,7 @@ def draft_along(
     length: int,
     label: Labeller,
 ) -> list[Tensor]:
-    """Draft every token of an answer except the first at each position of a chain.
+    """Draft every token of an answer, except the first, at each chain position.
 
     Args:
         target: Target model.
@@ -86,10 +87,10 @@ def draft_along(
         answer: Token ids of the target's answer.
         params: Sampling parameters for draft and target.
         length: Number of positions in a chain.
-        label: Samples and labels tokens from the draft's and target's scores, like
+        label: Function that samples and labels tokens, given the scores of both models, such as
             `draft_and_label`.
     Returns:
-        The draft's hidden states [n, hidden], followed by the results of `label`.
+        The draft model's hidden states [n, hidden], followed by the results of `label`.
     """
     chunk = TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt))
     (states,) = read_states(target, [chunk], layers_read(draft))
@@ -118,7 +119,7 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """Return the rows that draft tokens: the row before a token has one guess fewer."""
+    """Return the rows that draft tokens: the previous position with one guess fewer."""
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
     before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]

@@ -33,17 +33,17 @@ def calibrate(
     thresholds: Sequence[float] = THRESHOLDS,
     progress: bool = False,
 ) -> AcceptanceHead:
-    """Return the head with the costs of thresholds, measured on development prompts.
+    """Add the cost of each threshold, measured on development prompts, to the head.
 
-    The draft budget is disabled, because it would shorten drafts according to this machine's speed.
+    The draft budget is disabled, because it would adapt drafts to the speed of this machine.
 
     Args:
         head: Head to measure.
         recordings: Recordings with the head's development prompts and their sampling parameters.
         target: Target model.
-        draft: The head's draft model.
-        limit: Maximum number of prompts from each recording, spread over the prompt lengths; 0 uses
-            all.
+        draft: Draft model of the head.
+        limit: Maximum number of prompts from each recording, spread over the prompt lengths; 0
+            uses all.
         thresholds: Thresholds to measure.
         progress: Whether to show a progress bar.
     Raises:

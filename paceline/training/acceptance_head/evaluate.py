@@ -1,4 +1,4 @@
-"""Evaluate an acceptance head on unseen prompts, alongside simpler predictors."""
+"""Evaluate an acceptance head on unseen prompts, and compare simpler predictors."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _PREDICTORS: dict[str, Callable[[Recording], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Hold the quality of one predictor.
+    """The quality of one predictor.
 
     Attributes:
         calibration_error: Expected calibration error over 15 bins.
         roc_area: Area under the ROC curve.
         log_loss: Mean binary cross-entropy, in nats.
-        bins: Predicted and observed acceptance rate by bin.
+        bins: Predicted and observed acceptance rate of each bin.
     """
 
     calibration_error: float
@@ -51,7 +51,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceReport:
-    """Hold the quality of acceptance predictors on unseen prompts.
+    """The quality of acceptance predictors on unseen prompts.
 
     Attributes:
         prompts: Number of prompts.
@@ -79,7 +79,7 @@ _KIND = DocumentKind("head judgement", 1, AcceptanceReport)
 
 
 def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceReport:
-    """Evaluate a head on prompts used for neither its training nor its calibration.
+    """Evaluate a head on prompts that were used for neither training nor calibration.
 
     Raises:
         ConfigError: A recording was made with a different draft, or there are no such prompts.

@@ -21,7 +21,7 @@ from paceline.training.acceptance_head.settings import FIT_CHANGE, FIT_GRADIENT,
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tensor:
-    """Return the mean binary cross-entropy with a weight on rejections (section 3.3).
+    """Return the mean binary cross-entropy, with a weight on rejections (section 3.3).
 
     Args:
         logits: Acceptance logits, [n].
@@ -43,8 +43,8 @@ def raw_logits(
     Args:
         tensors: Weights of the head.
         card: Description of the head.
-        hidden: The draft's hidden states, [n, hidden].
-        scalars: Scalars computed from the draft's distribution, [n, 0 or 3].
+        hidden: The draft model's hidden states, [n, hidden].
+        scalars: Scalars computed from the draft distribution, [n, 0 or 3].
     """
     blocks = [
         (tensors[f"blocks.{block}.weight"], tensors[f"blocks.{block}.bias"])
@@ -57,7 +57,7 @@ def raw_logits(
 
 
 def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
-    """Return the scalars that a head's last layer reads, [n, 0 or 3]."""
+    """Return the scalars read by a head's last layer, [n, 0 or 3]."""
     if len(card.inputs) == 1:
         return recording.labels.new_empty(len(recording), 0)
     return torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
@@ -92,14 +92,14 @@ def prior(recordings: Sequence[Recording]) -> tuple[float, ...]:
 
 
 def logistic_fit(columns: Tensor, labels: Tensor, reject_weight: float = 1.0) -> Tensor:
-    """Fit a logistic regression by L-BFGS.
+    """Fit a logistic regression with L-BFGS.
 
     Args:
         columns: Features, [n, k].
         labels: Acceptance probabilities, [n].
         reject_weight: Weight of rejections; acceptances have weight 1.
     Returns:
-        The weights of the features and a constant, float64 [k + 1].
+        The weights of the features, followed by the constant, float64 [k + 1].
     """
     design = torch.cat([columns, torch.ones(len(labels), 1)], -1).double()
     weights = torch.zeros(design.shape[1], dtype=torch.float64, requires_grad=True)

@@ -15,7 +15,7 @@ from paceline.training.acceptance_head.settings import CALIBRATION_BINS
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Hold the predictions in one bin of [0, 1].
+    """The predictions in one bin of [0, 1].
 
     Attributes:
         count: Number of predictions.
@@ -63,7 +63,7 @@ def calibration_error(predictions: Tensor, labels: Tensor, bins: int = CALIBRATI
 
 
 def roc_area(predictions: Tensor, labels: Tensor) -> float:
-    """Return the area under the ROC curve; ties count half.
+    """Return the area under the ROC curve, with ties counted as half.
 
     A token with label P counts as accepted with weight P and as rejected with weight 1 - P. If all
     tokens are accepted, or all are rejected, the area is 0.5.

@@ -1,14 +1,14 @@
 """Record training data for an acceptance head.
 
-The method comes from SpecDec++ (Huang et al. 2024, section 3.3).
+The method is that of SpecDec++ (Huang et al. 2024, section 3.3).
 
 For every prompt, X is the target's answer, generated now or recorded earlier (`paceline record`).
-The draft reads the prompt and X. At every position i, it samples a token Y_i as it does in use, and
-P_i = min(1, target/draft) is the probability that Y_i is accepted. The features are the draft's
-hidden states on a mixed sequence Z, which keeps X_i with probability `keep` and contains Y_i
-otherwise. Only the positions that contain Y_i are recorded.
+The draft model reads the prompt and X. At every position i, it samples a token Y_i in the same way
+as in decoding; P_i = min(1, target/draft) is the probability that Y_i is accepted. The features
+are the draft model's hidden states on a mixed sequence Z, which contains X_i with probability
+`keep` and Y_i otherwise. Only the positions with Y_i are recorded.
 
-There are two differences from the public code. Both distributions are warped as in use
+There are two differences from the authors' code: both distributions are warped as in decoding
 (temperature, top_k, top_p, min_p), and one answer may produce several sequences Z.
 """
 
@@ -48,7 +48,7 @@ def record(
         target: Target model. Default: the model named in the settings is loaded.
         draft: Draft model. Default: the model named in the settings is loaded.
         tokenizer: Tokenizer, as in `LLM`.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
     Raises:
         ConfigError: The models or prompts cannot be used, or the folder holds a recording with
             different settings.

@@ -33,19 +33,19 @@ _COLUMNS = ("hidden", "log_probs", "entropies", "labels", "top_probs", "prompts"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Hold draft tokens and the probability that the target accepts each token.
+    """Draft tokens, with the probability that the target accepts each token.
 
     Attributes:
-        settings: Settings of the recording. The entry "cut", if present, is the number of prompts
-            that were too long and lost their middle.
-        hidden: The draft's last hidden state computed from the token, bfloat16 [n, hidden].
-        log_probs: Log-probability of the token in the distribution it was drawn from, as in
+        settings: Settings of the recording. The entry "cut", if present, is the number of
+            over-long prompts, which were truncated in the middle.
+        hidden: The draft model's last hidden state, computed from the token, bfloat16 [n, hidden].
+        log_probs: Log-probability of the token in its draft distribution, as in
             `AcceptanceHead.confidences`, float32 [n].
         entropies: Entropy of that distribution, in nats, float32 [n].
         labels: Acceptance probability min(1, target/draft), float32 [n]; for greedy decoding, 1 if
-            the target chooses the same token, else 0.
+            the target chooses the same token, otherwise 0.
         top_probs: Highest probability in that distribution, float32 [n].
-        prompts: Index of the token's prompt, int32 [n].
+        prompts: Index of each token's prompt, int32 [n].
         names: `prompt_name` of each prompt.
         prompt_ids: Token ids of each prompt.
     """
@@ -64,14 +64,14 @@ class Recording:
         return len(self.labels)
 
     def of_prompts(self, names: set[str]) -> Recording:
-        """Return the draft tokens for the prompts with these names."""
+        """Return the draft tokens for the prompts with the given names."""
         selected = torch.tensor([name in names for name in self.names], dtype=torch.bool)
         rows = selected[self.prompts.long()]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
 
 class RecordingFolder:
-    """Manage a recording's folder while the recording is being written.
+    """Manages the folder of a recording that is being written.
 
     Args:
         path: Folder of the recording.

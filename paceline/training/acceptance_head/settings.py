@@ -26,12 +26,12 @@ class RecordConfig:
         out: Folder for the recording; an interrupted recording is resumed.
         models: Target and draft model.
         selection: Prompts, selected as for a benchmark.
-        answers: File written by `paceline record` to use instead of prompts, with the sampling
-            settings in that file. Default: none.
-        skip_every: Skip every n-th line of each file, to keep it for a later report; at least 0. 0
-            skips none.
+        answers: File written by `paceline record`, used instead of prompts, together with its
+            sampling settings. Default: none.
+        skip_every: Interval between lines of each file that are reserved for a later report (every
+            n-th line); at least 0. 0 reserves none.
         keep: Probability that a position keeps the target's token (the paper's r); from 0 to below
-            1. With high values, the features resemble those in use.
+            1. With high values, the features resemble those in decoding.
         mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. For draft
             models that read target states, the number of chain positions per token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
@@ -85,8 +85,8 @@ class TrainConfig(TrainingSettings):
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
         reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0. Acceptances
             have weight 1.
-        scalars: Feed scalars computed from the draft's distribution to the last layer; not in the
-            paper.
+        scalars: Whether the last layer also reads scalars computed from the draft distribution;
+            not in the paper.
         epochs: Number of passes over the recordings; at least 1.
         weight_decay: Weight decay of AdamW; at least 0.
         warmup: Share of the steps during which the learning rate increases.

@@ -23,7 +23,7 @@ DRAFT_COLUMNS = ("hidden", "prompts", "log_probs", "entropies", "labels", "top_p
 
 
 class AnsweredPrompts(NamedTuple):
-    """Hold prompts with the target's answers.
+    """Prompts with the target's answers.
 
     Attributes:
         prompts: Token ids of each prompt, at least one token.
@@ -37,7 +37,7 @@ class AnsweredPrompts(NamedTuple):
 
 
 def joined_columns(rows: Iterable[Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of answers into columns of a recording, on the CPU."""
+    """Concatenate the tensors of several answers to columns of a recording."""
     columns = zip(*rows, strict=True)
     return {
         name: torch.cat([tensor.cpu() for tensor in column])
@@ -120,10 +120,10 @@ def _drafted(
 def draft_and_label(
     draft_scores: Tensor, target_choice: Tensor, greedy: bool, generator: torch.Generator
 ) -> list[Tensor]:
-    """Sample a token from each row of the draft's scores, and label the token.
+    """Sample a token from each row of the draft model's scores, and label it.
 
     Args:
-        draft_scores: The draft's scores, [n, vocab].
+        draft_scores: The draft model's scores, [n, vocab].
         target_choice: The target's scores, [n, vocab]; for greedy decoding, its tokens, [n].
         greedy: Whether decoding is greedy.
         generator: Random generator for the tokens.
@@ -158,9 +158,9 @@ def run_from(
     Args:
         model: Model to run.
         texts: Token ids of each text.
-        starts: First position in each text that the LM head is applied to.
-        count: Number of positions that the LM head is applied to. Beyond the end of the longest
-            text, the last position repeats.
+        starts: First position in each text to which the LM head is applied.
+        count: Number of positions to which the LM head is applied. Beyond the end of the longest
+            text, its last position is repeated.
         shared: Vocabulary that a draft model shares with its target; the logits are indexed by its
             ids.
     Returns:

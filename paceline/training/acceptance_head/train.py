@@ -1,10 +1,10 @@
 """Train an acceptance head on recordings (Huang et al. 2024, section 3.3).
 
 The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
-from the paper. The weight on rejections makes the raw head predict rejections too often, so its
-logit is scaled and shifted (Platt 1999). The scale and shift are fitted without weights on
-development prompts. The last layer starts as the logistic regression on scalars computed from the
-draft's distribution.
+from the paper. First, the weight on rejections makes the raw head predict too many rejections, so
+its logit is scaled and shifted (Platt 1999). Scale and shift are fitted on development prompts,
+without the weight. Second, the last layer starts as a logistic regression on scalars computed from
+the draft distribution.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from paceline.training.loop import (
 def train(
     recordings: Sequence[Recording], config: TrainConfig | None = None, progress: bool = False
 ) -> AcceptanceHead:
-    """Train, calibrate and evaluate a head on recordings from one pair of models.
+    """Train, calibrate and evaluate a head on recordings of one pair of models.
 
     Args:
         recordings: Recordings with the same draft model.
         config: Training settings; if omitted, the defaults are used.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
     Raises:
         ConfigError: There is no recording, the recordings come from different draft models, there
             are too few prompts to split, or the learning rate makes training diverge.
@@ -77,7 +77,7 @@ def train(
 
 
 class AcceptanceHeadTrainer(Trainer):
-    """Train the weights of an acceptance head.
+    """Trains the weights of an acceptance head.
 
     Args:
         recordings: Recordings to train on.
@@ -123,7 +123,7 @@ class AcceptanceHeadTrainer(Trainer):
 def first_tensors(
     card: HeadCard, scalars: Tensor, labels: Tensor, config: TrainConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return initial weights: blocks as in `torch.nn.Linear` and a fitted last layer.
+    """Return initial weights: blocks as in `torch.nn.Linear`, and a fitted last layer.
 
     Args:
         card: Description of the head.
@@ -147,7 +147,7 @@ def first_tensors(
 
 
 class PromptSplit(NamedTuple):
-    """Hold the names of the prompts in each part of the training data."""
+    """The names of the prompts in each part of the training data."""
 
     training: list[str]
     dev: list[str]
@@ -155,7 +155,7 @@ class PromptSplit(NamedTuple):
 
 
 def split_prompts(names: Sequence[str], config: TrainConfig) -> PromptSplit:
-    """Split prompts at random; a prompt is in the same part for all recordings.
+    """Split prompts at random, in the same way for all recordings.
 
     Raises:
         ConfigError: There are too few prompts.
@@ -207,7 +207,7 @@ def _check_same_draft(recordings: Sequence[Recording]) -> None:
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the share of the peak learning rate: linear warm-up, then half a cosine."""
+    """Return the relative learning rate: linear warm-up, then half a cosine."""
     first = warmup * steps
     if step < first:
         return (step + 1) / first

@@ -1,4 +1,4 @@
 """Train and evaluate draft models.
 
-docs/guides/train-a-draft-model.md shows how to use it.
+docs/guides/train-a-draft-model.md explains how.
 """

@@ -15,11 +15,11 @@ from paceline.training.text_chunks import TextChunk
 
 
 class TextBatch(NamedTuple):
-    """Hold the chunks for one forward pass.
+    """The chunks for one forward pass.
 
     Attributes:
         token_ids: Token ids, padded at the end; [b, t].
-        positions: Flat positions in [b, t] whose next token is predicted, [n].
+        positions: Flat indices into [b, t] of the positions whose next token is predicted, [n].
         targets: The target's most likely tokens, as indices in the reduced vocabulary; [n, k].
         probs: The target's probabilities of `targets`, float32 [n, k].
     """
@@ -31,7 +31,7 @@ class TextBatch(NamedTuple):
 
 
 class Batches:
-    """Yield batches indefinitely, with a new reproducible order in each epoch.
+    """Yields batches indefinitely, in a new reproducible order in each epoch.
 
     Args:
         chunks: Chunks to train on.
@@ -43,7 +43,7 @@ class Batches:
         self._chunks, self._size, self._seed = chunks, size, seed
 
     def after(self, num_used: int) -> Iterator[list[TextChunk]]:
-        """Yield the batches that follow the first `num_used`."""
+        """Yield the batches that follow the first `num_used` batches."""
         epoch = 0
         while True:
             plan = self._epoch(np.random.default_rng((self._seed, epoch)))
@@ -71,11 +71,12 @@ class Batches:
 def collated(chunks: Sequence[TextChunk], vocabulary_index: NDArray[np.int64]) -> TextBatch:
     """Pad chunks to form one batch.
 
-    Target tokens outside the reduced vocabulary are left out.
+    Target tokens outside the reduced vocabulary are omitted.
 
     Args:
         chunks: Chunks in the batch.
-        vocabulary_index: Index of each token in the reduced vocabulary, -1 outside it, [vocab].
+        vocabulary_index: Index of each token in the reduced vocabulary, [vocab]; -1 for tokens
+            outside it.
     """
     width = max(map(len, chunks))
     ids = np.zeros((len(chunks), width), dtype=np.int64)

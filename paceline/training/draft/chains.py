@@ -1,9 +1,10 @@
 """Compute the expected accepted tokens per chain from per-token acceptance.
 
-As long as a chain is accepted, its context is the target's text. The draft's predictions along that
-text therefore determine how much of every chain is accepted. The result is exact for greedy
-answers; for sampled answers, it is the expected value under rejection sampling. A draft that reads
-target states also depends on the position in the chain, because draft tokens have no target states.
+As long as a chain is accepted, its context is the target's text. The draft model's predictions
+along that text therefore determine how much of each chain is accepted. The result is exact for
+greedy answers. For sampled answers, it is the expected value under rejection sampling. For draft
+models that read target states, acceptance also depends on the chain position, because draft tokens
+have no target states.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Hold the expected acceptance of chains of K draft tokens.
+    """The expected acceptance of chains of K draft tokens.
 
     Attributes:
         chains: Expected number of chains.
-        accepted: Expected number of accepted tokens by position in the chain, [K].
+        accepted: Expected number of accepted tokens by chain position, [K].
         agreed: Sum of the acceptance probabilities of individual tokens.
-        places: Number of individual tokens in that sum.
+        places: Number of tokens in that sum.
     """
 
     chains: float
@@ -57,10 +58,10 @@ def expected_chains(
     """Return the expected acceptance of consecutive chains along answers.
 
     Args:
-        answers: Acceptance probability of the draft's token at each token of an answer, [tokens];
-            or by position in a chain, [positions, tokens], where the last row also applies to later
-            positions. The prompt's forward pass produces the first token, so no chain drafts it.
-            The target adds a token after each chain.
+        answers: Acceptance probability of the draft token at each token of an answer, [tokens], or
+            at each chain position, [positions, tokens], where the last row also applies to later
+            positions. Chains start after the first token, which prefill produces. The target adds
+            a token after each chain.
         length: Number of draft tokens per chain.
     """
     chains = agreed = 0.0

@@ -2,10 +2,10 @@
 
 The method follows Li et al. (2024), section 3.2, with the following changes.
 
-Every position in a text is trained both directly after the target's newest token and after guesses,
-which have no states. The loss compares the draft with the target's full distribution, computed from
-the target's hidden state. The first layer's input starts as the linear least-squares prediction of
-the next state.
+Every position in a text is trained both directly after the target's newest token and after drafted
+tokens, which have no target states. The loss compares the draft distribution with the target's
+full distribution, computed from the target's hidden state. The first layer's input is initialised
+to the linear least-squares prediction of the next state.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from paceline.training.text_chunks import TextChunk, token_counts
 
 
 class EagleStudent:
-    """Hold a draft model that reads target states, while it is trained.
+    """A draft model that reads target states, during training.
 
     Args:
-        target: Target model, whose states are read.
+        target: Target model, whose states the draft model reads.
         name: Human-readable name of the target.
         config: Settings of the training.
         token_ids: Token ids of the reduced draft vocabulary, ascending.
@@ -87,7 +87,7 @@ class EagleStudent:
         return states_loss(drafted[text, row], target, weight, bias, shares / shares.sum())
 
     def _in_product_dtype(self, module: nn.Module) -> Callable[..., Any]:
-        """Return the module as a function whose weights are cast to the product dtype."""
+        """Return the module as a function that casts its weights to the product dtype."""
         weights = {
             name: weight.to(self._dtype)
             for name, weight in module.state_dict(keep_vars=True).items()
@@ -121,7 +121,7 @@ class EagleStudent:
 
 
 def _loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return which rows each chunk has, [b, rows], and their loss weights, [n]."""
+    """Return which rows each chunk has, [b, rows], and their weights in the loss, [n]."""
     lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
     present = rows.positions < lengths
     weights = torch.tensor(settings.GUESS_WEIGHTS)[
@@ -134,7 +134,7 @@ def _loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tenso
 def _first_model(
     target: PreTrainedModel, name: str, config: DraftTraining, token_ids: NDArray[np.int64]
 ) -> PreTrainedModel:
-    """Build the untrained draft model in float32, with random layers that add little."""
+    """Build the initial draft model in float32, with random layers close to zero."""
     target_config = target.config.get_text_config(decoder=True)
     embedding, head = embedding_and_lm_head(target)
     hidden = config.hidden or settings.HEAD_SIZE * max(
@@ -173,25 +173,25 @@ def _first_model(
 
 
 def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
-    """Return the layers whose states a draft reads in addition to the last layer's.
+    """Return the middle layers whose states a draft model reads.
 
     Args:
         target: Target model.
-        reads_at: Depth of the layer, as in `DraftTraining`.
+        reads_at: Depth of the layer, as a share of the target's layers.
     """
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()
 
 
 def _padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return token ids [b, width] and states [b, width, 1 + layers, hidden]."""
+    """Return padded token ids [b, width] and states [b, width, 1 + layers, hidden]."""
     ids = [torch.from_numpy(chunk.token_ids).long() for chunk in chunks]
     states = [_states(chunk) for chunk in chunks]
     return pad_sequence(ids, batch_first=True), pad_sequence(states, batch_first=True)
 
 
 def _pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states from which they were chosen, and the next states."""
+    """Return tokens, the states from which they were chosen, and the following states."""
     tokens, before, after = [], [], []
     count = 0
     for chunk in chunks:

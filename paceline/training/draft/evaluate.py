@@ -39,7 +39,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Hold the expected gain from chains of one length.
+    """The expected gain from chains of one length.
 
     Attributes:
         length: Number of draft tokens per chain, K.
@@ -54,15 +54,15 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class DraftJudgement:
-    """Hold the evaluation of a draft model.
+    """The evaluation of a draft model.
 
     Attributes:
         answers: Number of greedy answers.
         tokens: Number of tokens in these answers.
         length: Number of draft tokens per chain in `chains`.
-        chains: Acceptance by prompt category, and for all prompts.
-        target_seconds: Time of a target forward pass over 1, 2, ... tokens, in seconds.
-        draft_seconds: Time of a draft model forward pass, in seconds.
+        chains: Acceptance by prompt category and over all prompts.
+        target_seconds: Duration of a target forward pass over 1, 2, ... tokens, in seconds.
+        draft_seconds: Duration of a draft model forward pass, in seconds.
         gains: Expected gain by chain length.
     """
 
@@ -81,7 +81,7 @@ class DraftJudgement:
 
     @property
     def best(self) -> Gain:
-        """Gain with the fastest chain length."""
+        """Gain for the chain length with the highest speed."""
         return max(self.gains, key=lambda gain: gain.speed)
 
 
@@ -95,14 +95,15 @@ def agreements(
     token_ids: Tensor | None = None,
     shared: SharedVocabulary | None = None,
 ) -> list[NDArray[np.float64]]:
-    """Return 1 for each answer token that is the draft's argmax, and 0 otherwise.
+    """Return 1 for each answer token that is the draft model's argmax, else 0.
 
     Args:
         model: Independent draft model.
         chunks: Answers with their prompts.
-        token_ids: Token ids of the reduced draft vocabulary, in ascending order. None: the LM
+        token_ids: Token ids of the reduced draft vocabulary, in ascending order. None means the LM
             head's.
-        shared: Vocabulary that the draft shares with the target. None: the whole vocabulary.
+        shared: Vocabulary that the draft model shares with the target. None means the whole
+            vocabulary.
     """
     decoder: Any = model.get_decoder()
     head: Any = model.get_output_embeddings()
@@ -124,7 +125,7 @@ def agreements(
 
 @torch.no_grad()
 def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
-    """Return `agreements` for a draft that reads target states, by chain position.
+    """Return `agreements` by chain position, for a draft that reads target states.
 
     Args:
         model: Draft model, attached to its target.
@@ -160,7 +161,7 @@ def evaluate(
         draft: Draft model.
         target: Target model.
         answers: Greedy answers with their prompts.
-        length: Number of draft tokens per chain, for the acceptance by category.
+        length: Number of draft tokens per chain for acceptance by category.
     Raises:
         ConfigError: There are no answers.
     """
@@ -207,11 +208,11 @@ def _agreements_of(
 
 
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median time of a forward pass over a token and a chain, in seconds.
+    """Return the median duration of a forward pass over a token and a chain.
 
     Args:
         model: Model to time.
-        token_ids: Tokens of a text, which is repeated to fill the timed context.
+        token_ids: Tokens of a text, which is repeated to fill the context.
         width: Number of draft tokens in the chain.
     """
     ids = (token_ids * (1 + TIMED_CONTEXT // len(token_ids)))[:TIMED_CONTEXT]

@@ -1,8 +1,8 @@
-"""Store a draft model on disk while it is trained.
+"""Store a draft model on disk during training.
 
-`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` hold the best draft so far.
-`training.json` records how it was trained and evaluated. `state.safetensors` allows training to
-resume; training deletes this file when it finishes.
+`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` hold the best draft model so
+far. `training.json` records how it was trained and evaluated. `state.safetensors` allows training
+to resume and is deleted at the end.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ RECORD, STATE = "training.json", "state.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class TrainingPoint:
-    """Hold one point of the learning curve.
+    """A point on the learning curve.
 
     Attributes:
         minutes: Training time in minutes.
-        steps: Optimiser steps.
+        steps: Number of optimiser steps.
         tokens: Number of training tokens, counting every use.
         losses: Mean loss over the last steps, by kind of text.
-        agreement: Share of held-out tokens that are the draft's argmax.
+        agreement: Share of held-out tokens that are the draft model's argmax.
         per_chain: Number of accepted tokens per chain on held-out answers.
     """
 
@@ -55,7 +55,7 @@ class TrainingPoint:
 
 @dataclass(slots=True)
 class DraftProgress(TrainingProgress):
-    """Hold the progress of a draft model's training.
+    """The progress of training a draft model.
 
     Attributes:
         tokens: Number of training tokens, counting every use.
@@ -75,7 +75,7 @@ class DraftProgress(TrainingProgress):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """Describe how a draft model was trained.
+    """Record of how a draft model was trained.
 
     Attributes:
         settings: Settings that distinguish this training run from others.
@@ -83,7 +83,7 @@ class TrainingRecord:
         note: Note from the user, such as sources and licences.
         kept: Size of the reduced draft vocabulary.
         curve: Learning curve.
-        best: Point on the curve at which the draft in the folder was saved.
+        best: Point on the curve at which the draft model in the folder was saved.
         chains: Acceptance on held-out answers at that point.
     """
 
@@ -100,7 +100,7 @@ RECORD_KIND = DocumentKind("draft training", 1, TrainingRecord)
 
 
 class DraftFolder:
-    """Manage a draft model's folder while the model is trained.
+    """Manages a draft model's folder during training.
 
     Args:
         path: Folder of the draft model.
@@ -130,7 +130,7 @@ class DraftFolder:
         return (self.path / RECORD).exists() and not self._state.exists
 
     def record(self) -> TrainingRecord:
-        """Return how the draft in the folder was trained.
+        """Return the training record of the draft model in the folder.
 
         Raises:
             ConfigError: The record is missing or damaged.
@@ -138,7 +138,7 @@ class DraftFolder:
         return read_document(self.path / RECORD, RECORD_KIND)
 
     def restore(self, model: PreTrainedModel, optimisers: Sequence[Optimizer]) -> DraftProgress:
-        """Load the last checkpoint into the model and optimisers; return its progress.
+        """Load the last checkpoint into the model and optimisers, and return its progress.
 
         Raises:
             ConfigError: The checkpoint is damaged.
@@ -155,7 +155,7 @@ class DraftFolder:
     def save_validation(
         self, model: PreTrainedModel, progress: DraftProgress, chains: Chains, token_ids: Tensor
     ) -> None:
-        """Write the record; if the last validation is the best so far, write the draft.
+        """Write the record and, if the last validation is the best so far, the model.
 
         Args:
             model: Draft model.
@@ -185,14 +185,14 @@ class DraftFolder:
         )
 
     def finish(self) -> TrainingRecord:
-        """Delete the checkpoint, and return how the draft was trained."""
+        """Delete the checkpoint, and return the training record."""
         record = self.record()
         self._state.delete()
         return record
 
 
 def _save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a bfloat16 copy elsewhere, then move its files; move the weights last."""
+    """Write a bfloat16 copy elsewhere, then move its files, the weights last."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
         copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):

@@ -1,7 +1,7 @@
 """Train an independent draft model, a small Llama with the target's vocabulary.
 
-The input and output embeddings are one matrix. This matrix starts as the projection of the target's
-embedding onto its principal components.
+The input and output embeddings share one matrix, which is initialised to the projection of the
+target's embedding onto its principal components.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 class IndependentStudent:
-    """Hold an independent draft model while it is trained.
+    """An independent draft model during training.
 
     Args:
         target: Target model.
@@ -61,7 +61,7 @@ class IndependentStudent:
 
 
 def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedModel:
-    """Build the untrained draft model, in float32."""
+    """Build the initial draft model, in float32."""
     target_config = target.config.get_text_config(decoder=True)
     hidden, layers = (
         config.hidden or settings.INDEPENDENT_HIDDEN,

@@ -1,8 +1,8 @@
 """Compute the cross-entropy with the target, one block of positions at a time.
 
-The target's distribution is given by its most likely tokens, or by its hidden state, from which its
-LM head computes all logits. Both losses compute their gradients in the forward pass, while the
-logits are available. Using autograd instead takes three times as long.
+The target's distribution is given by its most likely tokens, or by its hidden state, from which
+the LM head computes all logits. Both losses compute their gradients in the forward pass, while the
+logits are available. Autograd would take three times as long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _DistillationLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Scale the stored gradients."""
+        """Return the stored gradients, scaled."""
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return gradients[0] * hidden_gradient, gradients[0] * weight_gradient, None, None
 
@@ -48,7 +48,7 @@ def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Te
         hidden: Hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d].
         targets: Token indices, [n, k]; a token may occur twice.
-        probs: Probabilities of `targets`, which add up to 1, [n, k].
+        probs: Probabilities of `targets`, which sum to 1, [n, k].
     """
     loss: Tensor = _DistillationLoss.apply(hidden, weight, targets, probs)  # type: ignore[no-untyped-call]
     return loss
@@ -78,19 +78,19 @@ class _StatesLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Scale the stored gradient."""
+        """Return the stored gradient, scaled."""
         return gradients[0] * ctx.saved_tensors[0], None, None, None, None
 
 
 def states_loss(
     draft: Tensor, target: Tensor, weight: Tensor, bias: Tensor, shares: Tensor
 ) -> Tensor:
-    """Return the weighted cross-entropy of draft and target logits, in nats.
+    """Return the weighted cross-entropy between target and draft logits, in nats.
 
     Args:
-        draft: The draft's hidden states, [n, d].
+        draft: The draft model's hidden states, [n, d].
         target: The target's hidden states, [n, d].
-        weight: Rows of the LM head, [vocab, d]; products use its dtype.
+        weight: Rows of the LM head, [vocab, d]; matrix products use their dtype.
         bias: Bias of the LM head, [vocab].
         shares: Weight of each position in the loss, float32 [n].
     """

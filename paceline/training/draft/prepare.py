@@ -1,4 +1,4 @@
-"""Prepare a draft model's training from a command's arguments."""
+"""Prepare the training of a draft model from a command's arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHANGEABLE = ("minutes", "note", "validations")
 
 @dataclass(frozen=True, slots=True)
 class DraftData:
-    """Hold the texts for training a draft model.
+    """The texts for training a draft model.
 
     Attributes:
         answers: Target answers to train on.
@@ -65,8 +65,8 @@ class DraftData:
 
         Args:
             target: Target model.
-            reads_at: Depth of the middle layer that is read, as in `DraftTraining`.
-            progress: Show a progress bar.
+            reads_at: Depth of the middle layer to read, as a share of the target's layers.
+            progress: Whether to show a progress bar.
         Raises:
             UnsupportedModelError: The target's hidden states cannot be read.
         """
@@ -86,7 +86,7 @@ def prepare(
     out: Path,
     config: DraftTraining,
 ) -> tuple[PreTrainedModel, DraftData, DraftFolder]:
-    """Return the target, the training texts and the draft's folder.
+    """Return the target, the training texts and the draft model's folder.
 
     Args:
         target: Target model: directory, hub id or built-in name.
@@ -124,7 +124,7 @@ def prepare(
 
 
 def _checksums(chunks: Sequence[TextChunk]) -> list[int]:
-    """Return the number of chunks and a checksum for each chunk."""
+    """Return the number of chunks, followed by a checksum of each chunk."""
     return [
         len(chunks),
         *(int(chunk.token_ids.astype("int64") @ range(1, len(chunk) + 1)) for chunk in chunks),

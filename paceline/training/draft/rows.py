@@ -1,9 +1,9 @@
-"""Lay out the rows in a forward pass that trains or evaluates an EAGLE draft.
+"""Arrange the rows of a forward pass that trains or evaluates an EAGLE draft.
 
-A row consists of a position in a text and the number of the draft's own guesses among the tokens up
-to that position. With no guesses, the target has chosen all tokens so far, and the row reads the
-state for its token. Otherwise, the row sees what a draft sees in use: the target's tokens before
-the guesses, and the guesses themselves.
+A row is a position in a text, together with the number of drafted tokens among the tokens up to
+that position. Without drafted tokens, the target has chosen all tokens so far, and the row reads
+the state for its token. Otherwise, the row sees what a draft model sees in decoding: the target's
+tokens, followed by drafted tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.model.forward_state import TargetStates
 
 
 class Rows(NamedTuple):
-    """Hold the rows of one text.
+    """The rows of one text.
 
     Attributes:
         positions: Position of each row in the text, [rows].
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with the mask derived from positions and guesses."""
+        """Return rows with the mask that follows from positions and guesses."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return one row without guesses per position, then the rows with guesses.
+        """Return one row without guesses per position, followed by the rows with guesses.
 
         Args:
             length: Number of tokens in the text.
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_evaluation(length: int, chain: int, first: int) -> Rows:
-        """Return one row per combination of text position and chain position.
+        """Return one row for each combination of text position and chain position.
 
         Args:
             length: Number of tokens in the text.
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
         return Rows.of(torch.cat(positions), torch.cat(guessed))
 
     def with_drafts(self) -> Rows:
-        """Return these rows, then repeat each guess for a token that no other row sees."""
+        """Return these rows, and a copy of each guess for tokens that no other row sees."""
         again = (self.guessed > 0).nonzero()[:, 0]
         count, added = len(self.positions), len(again)
         mask = torch.zeros(count + added, count + added, dtype=torch.bool)
@@ -101,17 +101,17 @@ def hidden_of_rows(
     unread: int = 0,
     drafted: Tensor | None = None,
 ) -> Tensor:
-    """Return the input of the draft's LM head at each row, [b, rows, hidden].
+    """Return the input to the draft model's LM head for each row, [b, rows, hidden].
 
     All tensors except those in `rows` are on the decoder's device.
 
     Args:
-        embedding: The draft's input embedding, or a function with its signature.
-        decoder: The draft's decoder, or a function with its signature.
+        embedding: The draft model's input embedding, or a function with the same signature.
+        decoder: The draft model's decoder, or a function with the same signature.
         token_ids: Token ids of the texts, [b, t].
         chosen_by: Target states from which each token was chosen, [b, t, 1 + layers, states].
         rows: Rows for each text.
-        unread: Number of initial tokens whose states are not read.
+        unread: Number of leading tokens whose states are not read.
         drafted: Token ids for the last n rows, replacing those from the text, [b, n].
     """
     texts, device = len(token_ids), token_ids.device
@@ -134,7 +134,7 @@ def hidden_of_rows(
 
 
 def shifted(states: Tensor) -> Tensor:
-    """Return the states from which each token was chosen; zeros for the first token.
+    """Return the states from which tokens were chosen; zeros for the first token.
 
     Args:
         states: States after each token, [b, t, ...].

@@ -1,10 +1,10 @@
-"""Sample the rows of the target's LM head that a training step uses.
+"""Sample rows of the target's LM head for a training step.
 
 Computing logits over the whole reduced vocabulary takes half the time of a step, although a few
-tokens hold nearly all the probability. A step therefore uses the frequent tokens, the tokens in its
-texts and a random sample of the others. Each sampled token stands for several tokens; the logarithm
-of their number is added to its logits. The method is sampled softmax (Bengio and Senecal 2008; Jean
-et al. 2015).
+tokens have nearly all the probability. A step therefore uses the frequent tokens, the tokens in
+its texts, and a random sample of the others. Each sampled token represents several tokens, and the
+logarithm of their number is added to its logits. The method is called sampled softmax (Bengio and
+Senecal 2008; Jean et al. 2015).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from paceline.training.text_chunks import smallest_cover
 
 
 class SampledHead:
-    """Sample rows of an LM head for each training step.
+    """Samples rows of an LM head for each training step.
 
     Args:
-        head: A `TargetStateHead` that is attached to its target.
-        counts: Number of times each token is predicted, [vocab].
+        head: `TargetStateHead` that is attached to its target.
+        counts: Number of times that each token is predicted, [vocab].
         dtype: Dtype of the matrix products.
     """
 
@@ -44,10 +44,10 @@ class SampledHead:
         self._frequent[smallest_cover(counts[token_ids], FREQUENT_SHARE)] = True
 
     def sample(self, token_ids: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return the weight [n, states] and bias [n] of one step's rows.
+        """Return the weight [n, states] and bias [n] of the rows for one step.
 
         Args:
-            token_ids: Token ids of the step's texts.
+            token_ids: Token ids in the step's texts.
             random: Random generator.
         """
         certain = self._frequent.copy()

@@ -48,27 +48,27 @@ class DraftTraining(TrainingSettings):
     Attributes:
         batch: Number of tokens per training step; at least 1.
         lr: Peak learning rate, for both Muon (matrices) and AdamW (embedding and norms); above 0.
-        uses_target_states: Read the target's hidden states (EAGLE-style), with the target's
-            embedding and LM head. The target accepts more tokens from such a draft, but the draft
-            works only with this target. Otherwise, the draft is an independent model.
-        reads_at: Depth of an additional layer whose states the draft reads, as a share of the
-            target's layers; from 0 to 1. 0 reads only the last layer.
-        hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 without target
-            states.
+        uses_target_states: Whether the draft model reads the target's hidden states (EAGLE-style)
+            and uses the target's embedding and LM head. More of its tokens are accepted, but it
+            works only with this target. Otherwise, the draft model is independent.
+        reads_at: Depth of an additional layer whose states the draft model reads, as a share of
+            the target's layers; from 0 to 1. 0 reads only the last layer.
+        hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 without
+            target states.
         layers: Number of decoder layers; at least 0. 0 uses 2 layers, or 3 without target states.
         neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size, or 4
             times the hidden size without target states.
         start: Draft model that provides the initial shape and weights. Default: none.
         minutes: Training time in minutes, including validation; above 0. A resumed run may use a
             different time.
-        coverage: Share of the training tokens that the reduced draft vocabulary covers; above 0, at
-            most 1. 1 keeps the whole vocabulary.
+        coverage: Share of the training tokens that the reduced draft vocabulary covers; above 0,
+            at most 1. 1 keeps the whole vocabulary.
         length: Number of draft tokens per chain in the evaluation; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
-        answers: Share of training steps that use recorded answers rather than text, at the end of
+        answers: Share of training steps that use recorded answers instead of text, at the end of
             training; from 0 to 1.
         held_out: Interval between answers held out for validation (every n-th answer); at least 2.
-        validations: Number of validations; at least 1. The best draft so far is saved.
+        validations: Number of validations; at least 1. The best draft model so far is saved.
 
     Raises:
         ConfigError: A value is out of range.

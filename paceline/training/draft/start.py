@@ -13,11 +13,11 @@ from paceline.training.draft.settings import DraftTraining
 
 
 def shaped_as_start(config: DraftTraining) -> DraftTraining:
-    """Return the settings with the shape of the draft model in `start`, if set.
+    """Return the settings, with the shape of the draft model in `start` if one is set.
 
     Raises:
-        ConfigError: The draft cannot be loaded, is of the other kind, or has a shape that differs
-            from the settings.
+        ConfigError: The draft model cannot be loaded, is of the other kind, or has a different
+            shape from the settings.
     """
     if not config.start:
         return config
@@ -49,13 +49,13 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
 
 
 def load_start(model: PreTrainedModel, start: str) -> None:
-    """Copy the weights of another draft model; keep the reduced vocabulary.
+    """Copy the weights of another draft model, except the reduced vocabulary.
 
     Args:
         model: Draft model to train.
         start: Draft model: directory, hub id or built-in name.
     Raises:
-        ConfigError: The draft cannot be loaded, or has a different shape.
+        ConfigError: The draft model cannot be loaded, or has a different shape.
     """
     weights, expected = load_draft(start, "float32", "cpu").state_dict(), model.state_dict()
     for name in sorted({*weights, *expected}):

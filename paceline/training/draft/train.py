@@ -1,11 +1,11 @@
-"""Train a draft model by distillation (Hinton et al. 2015) and on texts.
+"""Train a draft model by distillation (Hinton et al. 2015) and on plain text.
 
 The teacher's distributions come from recorded target answers.
 
-The training time determines how good a draft becomes, so the schedule depends on time. The learning
-rate is constant at first, then falls linearly to zero, while the share of steps that use answers
-grows. The data order and the initial weights depend only on the seed. An interrupted training run
-resumes from its checkpoint.
+Quality depends on training time, so the schedule is based on time. The learning rate is constant
+at first, and then falls linearly to zero while the share of steps that use answers grows. The data
+order and the initial weights depend only on the seed. An interrupted training run resumes from its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ANSWERS, TEXTS = "answers", "texts"
 
 
 class Student(Protocol):
-    """Compute the loss and acceptance rate of either kind of draft model.
+    """Interface of both kinds of draft models: loss and acceptance rate.
 
     Attributes:
         model: The draft model, in float32.
@@ -53,7 +53,7 @@ class Student(Protocol):
 
         Args:
             chunks: Chunks of the batch.
-            step: Number of the training step, used for random sampling.
+            step: Index of the training step, used for random sampling.
         """
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
@@ -61,19 +61,19 @@ class Student(Protocol):
 
 
 class DraftTrainer(Trainer):
-    """Train a draft model and store it in a folder.
+    """Trains a draft model, and stores it in a folder.
 
     Args:
         target: Target model.
         data: Training texts.
         config: Settings of the training.
         folder: Folder of the draft model and its checkpoint.
-        clock: Returns the time in seconds.
+        clock: Function that returns the time in seconds.
     Attributes:
         model: The draft model, in float32.
         progress: Progress of the training run.
     Raises:
-        ConfigError: The checkpoint, or the draft to start from, cannot be used.
+        ConfigError: The checkpoint or the initial draft model cannot be used.
     """
 
     command = "draft train"
@@ -126,7 +126,7 @@ class DraftTrainer(Trainer):
         return kind, self._student.loss(batch, progress.steps)
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Measure held-out acceptance, and store the checkpoint and the best draft."""
+        """Measure held-out acceptance; store the checkpoint and the best draft model."""
         config, progress = self._config, self.progress
         chains = self._student.acceptance(self._held_out, config.length)
         minutes, scores = progress.seconds / 60, (chains.agreement, chains.per_chain)
@@ -150,7 +150,7 @@ class DraftTrainer(Trainer):
         return warm_up * min(1.0, (1 - self.share) / (1 - settings.CONSTANT_SHARE))
 
     def _next_kind(self) -> str:
-        """Choose the kind of the next batch at random; at the start, more are texts."""
+        """Choose the kind of the next batch at random; early batches are mostly texts."""
         if len(self._batches) < 2:
             return next(iter(self._batches))
         answers = self._config.answers * (
@@ -161,10 +161,10 @@ class DraftTrainer(Trainer):
 
 
 def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
-    """Return the fewest tokens that cover a share of predicted tokens, in id order.
+    """Return the smallest vocabulary that covers a share of the predicted tokens.
 
-    Answers have more weight than texts. The number of tokens is rounded up to a multiple of the
-    SIMD width.
+    Answers have more weight than texts. The tokens are in id order, and their number is rounded up
+    to a multiple of the SIMD width.
 
     Args:
         data: Training texts.

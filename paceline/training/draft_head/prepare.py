@@ -1,4 +1,4 @@
-"""Prepare a draft head's training from a command's arguments."""
+"""Prepare the training of a draft head from a command's arguments."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.util.options import ModelOptions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """Hold the hidden states of chunks, one chunk after another.
+    """The hidden states of chunks, concatenated.
 
     Attributes:
-        states: Input of the LM head after each token, [n, hidden].
+        states: Input to the LM head after each token, [n, hidden].
         token_ids: Token ids, [n].
-        positions: Indices of the tokens that are followed by at least `TRAINED_LEVELS` tokens in
-            their chunk.
-        answers: The `positions` that are within answers.
+        positions: Indices of the tokens followed by at least `TRAINED_LEVELS` tokens in their
+            chunk.
+        answers: Those `positions` that are within answers.
     """
 
     states: Tensor
@@ -47,7 +47,7 @@ def states_of(model: CachedLM, chunks: Sequence[TextChunk], progress: bool = Fal
     Args:
         model: Target model.
         chunks: Chunks to read.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
     Raises:
         UnsupportedModelError: The model does not use its declared LM head to compute logits.
     """
@@ -66,7 +66,7 @@ def states_of(model: CachedLM, chunks: Sequence[TextChunk], progress: bool = Fal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftHeadData:
-    """Hold the target and the texts for training a draft head.
+    """The target and the texts for training a draft head.
 
     Attributes:
         model: Target model.
@@ -97,7 +97,7 @@ def prepare(
         inputs: Text files, as in `paceline.datastore.inputs`.
         config: Settings of the training.
         models: Dtype and device of the target.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
     Raises:
         ConfigError: A file cannot be read or belongs to a different target, or the target's
             embeddings cannot be read.

@@ -22,7 +22,7 @@ class DraftHeadTraining(TrainingSettings):
     Attributes:
         batch: Number of token positions per training step; at least 1.
         lr: Peak learning rate of AdamW; above 0.
-        neurons: Size of the hidden layer; at least 1. More neurons make every decoding step slower.
+        neurons: Size of the hidden layer; at least 1. More neurons slow down every decode step.
         kept: Size of the reduced draft vocabulary, which holds the most frequent tokens in the
             training text; at least 1.
         levels: Number of tokens to predict ahead when drafting; at least 1. Training covers two

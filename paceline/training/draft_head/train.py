@@ -1,9 +1,9 @@
 """Train a hidden-state draft head to predict the target's next two tokens.
 
 The head is the next-state predictor of EAGLE (Li et al. 2024), without attention. The loss is the
-cross-entropy with the target. The head starts as the linear least-squares map. The second token is
-predicted from the state that the first prediction returned, as in use. Inputs are scaled to unit
-size during training; the returned weights expect unscaled inputs.
+cross-entropy with the target. The head is initialised to the linear least-squares map. As in
+decoding, the second token is predicted from the state that the first prediction returned. Inputs
+are scaled to unit size during training; the returned weights expect unscaled inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.training.optimisers import product_dtype
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadReport:
-    """Hold the accuracy of a draft head on held-out answers.
+    """The accuracy of a draft head on held-out answers.
 
     Attributes:
         positions: Number of positions.
@@ -55,12 +55,12 @@ class DraftHeadReport:
         )
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
-        """Return the entries for a draft head's card after an epoch."""
+        """Return the entries for the draft head's card after an epoch."""
         return {"epoch": epoch, "places": self.positions, "first": self.first, "among": self.among}
 
 
 class DraftHeadTrainer(Trainer):
-    """Train a hidden-state draft head.
+    """Trains a hidden-state draft head.
 
     Args:
         data: Target model, and hidden states for training and validation.
@@ -109,7 +109,7 @@ class DraftHeadTrainer(Trainer):
         self._batches = shuffled_batches(training.positions, config.batch, self._random, True)
 
     def run(self, report: TrainingReport | None = None) -> None:
-        """Train for all epochs; the first validation evaluates the linear map.
+        """Train for all epochs, after validating the initial linear map.
 
         Raises:
             ConfigError: A loss is not finite.
@@ -119,7 +119,7 @@ class DraftHeadTrainer(Trainer):
         super().run(report)
 
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the loss on the next batch, one and two tokens ahead."""
+        """Return the loss on the next batch, for one and two tokens ahead."""
         positions = next(self._batches)
         predicted = self._next_states(self._states(positions), positions + 1)
         loss = self._cross_entropy(predicted, positions + 1)
@@ -201,7 +201,7 @@ class DraftHeadTrainer(Trainer):
         self.parameters = [self._direct, self._inner, self._outer]
 
     def _next_states(self, states: Tensor, following: Tensor) -> Tensor:
-        """Predict the states after the next tokens, float32 [n, hidden].
+        """Predict the states that follow the next tokens, float32 [n, hidden].
 
         Args:
             states: Hidden states, float32 [n, hidden].
@@ -222,7 +222,7 @@ class DraftHeadTrainer(Trainer):
         return self._training.states[positions].to(self._device).float()
 
     def _cross_entropy(self, predicted: Tensor, positions: Tensor) -> Tensor:
-        """Compare predicted states with the target's, over the reduced vocabulary."""
+        """Compare predicted states with the target's, using the reduced vocabulary."""
         with torch.no_grad():
             probs = self._logits(self._states(positions)).softmax(-1)
         return -(probs * self._logits(predicted).log_softmax(-1)).sum(-1).mean()
@@ -233,7 +233,7 @@ class DraftHeadTrainer(Trainer):
 
     @torch.no_grad()
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
-        """Fit a linear map from inputs and a constant to next states, [hidden, n]."""
+        """Fit a linear map from inputs and a constant to the next states, [hidden, n]."""
         gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
         for positions in torch.split(self._training.positions, settings.EVALUATION_ROWS):
             rows = self._inputs(self._states(positions), positions + 1).cpu()
